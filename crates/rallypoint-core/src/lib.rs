@@ -1,0 +1,13 @@
+//! The pure part of Rallypoint: no IO, no clock, no randomness of its own.
+//!
+//! - [`endpoint`]: where an etcd is, parsed from what people write.
+//! - [`settings`]: everything a connection to etcd can be told, and the one place its defaults live.
+//! - [`backoff`]: how long to wait before the next try.
+
+pub mod backoff;
+pub mod endpoint;
+pub mod settings;
+
+pub use backoff::Backoff;
+pub use endpoint::{Endpoint, EndpointError, Endpoints, Scheme};
+pub use settings::{Credentials, EtcdSettings, SettingsError, TlsSettings};

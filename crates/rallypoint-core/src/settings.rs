@@ -1,0 +1,162 @@
+//! What a connection to etcd can be told. The defaults live here and nowhere else.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::endpoint::{Endpoint, EndpointError, Endpoints, Scheme};
+
+/// Time to reach an etcd, or to find out that none can be reached.
+pub const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time one try of a request may take before the next endpoint is asked.
+pub const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time a request and its retries may take in all, where the caller has no deadline of its own.
+pub const DEFAULT_RETRY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How to reach an etcd.
+///
+/// ```
+/// use rallypoint_core::EtcdSettings;
+///
+/// let mut settings = EtcdSettings::new("etcd1,etcd2,etcd3")?;
+/// settings.prefix = "/jobs/".into();
+/// settings.check()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct EtcdSettings {
+    /// The servers, in the order they are tried.
+    pub endpoints: Endpoints,
+    /// TLS, where the endpoints speak it.
+    pub tls: Option<TlsSettings>,
+    /// User and password, where etcd asks for them.
+    pub credentials: Option<Credentials>,
+    /// Put before every key.
+    pub prefix: String,
+    /// See [`DEFAULT_CONNECT_TIMEOUT`].
+    pub connect_timeout: Duration,
+    /// See [`DEFAULT_REQUEST_TIMEOUT`].
+    pub request_timeout: Duration,
+    /// See [`DEFAULT_RETRY_TIMEOUT`].
+    pub retry_timeout: Duration,
+}
+
+impl EtcdSettings {
+    /// The defaults, for the etcd at `endpoints` (comma-separated).
+    pub fn new(endpoints: &str) -> Result<Self, EndpointError> {
+        Ok(EtcdSettings {
+            endpoints: endpoints.parse()?,
+            tls: None,
+            credentials: None,
+            prefix: String::new(),
+            connect_timeout: DEFAULT_CONNECT_TIMEOUT,
+            request_timeout: DEFAULT_REQUEST_TIMEOUT,
+            retry_timeout: DEFAULT_RETRY_TIMEOUT,
+        })
+    }
+
+    /// The URLs of the endpoints.
+    #[must_use]
+    pub fn urls(&self) -> Vec<String> {
+        self.endpoints.as_slice().iter().map(|endpoint| endpoint.url(self.tls.is_some())).collect()
+    }
+
+    /// Refuses what contradicts itself, before anything is sent.
+    pub fn check(&self) -> Result<(), SettingsError> {
+        if self.tls.is_some() {
+            let plain = |endpoint: &&Endpoint| endpoint.scheme == Some(Scheme::Http);
+            if let Some(endpoint) = self.endpoints.as_slice().iter().find(plain) {
+                return Err(SettingsError::PlainWithTls(endpoint.clone()));
+            }
+        }
+        if let Some(tls) = &self.tls {
+            match (&tls.cert, &tls.key) {
+                (Some(cert), None) => return Err(SettingsError::CertWithoutKey(cert.clone())),
+                (None, Some(key)) => return Err(SettingsError::KeyWithoutCert(key.clone())),
+                _ => {}
+            }
+        }
+        for (name, value) in [
+            ("connect timeout", self.connect_timeout),
+            ("request timeout", self.request_timeout),
+            ("retry timeout", self.retry_timeout),
+        ] {
+            if value.is_zero() {
+                return Err(SettingsError::ZeroTimeout(name));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Files that prove who is who. Without a CA the system's roots are trusted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TlsSettings {
+    /// PEM file of the authority that signed the servers' certificates.
+    pub ca: Option<PathBuf>,
+    /// PEM file of this client's certificate, where the server asks for one.
+    pub cert: Option<PathBuf>,
+    /// PEM file of that certificate's key.
+    pub key: Option<PathBuf>,
+}
+
+/// A user of etcd.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credentials {
+    /// The user's name.
+    pub user: String,
+    /// The password, kept out of `Debug`.
+    pub password: String,
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").field("user", &self.user).finish_non_exhaustive()
+    }
+}
+
+/// Settings that contradict each other.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SettingsError {
+    /// TLS files were given, and an endpoint that does not use them.
+    #[error("TLS is set, but the endpoint {0} says http: write https, or leave the scheme out")]
+    PlainWithTls(Endpoint),
+    /// Mutual TLS needs both files.
+    #[error("the TLS certificate {} has no key: set the key file too", .0.display())]
+    CertWithoutKey(PathBuf),
+    /// Mutual TLS needs both files.
+    #[error("the TLS key {} has no certificate: set the certificate file too", .0.display())]
+    KeyWithoutCert(PathBuf),
+    /// Zero would make every request fail.
+    #[error("the {0} must be greater than zero")]
+    ZeroTimeout(&'static str),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contradictions_are_refused() {
+        let plain = EtcdSettings::new("http://a,b").unwrap();
+        assert_eq!(plain.check(), Ok(()));
+        assert_eq!(plain.urls(), ["http://a:2379", "http://b:2379"]);
+
+        let tls = |tls| EtcdSettings { tls: Some(tls), ..EtcdSettings::new("a").unwrap() };
+        let cert = TlsSettings { cert: Some("c.pem".into()), ..TlsSettings::default() };
+        let key = TlsSettings { key: Some("k.pem".into()), ..TlsSettings::default() };
+        let refused = |settings: EtcdSettings| settings.check().unwrap_err().to_string();
+        assert!(refused(EtcdSettings { tls: Some(TlsSettings::default()), ..plain.clone() }).contains("http://a:2379"));
+        assert!(refused(tls(cert)).contains("c.pem has no key"));
+        assert!(refused(tls(key)).contains("k.pem has no certificate"));
+        assert!(refused(EtcdSettings { request_timeout: Duration::ZERO, ..plain }).contains("request timeout"));
+    }
+
+    #[test]
+    fn passwords_stay_out_of_debug() {
+        let credentials = Credentials { user: "root".into(), password: "hunter2".into() };
+        assert!(!format!("{credentials:?}").contains("hunter2"));
+    }
+}

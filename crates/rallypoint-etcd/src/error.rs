@@ -1,0 +1,230 @@
+//! The one error of both clients: what was tried, on which key, at which endpoint, and why it failed.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use crate::v2;
+
+/// Result of a request to etcd.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A request to etcd that failed.
+#[derive(Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    what: &'static str,
+    key: Option<Vec<u8>>,
+    endpoint: Option<String>,
+    tries: u32,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+/// What went wrong, as far as a caller can act on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Settings that cannot work, or a certificate file that cannot be read.
+    Settings,
+    /// No connection came about; the request was never sent.
+    Unreachable,
+    /// The two sides do not accept each other's certificates.
+    Tls,
+    /// The user or the password is wrong, or etcd wants one and none was given.
+    Auth,
+    /// The user may not touch that key.
+    PermissionDenied,
+    /// No answer in time. The request may have been carried out.
+    Timeout,
+    /// The connection broke, or the server gave up, after the request was sent. It may have been carried out.
+    Interrupted,
+    /// The server has no leader at the moment, or too much to do; it did not carry out the request.
+    Busy,
+    /// Larger than the server takes.
+    TooLarge,
+    /// The server's disk quota is used up.
+    NoSpace,
+    /// The revision asked for is no longer kept.
+    Compacted,
+    /// No such lease: it ended or was revoked.
+    LeaseNotFound,
+    /// The lease id is taken.
+    LeaseExists,
+    /// An error of the v2 API.
+    V2(v2::Code),
+    /// The server refused the request.
+    Rejected,
+    /// The answer makes no sense.
+    Protocol,
+}
+
+impl ErrorKind {
+    /// Whether the same request can succeed later, without anybody changing anything.
+    #[must_use]
+    pub fn is_transient(self) -> bool {
+        match self {
+            ErrorKind::Unreachable | ErrorKind::Timeout | ErrorKind::Interrupted | ErrorKind::Busy => true,
+            ErrorKind::V2(code) => code.is_transient(),
+            _ => false,
+        }
+    }
+
+    /// Whether the request may have been carried out although it failed.
+    #[must_use]
+    pub fn may_have_applied(self) -> bool {
+        match self {
+            ErrorKind::Timeout | ErrorKind::Interrupted | ErrorKind::Protocol => true,
+            ErrorKind::V2(code) => code.is_transient(),
+            _ => false,
+        }
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            ErrorKind::Settings => "the settings cannot work",
+            ErrorKind::Unreachable => "no connection",
+            ErrorKind::Tls => "TLS failed",
+            ErrorKind::Auth => "the user or password was not accepted",
+            ErrorKind::PermissionDenied => "permission denied",
+            ErrorKind::Timeout => "no answer in time",
+            ErrorKind::Interrupted => "interrupted before an answer came",
+            ErrorKind::Busy => "the server is busy or has no leader",
+            ErrorKind::TooLarge => "larger than the server takes (etcd's default is 1.5 MiB, --max-request-bytes)",
+            ErrorKind::NoSpace => "the server's database is full (its quota is --quota-backend-bytes)",
+            ErrorKind::Compacted => "that revision is no longer kept",
+            ErrorKind::LeaseNotFound => "no such lease",
+            ErrorKind::LeaseExists => "the lease id is taken",
+            ErrorKind::V2(_) => "the v2 API refused",
+            ErrorKind::Rejected => "refused",
+            ErrorKind::Protocol => "the answer makes no sense",
+        }
+    }
+}
+
+impl Error {
+    /// An error of `kind` while doing `what` ("put", "watch", ...).
+    #[must_use]
+    pub fn new(kind: ErrorKind, what: &'static str) -> Self {
+        Error { kind, what, key: None, endpoint: None, tries: 1, source: None }
+    }
+
+    /// The key it was about.
+    #[must_use]
+    pub fn key(mut self, key: impl Into<Vec<u8>>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+
+    /// Where it was tried.
+    #[must_use]
+    pub fn endpoint(mut self, endpoint: impl Into<String>) -> Self {
+        self.endpoint = Some(endpoint.into());
+        self
+    }
+
+    /// How often it was tried.
+    #[must_use]
+    pub fn tries(mut self, tries: u32) -> Self {
+        self.tries = tries;
+        self
+    }
+
+    /// What caused it.
+    #[must_use]
+    pub fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// What went wrong.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// See [`ErrorKind::is_transient`].
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        self.kind.is_transient()
+    }
+
+    /// See [`ErrorKind::may_have_applied`].
+    #[must_use]
+    pub fn may_have_applied(&self) -> bool {
+        self.kind.may_have_applied()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "etcd: {}", self.what)?;
+        if let Some(key) = &self.key {
+            write!(f, " {}", Key(key))?;
+        }
+        if let Some(endpoint) = &self.endpoint {
+            write!(f, " at {endpoint}")?;
+        }
+        write!(f, ": {}", self.kind.as_str())?;
+        if self.tries > 1 {
+            write!(f, " ({} tries)", self.tries)?;
+        }
+        // The causes belong to the sentence: most callers print only this line.
+        let mut last = String::new();
+        let mut source = self.source.as_deref().map(|source| source as &dyn StdError);
+        while let Some(cause) = source {
+            let text = cause.to_string();
+            if !last.contains(&text) {
+                write!(f, ": {text}")?;
+                last = text;
+            }
+            source = cause.source();
+        }
+        Ok(())
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+    }
+}
+
+/// A key as people read it: quoted, with what is not text escaped, and not without end.
+pub(crate) struct Key<'a>(pub(crate) &'a [u8]);
+
+impl fmt::Display for Key<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 120;
+        let shown = &self.0[..self.0.len().min(SHOWN)];
+        write!(f, "\"{}\"", shown.escape_ascii())?;
+        if self.0.len() > SHOWN {
+            write!(f, "... ({} bytes)", self.0.len())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sentence_names_what_where_and_why() {
+        let cause = std::io::Error::other("connection refused");
+        let error = Error::new(ErrorKind::Unreachable, "put")
+            .key(*b"/a\0b")
+            .endpoint("http://etcd1:2379")
+            .tries(3)
+            .because(cause);
+        assert_eq!(
+            error.to_string(),
+            r#"etcd: put "/a\x00b" at http://etcd1:2379: no connection (3 tries): connection refused"#
+        );
+        assert_eq!(StdError::source(&error).unwrap().to_string(), "connection refused");
+    }
+
+    #[test]
+    fn long_keys_are_cut() {
+        let text = Error::new(ErrorKind::Timeout, "get").key(vec![b'k'; 4096]).to_string();
+        assert!(text.contains("(4096 bytes)") && text.len() < 250, "{text}");
+    }
+}

@@ -1,0 +1,100 @@
+//! What can go wrong with a store.
+
+use std::time::Duration;
+
+use thiserror::Error;
+
+/// Result of a store operation.
+pub type Result<T, E = StoreError> = std::result::Result<T, E>;
+
+/// A store operation that failed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// What was waited for did not come in time.
+    #[error("{what} timed out after {:.3} s, waiting for {}", after.as_secs_f64(), names(keys))]
+    Timeout {
+        /// The operation.
+        what: &'static str,
+        /// The keys that were still missing.
+        keys: Vec<Vec<u8>>,
+        /// How long it waited.
+        after: Duration,
+    },
+    /// A pop that does not wait found nothing.
+    #[error("the queue \"{}\" is empty", key.escape_ascii())]
+    QueueEmpty {
+        /// The queue.
+        key: Vec<u8>,
+    },
+    /// `add` on a value that does not begin with a number.
+    #[error(
+        "cannot add to \"{}\": its value is not a number: \"{}\"",
+        key.escape_ascii(),
+        value[..value.len().min(40)].escape_ascii()
+    )]
+    NotANumber {
+        /// The key.
+        key: Vec<u8>,
+        /// What it holds.
+        value: Vec<u8>,
+    },
+    /// `multi_set` with lists of different lengths.
+    #[error("multi_set got {keys} keys and {values} values: give one value for each key")]
+    LengthMismatch {
+        /// Number of keys.
+        keys: usize,
+        /// Number of values.
+        values: usize,
+    },
+    /// Larger than the server takes.
+    #[error(
+        "cannot store {size} bytes under \"{}\": the server's limit is about {limit} bytes for key and value \
+         together; raise it there, or store less",
+        key[..key.len().min(120)].escape_ascii()
+    )]
+    TooLarge {
+        /// The key.
+        key: Vec<u8>,
+        /// Bytes of key and value.
+        size: usize,
+        /// What the server takes by default.
+        limit: usize,
+        /// What the server said.
+        source: rallypoint_etcd::Error,
+    },
+    /// The reply to a write was lost, and whether it was carried out can no longer be found out.
+    #[error("cannot tell whether {what} \"{}\" was carried out", key.escape_ascii())]
+    OutcomeUnknown {
+        /// The operation.
+        what: &'static str,
+        /// The key.
+        key: Vec<u8>,
+        /// Why the reply was lost.
+        source: rallypoint_etcd::Error,
+    },
+    /// What is stored was not written by a store of this kind.
+    #[error("the value of \"{}\" is damaged: {problem}", key.escape_ascii())]
+    Corrupt {
+        /// The key.
+        key: Vec<u8>,
+        /// What does not fit.
+        problem: String,
+    },
+    /// The blocking face was used on a thread that runs async tasks, which it would have stopped.
+    #[error("a blocking store call on a thread of an async runtime: use the async Store there")]
+    BlockingInAsync,
+    /// etcd failed.
+    #[error(transparent)]
+    Etcd(#[from] rallypoint_etcd::Error),
+}
+
+fn names(keys: &[Vec<u8>]) -> String {
+    const SHOWN: usize = 8;
+    let mut text: Vec<String> =
+        keys.iter().take(SHOWN).map(|key| format!("\"{}\"", key[..key.len().min(120)].escape_ascii())).collect();
+    if keys.len() > SHOWN {
+        text.push(format!("and {} more", keys.len() - SHOWN));
+    }
+    text.join(", ")
+}
