@@ -16,6 +16,8 @@ pub struct Error {
     key: Option<Vec<u8>>,
     endpoint: Option<String>,
     tries: u32,
+    /// An earlier try may have been carried out, whatever became of the last one.
+    maybe_applied: bool,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
@@ -104,7 +106,7 @@ impl Error {
     /// An error of `kind` while doing `what` ("put", "watch", ...).
     #[must_use]
     pub fn new(kind: ErrorKind, what: &'static str) -> Self {
-        Error { kind, what, key: None, endpoint: None, tries: 1, source: None }
+        Error { kind, what, key: None, endpoint: None, tries: 1, maybe_applied: false, source: None }
     }
 
     /// The key it was about.
@@ -128,6 +130,13 @@ impl Error {
         self
     }
 
+    /// Says that an earlier try of the same request may have been carried out.
+    #[must_use]
+    pub fn maybe_applied(mut self, maybe: bool) -> Self {
+        self.maybe_applied |= maybe;
+        self
+    }
+
     /// What caused it.
     #[must_use]
     pub fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
@@ -147,10 +156,10 @@ impl Error {
         self.kind.is_transient()
     }
 
-    /// See [`ErrorKind::may_have_applied`].
+    /// Whether the request may have been carried out although it failed, by this try or an earlier one.
     #[must_use]
     pub fn may_have_applied(&self) -> bool {
-        self.kind.may_have_applied()
+        self.maybe_applied || self.kind.may_have_applied()
     }
 }
 

@@ -1,1 +1,12 @@
-//! to come
+//! Clients of etcd: [`v3`] over gRPC, [`v2`] over HTTP.
+//!
+//! Both take a list of endpoints and stay with one that answers; speak TLS, mutual TLS and passwords; repeat
+//! what failed for a passing reason, and never what is not safe to repeat. Both fail with one [`Error`], which
+//! says what was tried on which key at which endpoint, and why it failed.
+
+mod error;
+mod tls;
+pub mod v2;
+pub mod v3;
+
+pub use error::{Error, ErrorKind, Result};

@@ -1,1 +1,22 @@
-//! to come
+//! The store that the nodes of a job share: PyTorch's c10d `Store`, in Rust.
+//!
+//! - [`Store`]: the contract.
+//! - [`EtcdStore`]: on etcd v3, the one to use.
+//! - [`MemoryStore`]: in one process.
+//! - [`PrefixStore`]: a store within a store.
+//! - [`BlockingStore`]: any of them, for threads without an async runtime.
+
+mod blocking;
+mod deadline;
+mod error;
+mod etcd_v3;
+mod memory;
+mod prefix;
+mod store;
+
+pub use blocking::BlockingStore;
+pub use error::{Result, StoreError};
+pub use etcd_v3::EtcdStore;
+pub use memory::MemoryStore;
+pub use prefix::PrefixStore;
+pub use store::{DEFAULT_TIMEOUT, Store};

@@ -1,1 +1,32 @@
-//! to come
+//! What the tests and benchmarks of Rallypoint run against. Nothing here is a mock.
+//!
+//! - [`Etcd`] and [`Cluster`]: real etcd servers on loopback, to pause, kill and restart. [`Version`] says
+//!   which etcd.
+//! - [`Certs`]: certificates for them, and the wrong ones to be refused with.
+//! - [`Proxy`], [`Silent`], [`refused_endpoint`]: networks and servers that misbehave.
+//! - [`Python`]: programs that run PyTorch's own code.
+//!
+//! The API is synchronous, so that plain tests and tokio tests can both use it; its waits are bounded, and
+//! whatever goes wrong is a panic that says what to do. Everything ends when its value is dropped, and no
+//! process outlives the one that started it, however that one ends.
+//!
+//! Programs are looked up in `.tools`, where `scripts/setup` puts them; `RALLYPOINT_ETCD_35`,
+//! `RALLYPOINT_ETCD_34`, `RALLYPOINT_ETCDCTL` and `RALLYPOINT_TORCH_PYTHON` name others.
+
+mod certs;
+mod cluster;
+mod etcd;
+mod http;
+mod net;
+mod process;
+mod proxy;
+mod python;
+mod tools;
+
+pub use certs::Certs;
+pub use cluster::Cluster;
+pub use etcd::{Etcd, EtcdBuilder};
+pub use net::{Silent, closed_port, refused_endpoint};
+pub use proxy::Proxy;
+pub use python::{Python, run_python};
+pub use tools::{Version, torch_python};

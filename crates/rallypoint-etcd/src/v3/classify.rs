@@ -1,0 +1,101 @@
+//! What an error of the gRPC client means for a caller.
+//!
+//! What matters most is whether the request may have been carried out: where in doubt, it may.
+
+use std::error::Error as StdError;
+
+use tonic::{Code, ConnectError, Status};
+
+use crate::ErrorKind;
+
+pub(super) fn classify(error: &etcd_client::Error) -> ErrorKind {
+    match error {
+        etcd_client::Error::GRpcStatus(status) => classify_status(status),
+        etcd_client::Error::TransportError(_) | etcd_client::Error::IoError(_) => ErrorKind::Unreachable,
+        etcd_client::Error::LeaseKeepAliveError(text) if text == "lease not found" => ErrorKind::LeaseNotFound,
+        etcd_client::Error::WatchError(_) | etcd_client::Error::LeaseKeepAliveError(_) => ErrorKind::Interrupted,
+        etcd_client::Error::InvalidArgs(_) | etcd_client::Error::InvalidUri(_) => ErrorKind::Settings,
+        _ => ErrorKind::Protocol,
+    }
+}
+
+fn classify_status(status: &Status) -> ErrorKind {
+    if let Some(kind) = never_sent(status) {
+        return kind;
+    }
+    let says = |text: &str| status.message().contains(text);
+    match status.code() {
+        Code::Unavailable if says("etcdserver: no leader") => ErrorKind::Busy,
+        Code::ResourceExhausted if says("too many requests") => ErrorKind::Busy,
+        Code::ResourceExhausted if says("database space exceeded") => ErrorKind::NoSpace,
+        Code::ResourceExhausted | Code::OutOfRange if says("larger than max") => ErrorKind::TooLarge,
+        Code::InvalidArgument if says("request is too large") => ErrorKind::TooLarge,
+        Code::InvalidArgument if says("authentication failed") || says("user name is empty") => ErrorKind::Auth,
+        Code::Unauthenticated => ErrorKind::Auth,
+        Code::PermissionDenied => ErrorKind::PermissionDenied,
+        Code::OutOfRange if says("has been compacted") => ErrorKind::Compacted,
+        Code::NotFound if says("lease not found") => ErrorKind::LeaseNotFound,
+        Code::FailedPrecondition if says("lease already exists") => ErrorKind::LeaseExists,
+        Code::DeadlineExceeded => ErrorKind::Timeout,
+        Code::Unavailable | Code::Cancelled | Code::Aborted | Code::Unknown | Code::Internal => {
+            ErrorKind::Interrupted
+        }
+        _ => ErrorKind::Rejected,
+    }
+}
+
+/// The kind of a failure to connect, if that is what it was: then no request went out.
+fn never_sent(status: &Status) -> Option<ErrorKind> {
+    let mut connecting = false;
+    let mut source = status.source();
+    while let Some(error) = source {
+        connecting |= error.is::<ConnectError>();
+        let io = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        let rustls = error.is::<rustls::Error>() || io.is_some_and(|inner| inner.is::<rustls::Error>());
+        // Of a TLS 1.3 client certificate the server complains only after the handshake, as an alert.
+        if rustls {
+            return Some(ErrorKind::Tls);
+        }
+        source = error.source();
+    }
+    connecting.then_some(ErrorKind::Unreachable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_etcd_says_is_understood() {
+        for (code, message, kind) in [
+            (Code::Unavailable, "etcdserver: no leader", ErrorKind::Busy),
+            (Code::Unavailable, "etcdserver: leader changed", ErrorKind::Interrupted),
+            (Code::Unavailable, "etcdserver: request timed out", ErrorKind::Interrupted),
+            (Code::ResourceExhausted, "etcdserver: too many requests", ErrorKind::Busy),
+            (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded", ErrorKind::NoSpace),
+            (Code::ResourceExhausted, "grpc: received message larger than max (3 vs. 2)", ErrorKind::TooLarge),
+            (Code::InvalidArgument, "etcdserver: request is too large", ErrorKind::TooLarge),
+            (Code::InvalidArgument, "etcdserver: key is not provided", ErrorKind::Rejected),
+            (Code::InvalidArgument, "etcdserver: authentication failed, invalid user ID or password", ErrorKind::Auth),
+            (Code::Unauthenticated, "etcdserver: invalid auth token", ErrorKind::Auth),
+            (Code::PermissionDenied, "etcdserver: permission denied", ErrorKind::PermissionDenied),
+            (Code::OutOfRange, "etcdserver: mvcc: required revision has been compacted", ErrorKind::Compacted),
+            (Code::NotFound, "etcdserver: requested lease not found", ErrorKind::LeaseNotFound),
+            (Code::FailedPrecondition, "etcdserver: lease already exists", ErrorKind::LeaseExists),
+            (Code::Unknown, "transport error", ErrorKind::Interrupted),
+            (Code::Unimplemented, "unknown service", ErrorKind::Rejected),
+        ] {
+            assert_eq!(classify_status(&Status::new(code, message)), kind, "{code:?} {message}");
+        }
+    }
+
+    #[test]
+    fn a_failed_connection_is_known_not_to_have_sent_anything() {
+        let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        let status = Status::from_error(Box::new(ConnectError(Box::new(refused))));
+        assert_eq!(classify_status(&status), ErrorKind::Unreachable);
+        let handshake = std::io::Error::other(rustls::Error::HandshakeNotComplete);
+        let status = Status::from_error(Box::new(ConnectError(Box::new(handshake))));
+        assert_eq!(classify_status(&status), ErrorKind::Tls);
+    }
+}

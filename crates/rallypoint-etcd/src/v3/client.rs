@@ -1,0 +1,229 @@
+//! Requests, tried at one endpoint after the other until their deadline.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use etcd_client::{
+    DeleteOptions, DeleteResponse, GetOptions, GetResponse, LeaseGrantOptions, PutOptions, PutResponse,
+    StatusResponse, Txn, TxnResponse,
+};
+use rallypoint_core::{Backoff, EtcdSettings};
+use tokio::time::Instant;
+use tracing::debug;
+
+use super::connections::{Connection, Connections};
+use super::lease::Lease;
+use super::watch::{KeyRange, Watch};
+use super::watch_hub::WatchHub;
+use crate::{Error, ErrorKind, Result};
+
+/// Whether a request may be sent again when its answer was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Repeat {
+    /// Carried out twice it does no more than once: reads, and transactions whose comparisons see to it.
+    Safe,
+    /// Sent again only if it is certain that it was not carried out.
+    Unsafe,
+}
+
+/// A client of etcd v3. Cheap to clone; clones share the connection and the watches.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use rallypoint_core::EtcdSettings;
+/// use rallypoint_etcd::v3::Client;
+///
+/// let client = Client::connect(EtcdSettings::new("etcd1,etcd2,etcd3")?).await?;
+/// client.put("greeting", "hello", None).await?;
+/// let answer = client.get("greeting", None).await?;
+/// assert_eq!(answer.kvs()[0].value(), b"hello");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Client {
+    connections: Arc<Connections>,
+    hub: WatchHub,
+    retry_timeout: Duration,
+}
+
+impl Client {
+    /// Connects to the first endpoint that answers.
+    pub async fn connect(settings: EtcdSettings) -> Result<Client> {
+        let client = Client::connect_lazily(settings)?;
+        client.connections.connect().await?;
+        Ok(client)
+    }
+
+    /// A client that connects with its first request.
+    pub fn connect_lazily(settings: EtcdSettings) -> Result<Client> {
+        let retry_timeout = settings.retry_timeout;
+        let connections = Arc::new(Connections::new(settings)?);
+        let hub = WatchHub::new(Arc::clone(&connections));
+        Ok(Client { connections, hub, retry_timeout })
+    }
+
+    /// The same client, with another time for a request and its retries.
+    #[must_use]
+    pub fn retrying_for(&self, retry_timeout: Duration) -> Client {
+        Client { retry_timeout, ..self.clone() }
+    }
+
+    /// What it was connected with.
+    #[must_use]
+    pub fn settings(&self) -> &EtcdSettings {
+        &self.connections.settings
+    }
+
+    /// Reads a key, or the range that the options name.
+    pub async fn get(&self, key: impl Into<Vec<u8>>, options: Option<GetOptions>) -> Result<GetResponse> {
+        let key = key.into();
+        self.call("get", &key, Repeat::Safe, |on| {
+            let (key, options) = (key.clone(), options.clone());
+            async move { on.kv().get(key, options).await }
+        })
+        .await
+    }
+
+    /// Writes a key.
+    pub async fn put(
+        &self,
+        key: impl Into<Vec<u8>>,
+        value: impl Into<Vec<u8>>,
+        options: Option<PutOptions>,
+    ) -> Result<PutResponse> {
+        let (key, value) = (key.into(), value.into());
+        self.call("put", &key, Repeat::Unsafe, |on| {
+            let (key, value, options) = (key.clone(), value.clone(), options.clone());
+            async move { on.kv().put(key, value, options).await }
+        })
+        .await
+    }
+
+    /// Deletes a key, or the range that the options name.
+    pub async fn delete(
+        &self,
+        key: impl Into<Vec<u8>>,
+        options: Option<DeleteOptions>,
+    ) -> Result<DeleteResponse> {
+        let key = key.into();
+        self.call("delete", &key, Repeat::Unsafe, |on| {
+            let (key, options) = (key.clone(), options.clone());
+            async move { on.kv().delete(key, options).await }
+        })
+        .await
+    }
+
+    /// Carries out a transaction; errors name `key`.
+    pub async fn txn(&self, key: &[u8], repeat: Repeat, txn: Txn) -> Result<TxnResponse> {
+        self.call("txn", key, repeat, |on| {
+            let txn = txn.clone();
+            async move { on.kv().txn(txn).await }
+        })
+        .await
+    }
+
+    /// Says what server answers, and how it is.
+    pub async fn status(&self) -> Result<StatusResponse> {
+        self.call("status", b"", Repeat::Safe, |on| async move { on.maintenance().status().await }).await
+    }
+
+    /// Every event of `range` from revision `from` on.
+    ///
+    /// Read the range first and watch from the revision after that read's: then nothing is missed.
+    #[must_use]
+    pub fn watch(&self, range: KeyRange, from: i64) -> Watch {
+        Watch::new(self.clone(), self.hub.clone(), range, from)
+    }
+
+    /// A lease of `ttl`, kept alive until it is dropped or revoked. etcd counts in seconds, from 2.
+    pub async fn lease(&self, ttl: Duration) -> Result<Lease> {
+        let (id, granted) = self.lease_grant(ttl).await?;
+        Ok(Lease::keep(self.clone(), Arc::clone(&self.connections), id, granted))
+    }
+
+    /// A lease that nobody keeps alive: its id, and the time that the server granted.
+    pub async fn lease_grant(&self, ttl: Duration) -> Result<(i64, Duration)> {
+        let seconds = i64::try_from(ttl.as_secs_f64().ceil() as u64).unwrap_or(i64::MAX);
+        // Our own id makes a repeat harmless: the second grant finds the first one's lease.
+        let id = fastrand::i64(1..i64::MAX);
+        let options = LeaseGrantOptions::new().with_id(id);
+        let granted = self
+            .call("lease grant", b"", Repeat::Safe, |on| {
+                let options = options.clone();
+                async move { on.lease().grant(seconds, Some(options)).await }
+            })
+            .await;
+        match granted {
+            Ok(answer) => Ok((id, Duration::from_secs(answer.ttl().max(1).unsigned_abs()))),
+            Err(error) if error.kind() == ErrorKind::LeaseExists && error.may_have_applied() => Ok((id, ttl)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Ends a lease and deletes its keys. One that is not there any more has ended.
+    pub async fn lease_revoke(&self, id: i64) -> Result<()> {
+        let revoked = self
+            .call("lease revoke", b"", Repeat::Safe, |on| async move { on.lease().revoke(id).await })
+            .await;
+        match revoked {
+            Err(error) if error.kind() == ErrorKind::LeaseNotFound => Ok(()),
+            result => result.map(|_| ()),
+        }
+    }
+
+    /// Tries `request` until it succeeds, fails for good, or its time is over.
+    async fn call<T, F, Fut>(&self, what: &'static str, key: &[u8], repeat: Repeat, request: F) -> Result<T>
+    where
+        F: Fn(Arc<Connection>) -> Fut,
+        Fut: Future<Output = Result<T, etcd_client::Error>>,
+    {
+        let deadline = Instant::now() + self.retry_timeout;
+        let mut backoff = Backoff::default();
+        let mut tries = 0;
+        let mut untrusted = 0;
+        let mut maybe_applied = false;
+        loop {
+            tries += 1;
+            let error = match self.try_once(what, deadline, &request).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            maybe_applied |= error.may_have_applied();
+            untrusted = if error.kind() == ErrorKind::Tls { untrusted + 1 } else { 0 };
+
+            let elsewhere = untrusted > 0 && untrusted < self.connections.len();
+            let again = error.is_transient() && (repeat == Repeat::Safe || !error.may_have_applied());
+            // A round through all endpoints, then a pause.
+            let wait = match tries as usize % self.connections.len() {
+                0 => backoff.next(fastrand::f64()),
+                _ => Duration::ZERO,
+            };
+            if !(again || elsewhere) || Instant::now() + wait >= deadline {
+                let error = error.tries(tries).maybe_applied(maybe_applied);
+                return Err(if key.is_empty() { error } else { error.key(key) });
+            }
+            debug!(%error, "trying again");
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    async fn try_once<T, F, Fut>(&self, what: &'static str, deadline: Instant, request: &F) -> Result<T>
+    where
+        F: Fn(Arc<Connection>) -> Fut,
+        Fut: Future<Output = Result<T, etcd_client::Error>>,
+    {
+        let connection = self.connections.current().await?;
+        let limit = deadline.min(Instant::now() + self.settings().request_timeout);
+        let error = match tokio::time::timeout_at(limit, request(Arc::clone(&connection))).await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(error)) => connection.error(what, error),
+            Err(_) => Error::new(ErrorKind::Timeout, what).endpoint(&connection.url),
+        };
+        if error.is_transient() || error.kind() == ErrorKind::Tls {
+            self.connections.failed(&connection);
+        }
+        Err(error)
+    }
+}

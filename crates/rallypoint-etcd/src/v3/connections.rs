@@ -1,0 +1,254 @@
+//! One connection per endpoint, and which of them is in use.
+//!
+//! The balancing channel of `etcd-client` would hide which endpoint failed, and can hand requests to one that
+//! accepts and never answers. So each endpoint has a channel of its own, all requests go to one of them, and a
+//! failure moves on to the next.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use etcd_client::{Channel, ConnectOptions, KvClient, KvClientPrefix, LeaseClient, MaintenanceClient, WatchClient};
+use futures::stream::{FuturesUnordered, StreamExt};
+use rallypoint_core::EtcdSettings;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+use tracing::{debug, warn};
+
+use super::classify::classify;
+use crate::tls::Pem;
+use crate::{Error, ErrorKind, Result};
+
+/// The largest answer that is read: a bound for what a hostile server can make us hold.
+const MAX_ANSWER: usize = 256 << 20;
+
+/// etcd drops clients that ping more often than every 5 s, or while they have no request under way.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long one endpoint is waited for before the next is asked as well.
+const STAGGER: Duration = Duration::from_millis(250);
+
+/// A connection that requests can be sent on.
+pub(super) struct Connection {
+    index: usize,
+    pub(super) url: String,
+    prefix: Vec<u8>,
+    kv: KvClient,
+    lease: LeaseClient,
+    watch: WatchClient,
+    maintenance: MaintenanceClient,
+}
+
+pub(super) struct Connections {
+    pub(super) settings: EtcdSettings,
+    endpoints: Vec<Slot>,
+    current: AtomicUsize,
+}
+
+/// An endpoint and its connection, once it was needed.
+struct Slot {
+    url: String,
+    endpoint: Endpoint,
+    connection: Mutex<Option<Arc<Connection>>>,
+}
+
+impl Connections {
+    pub(super) fn new(settings: EtcdSettings) -> Result<Self> {
+        let wrong = |what| Error::new(ErrorKind::Settings, what);
+        settings.check().map_err(|error| wrong("connect").because(error))?;
+        let pem = settings.tls.as_ref().map(Pem::load).transpose()?;
+
+        let slot = |url: String| -> Result<Slot> {
+            let invalid = |error| wrong("connect").endpoint(&url).because(error);
+            let mut endpoint = Endpoint::from_shared(url.clone())
+                .map_err(invalid)?
+                .connect_timeout(settings.connect_timeout)
+                .http2_keep_alive_interval(PING_INTERVAL)
+                .keep_alive_timeout(PING_TIMEOUT)
+                .keep_alive_while_idle(false)
+                .tcp_keepalive(Some(Duration::from_secs(30)));
+            if url.starts_with("https:") {
+                endpoint = endpoint.tls_config(tls_config(pem.as_ref())).map_err(invalid)?;
+            }
+            Ok(Slot { url, endpoint, connection: Mutex::new(None) })
+        };
+        let endpoints = settings.urls().into_iter().map(slot).collect::<Result<Vec<_>>>()?;
+        // A random start spreads many clients over the servers of a cluster.
+        let current = AtomicUsize::new(fastrand::usize(..endpoints.len()));
+        Ok(Connections { settings, endpoints, current })
+    }
+
+    /// How many endpoints there are.
+    pub(super) fn len(&self) -> usize {
+        self.endpoints.len()
+    }
+
+    /// The connection in use. Asks the server only where a password must be shown to it first.
+    pub(super) async fn current(&self) -> Result<Arc<Connection>> {
+        self.connection(self.current.load(Ordering::Relaxed)).await
+    }
+
+    /// Moves on from a connection that failed, unless somebody has.
+    pub(super) fn failed(&self, connection: &Connection) {
+        self.move_on(connection.index);
+    }
+
+    fn move_on(&self, from: usize) {
+        let next = (from + 1) % self.endpoints.len();
+        let _ = self.current.compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Finds an endpoint that answers, and stays with it.
+    ///
+    /// Endpoints are asked one after the other, each a moment after the one before, so that one that is dead
+    /// or silent costs that moment and not the whole timeout.
+    pub(super) async fn connect(&self) -> Result<()> {
+        let deadline = Instant::now() + self.settings.connect_timeout;
+        let first = self.current.load(Ordering::Relaxed);
+        let mut waiting: Vec<usize> = (0..self.len()).rev().map(|i| (first + i) % self.len()).collect();
+        let mut asked = FuturesUnordered::new();
+        let mut failures = Vec::new();
+
+        loop {
+            if asked.is_empty() {
+                match waiting.pop() {
+                    Some(index) => asked.push(self.answers(index)),
+                    None => break,
+                }
+            }
+            let stagger = if waiting.is_empty() { deadline } else { Instant::now() + STAGGER };
+            tokio::select! {
+                Some((index, result)) = asked.next() => match result {
+                    Ok(()) => {
+                        self.current.store(index, Ordering::Relaxed);
+                        return Ok(());
+                    }
+                    Err(error) => {
+                        debug!(%error, "an endpoint does not answer");
+                        failures.push(error);
+                    }
+                },
+                () = tokio::time::sleep_until(stagger.min(deadline)) => {
+                    if Instant::now() >= deadline {
+                        let url = self.endpoints[first].url.clone();
+                        failures.push(Error::new(ErrorKind::Timeout, "connect").endpoint(url));
+                        break;
+                    }
+                    if let Some(index) = waiting.pop() {
+                        asked.push(self.answers(index));
+                    }
+                }
+            }
+        }
+        Err(worst(failures, self.len()))
+    }
+
+    async fn answers(&self, index: usize) -> (usize, Result<()>) {
+        let result = async {
+            let connection = self.connection(index).await?;
+            connection.maintenance().status().await.map_err(|error| connection.error("connect", error))?;
+            Ok(())
+        };
+        (index, result.await)
+    }
+
+    async fn connection(&self, index: usize) -> Result<Arc<Connection>> {
+        let slot = &self.endpoints[index];
+        let mut made = slot.connection.lock().await;
+        if let Some(connection) = &*made {
+            return Ok(Arc::clone(connection));
+        }
+        let authenticate = self.client(slot);
+        let client = match tokio::time::timeout(self.settings.request_timeout, authenticate).await {
+            Ok(Ok(client)) => client,
+            Ok(Err(error)) => {
+                self.move_on(index);
+                return Err(Error::new(classify(&error), "connect").endpoint(&slot.url).because(error));
+            }
+            Err(_) => {
+                self.move_on(index);
+                // Only the password was sent: no request of the caller's can have been carried out.
+                let late = std::io::Error::from(std::io::ErrorKind::TimedOut);
+                return Err(Error::new(ErrorKind::Unreachable, "connect").endpoint(&slot.url).because(late));
+            }
+        };
+        let connection = Arc::new(Connection {
+            index,
+            url: slot.url.clone(),
+            prefix: self.settings.prefix.clone().into_bytes(),
+            kv: client.kv_client().max_decoding_message_size(MAX_ANSWER),
+            lease: client.lease_client(),
+            watch: client.watch_client().max_decoding_message_size(MAX_ANSWER),
+            maintenance: client.maintenance_client(),
+        });
+        *made = Some(Arc::clone(&connection));
+        Ok(connection)
+    }
+
+    /// Shows the password, if there is one to show.
+    async fn client(&self, slot: &Slot) -> Result<etcd_client::Client, etcd_client::Error> {
+        let channel = Channel::Tonic(slot.endpoint.connect_lazy());
+        let mut options = ConnectOptions::new().with_require_leader(true).with_auto_token_refresh(true);
+        let Some(credentials) = &self.settings.credentials else {
+            return etcd_client::Client::from_channel(channel, Some(options)).await;
+        };
+        let plain = options.clone();
+        options = options.with_user(&credentials.user, &credentials.password);
+        match etcd_client::Client::from_channel(channel.clone(), Some(options)).await {
+            Err(etcd_client::Error::GRpcStatus(status)) if status.message().contains("authentication is not enabled") => {
+                warn!(endpoint = slot.url, "a user is set, but this etcd does not ask for one");
+                etcd_client::Client::from_channel(channel, Some(plain)).await
+            }
+            result => result,
+        }
+    }
+}
+
+impl std::fmt::Debug for Connections {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connections").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl Connection {
+    pub(super) fn kv(&self) -> KvClientPrefix {
+        KvClientPrefix::new(self.kv.clone(), self.prefix.clone())
+    }
+
+    pub(super) fn lease(&self) -> LeaseClient {
+        self.lease.clone()
+    }
+
+    pub(super) fn watch(&self) -> WatchClient {
+        self.watch.clone()
+    }
+
+    pub(super) fn maintenance(&self) -> MaintenanceClient {
+        self.maintenance.clone()
+    }
+
+    pub(super) fn error(&self, what: &'static str, error: etcd_client::Error) -> Error {
+        Error::new(classify(&error), what).endpoint(&self.url).because(error)
+    }
+}
+
+fn tls_config(pem: Option<&Pem>) -> ClientTlsConfig {
+    let mut config = ClientTlsConfig::new();
+    match pem.and_then(|pem| pem.ca.as_ref()) {
+        Some(ca) => config = config.ca_certificate(Certificate::from_pem(ca)),
+        None => config = config.with_native_roots(),
+    }
+    if let Some((cert, key)) = pem.and_then(|pem| pem.identity.as_ref()) {
+        config = config.identity(Identity::from_pem(cert, key));
+    }
+    config
+}
+
+/// The failure that tells most about a set of them: one that somebody has to mend comes first.
+fn worst(mut failures: Vec<Error>, endpoints: usize) -> Error {
+    let at = failures.iter().position(|error| !error.is_transient()).unwrap_or(0);
+    let tries = u32::try_from(endpoints).unwrap_or(u32::MAX);
+    failures.swap_remove(at).tries(tries)
+}

@@ -1,0 +1,29 @@
+//! The client of etcd's v3 API, over gRPC (the `etcd-client` crate).
+//!
+//! - [`Client`]: requests, tried at one endpoint after the other until their deadline, and repeated only where
+//!   a repeat is safe.
+//! - [`Watch`]: every event of a range of keys, or a fresh read; never a silent gap.
+//! - [`Lease`]: kept alive through outages, and a clear signal when it is truly lost.
+//!
+//! Requests and answers are `etcd-client`'s own types, re-exported in [`api`].
+
+mod classify;
+mod client;
+mod connections;
+mod entry;
+mod lease;
+mod watch;
+mod watch_hub;
+
+pub use client::{Client, Repeat};
+pub use entry::{Entry, Event};
+pub use lease::{Lease, LeaseState};
+pub use watch::{KeyRange, Watch, WatchUpdate};
+
+/// The requests and answers of the v3 API.
+pub mod api {
+    pub use etcd_client::{
+        Compare, CompareOp, DeleteOptions, DeleteResponse, GetOptions, GetResponse, KeyValue,
+        PutOptions, PutResponse, SortOrder, SortTarget, StatusResponse, Txn, TxnOp, TxnOpResponse, TxnResponse,
+    };
+}

@@ -1,0 +1,286 @@
+//! All watches of a client on one gRPC stream, taken up again where they were when the stream breaks.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use etcd_client::{WatchOptions, WatchRequestSender, WatchResponse, WatchResponseStream};
+use rallypoint_core::Backoff;
+use tokio::sync::mpsc;
+use tracing::debug;
+
+use super::connections::{Connection, Connections};
+use super::entry::Event;
+use super::watch::{BACKLOG, KeyRange, Subscription};
+use crate::{Error, ErrorKind, Result};
+
+/// The way to the task that holds the stream. The task ends with the last handle.
+#[derive(Debug, Clone)]
+pub(super) struct WatchHub(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    connections: Arc<Connections>,
+    next_id: AtomicI64,
+    /// Empty until the first watch; an ended task is replaced.
+    task: std::sync::Mutex<Option<mpsc::UnboundedSender<Command>>>,
+}
+
+enum Command {
+    Subscribe(i64, Watcher),
+    Cancel(i64),
+}
+
+struct Watcher {
+    range: KeyRange,
+    /// The first revision whose events it has not been sent.
+    next_revision: i64,
+    messages: mpsc::Sender<Result<Vec<Event>>>,
+}
+
+impl WatchHub {
+    pub(super) fn new(connections: Arc<Connections>) -> Self {
+        WatchHub(Arc::new(Shared { connections, next_id: AtomicI64::new(1), task: std::sync::Mutex::new(None) }))
+    }
+
+    pub(super) fn subscribe(&self, range: KeyRange, from: i64) -> Subscription {
+        let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
+        let (sender, messages) = mpsc::channel(BACKLOG);
+        // Revision 0 would mean "from now on", a now that moves with every reconnection.
+        let watcher = Watcher { range, next_revision: from.max(1), messages: sender };
+        self.send(Command::Subscribe(id, watcher));
+        Subscription { hub: self.clone(), id, messages }
+    }
+
+    pub(super) fn cancel(&self, id: i64) {
+        let task = self.0.task.lock().expect("no code panics while it holds this lock");
+        if let Some(task) = &*task {
+            // A task that has ended has no watches left to cancel.
+            let _ = task.send(Command::Cancel(id));
+        }
+    }
+
+    fn send(&self, command: Command) {
+        let mut task = self.0.task.lock().expect("no code panics while it holds this lock");
+        let rejected = match &*task {
+            Some(running) => running.send(command).err().map(|rejected| rejected.0),
+            None => Some(command),
+        };
+        if let Some(command) = rejected {
+            let (sender, commands) = mpsc::unbounded_channel();
+            sender.send(command).unwrap_or_else(|_| unreachable!("the receiver is right here"));
+            let connections = Arc::clone(&self.0.connections);
+            tokio::spawn(Task { connections, commands, watchers: HashMap::new() }.run());
+            *task = Some(sender);
+        }
+    }
+}
+
+struct Task {
+    connections: Arc<Connections>,
+    commands: mpsc::UnboundedReceiver<Command>,
+    watchers: HashMap<i64, Watcher>,
+}
+
+/// Why a stream is over.
+enum End {
+    /// All handles are gone.
+    Unused,
+    /// Nobody watches; the stream would only cost.
+    Idle,
+    Failed(Error),
+}
+
+/// The requests of one stream, sent by a task of their own: whoever reads answers must not wait for room to
+/// send, or both sides could wait for each other.
+type Requests = mpsc::UnboundedSender<Request>;
+
+enum Request {
+    Create(i64, KeyRange, i64),
+    Cancel(i64),
+}
+
+impl Task {
+    async fn run(mut self) {
+        let mut backoff = Backoff::default();
+        loop {
+            while self.watchers.is_empty() {
+                match self.commands.recv().await {
+                    None => return,
+                    Some(command) => self.apply(command, None),
+                }
+            }
+            let end = match self.open().await {
+                Ok((connection, requests, mut answers)) => {
+                    backoff = Backoff::default();
+                    let end = self.serve(&connection, &requests, &mut answers).await;
+                    if matches!(end, End::Failed(_)) {
+                        self.connections.failed(&connection);
+                    }
+                    end
+                }
+                Err(error) => End::Failed(error),
+            };
+            match end {
+                End::Unused => return,
+                End::Idle => {}
+                End::Failed(error) if error.is_transient() => {
+                    debug!(%error, watches = self.watchers.len(), "the watch stream broke");
+                    let wait = tokio::time::sleep(backoff.next(fastrand::f64()));
+                    tokio::pin!(wait);
+                    loop {
+                        tokio::select! {
+                            () = &mut wait => break,
+                            command = self.commands.recv() => match command {
+                                None => return,
+                                Some(command) => self.apply(command, None),
+                            }
+                        }
+                    }
+                }
+                // Waiting does not mend it: each watch tells its owner, who reads afresh and sees for himself.
+                End::Failed(error) => {
+                    debug!(%error, watches = self.watchers.len(), "the watch stream cannot be opened");
+                    for (_, watcher) in self.watchers.drain() {
+                        let error = Error::new(error.kind(), "watch").because(error.to_string());
+                        let _ = watcher.messages.try_send(Err(error));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Opens a stream with all watches on it, each from where it was.
+    async fn open(&mut self) -> Result<(Arc<Connection>, Requests, WatchResponseStream)> {
+        let connection = self.connections.current().await?;
+        let mut watchers = self.watchers.iter();
+        let (&id, first) = watchers.next().expect("a stream is opened only for watches");
+        let options = options(id, &first.range, first.next_revision);
+        let mut client = connection.watch();
+        let opening = client.watch(first.range.start.clone(), Some(options));
+        let opened = tokio::time::timeout(self.connections.settings.request_timeout, opening).await;
+        let (sender, answers) = match opened {
+            Ok(Ok(stream)) => stream.split(),
+            failed => {
+                self.connections.failed(&connection);
+                return Err(match failed {
+                    Ok(Err(error)) => connection.error("watch", error),
+                    _ => Error::new(ErrorKind::Timeout, "watch").endpoint(&connection.url),
+                });
+            }
+        };
+        let (requests, queue) = mpsc::unbounded_channel();
+        tokio::spawn(send_requests(sender, queue));
+        for (&id, watcher) in watchers {
+            // A stream that is over already shows in its answers.
+            let _ = requests.send(Request::Create(id, watcher.range.clone(), watcher.next_revision));
+        }
+        Ok((connection, requests, answers))
+    }
+
+    async fn serve(&mut self, on: &Connection, requests: &Requests, answers: &mut WatchResponseStream) -> End {
+        loop {
+            tokio::select! {
+                command = self.commands.recv() => match command {
+                    None => return End::Unused,
+                    Some(command) => {
+                        self.apply(command, Some(requests));
+                        if self.watchers.is_empty() {
+                            return End::Idle;
+                        }
+                    }
+                },
+                answer = answers.message() => match answer {
+                    Ok(Some(answer)) => {
+                        if let Err(error) = self.handle(&answer, on, requests) {
+                            return End::Failed(error);
+                        }
+                    }
+                    Ok(None) => {
+                        return End::Failed(Error::new(ErrorKind::Interrupted, "watch").endpoint(&on.url));
+                    }
+                    Err(error) => return End::Failed(on.error("watch", error)),
+                }
+            }
+        }
+    }
+
+    fn apply(&mut self, command: Command, requests: Option<&Requests>) {
+        let request = match command {
+            Command::Subscribe(id, watcher) => {
+                let request = Request::Create(id, watcher.range.clone(), watcher.next_revision);
+                self.watchers.insert(id, watcher);
+                request
+            }
+            Command::Cancel(id) => match self.watchers.remove(&id) {
+                Some(_) => Request::Cancel(id),
+                None => return,
+            },
+        };
+        if let Some(requests) = requests {
+            let _ = requests.send(request);
+        }
+    }
+
+    /// Passes an answer on to its watch. An error is the stream's, not the watch's.
+    fn handle(&mut self, answer: &WatchResponse, on: &Connection, requests: &Requests) -> Result<()> {
+        let id = answer.watch_id();
+        if answer.canceled() {
+            return self.canceled(answer, on);
+        }
+        let Some(watcher) = self.watchers.get_mut(&id) else { return Ok(()) };
+        let prefix = self.connections.settings.prefix.len();
+        let events: Vec<Event> =
+            answer.events().iter().filter_map(|event| Event::from_api(event, prefix)).collect();
+        let Some(last) = events.last() else {
+            // No events up to here: a later reconnection need not start further back.
+            if !answer.created() {
+                let revision = answer.header().map_or(0, etcd_client::ResponseHeader::revision);
+                watcher.next_revision = watcher.next_revision.max(revision + 1);
+            }
+            return Ok(());
+        };
+        watcher.next_revision = last.revision() + 1;
+        if watcher.messages.try_send(Ok(events)).is_err() {
+            // Too slow, or gone: the end of its channel tells it to read afresh.
+            self.watchers.remove(&id);
+            let _ = requests.send(Request::Cancel(id));
+        }
+        Ok(())
+    }
+
+    fn canceled(&mut self, answer: &WatchResponse, on: &Connection) -> Result<()> {
+        let reason = answer.cancel_reason();
+        let error = |kind| Error::new(kind, "watch").endpoint(&on.url).because(reason.to_owned());
+        if reason.contains("auth token") || reason.contains("no leader") {
+            return Err(error(ErrorKind::Interrupted));
+        }
+        if let Some(watcher) = self.watchers.remove(&answer.watch_id()) {
+            if reason.contains("permission denied") {
+                let _ = watcher.messages.try_send(Err(error(ErrorKind::PermissionDenied)));
+            }
+            debug!(reason, compact_revision = answer.compact_revision(), "the server cancelled a watch");
+        }
+        Ok(())
+    }
+}
+
+async fn send_requests(mut sender: WatchRequestSender, mut queue: mpsc::UnboundedReceiver<Request>) {
+    while let Some(request) = queue.recv().await {
+        let sent = match request {
+            Request::Create(id, range, from) => {
+                let options = options(id, &range, from);
+                sender.watch(range.start, Some(options)).await
+            }
+            Request::Cancel(id) => sender.cancel(id).await,
+        };
+        if sent.is_err() {
+            return;
+        }
+    }
+}
+
+fn options(id: i64, range: &KeyRange, from: i64) -> WatchOptions {
+    let options = WatchOptions::new().with_watch_id(id).with_start_revision(from).with_progress_notify();
+    if range.end.is_empty() { options } else { options.with_range(range.end.clone()) }
+}

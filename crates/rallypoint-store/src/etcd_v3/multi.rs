@@ -1,0 +1,72 @@
+//! Many keys at once, in as few requests as etcd's limits allow.
+
+use std::collections::BTreeMap;
+
+use futures::stream::{FuturesOrdered, TryStreamExt};
+use rallypoint_etcd::v3::api::{Txn, TxnOp, TxnOpResponse};
+use rallypoint_etcd::v3::{Entry, Repeat};
+
+use super::EtcdStore;
+use super::once::Write;
+use super::value::{Stored, plain};
+use crate::error::{Result, StoreError};
+
+/// etcd takes 128 operations in a transaction; one is for the record of the write.
+const PER_REQUEST: usize = 120;
+/// Bytes of keys and values in one request, well within what etcd takes.
+const BYTES_PER_REQUEST: usize = 1 << 20;
+
+impl EtcdStore {
+    pub(super) async fn get_many(&self, keys: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
+        let deadline = self.timeout.deadline(None);
+        let mut values = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(PER_REQUEST) {
+            let reads: Vec<TxnOp> =
+                keys.iter().map(|key| TxnOp::get(self.layout().value(key), None)).collect();
+            let answer = self.client(deadline).txn(keys[0], Repeat::Safe, Txn::new().and_then(reads)).await?;
+            let from = answer.header().map_or(0, |header| header.revision()) + 1;
+            let answers = answer.op_responses();
+            let chunk: FuturesOrdered<_> = keys
+                .iter()
+                .zip(answers)
+                .map(|(key, answer)| async move {
+                    let entry = match answer {
+                        TxnOpResponse::Get(mut read) => read.take_kvs().pop().map(Entry::from),
+                        _ => None,
+                    };
+                    let entry = match entry {
+                        Some(entry) => entry,
+                        None => self.await_value("multi_get", key, from, deadline).await?,
+                    };
+                    Ok::<_, StoreError>(Stored::parse(key, &entry.value, entry.version)?.into_value())
+                })
+                .collect();
+            values.extend(chunk.try_collect::<Vec<_>>().await?);
+        }
+        Ok(values)
+    }
+
+    /// Atomic as far as one request reaches.
+    pub(super) async fn set_many(&self, keys: &[&[u8]], values: &[&[u8]]) -> Result<()> {
+        if keys.len() != values.len() {
+            return Err(StoreError::LengthMismatch { keys: keys.len(), values: values.len() });
+        }
+        let deadline = self.timeout.deadline(None);
+        // etcd refuses a key that is written twice in one transaction.
+        let pairs: BTreeMap<&[u8], &[u8]> = keys.iter().copied().zip(values.iter().copied()).collect();
+        let mut pairs = pairs.into_iter().peekable();
+        while let Some(&(first, _)) = pairs.peek() {
+            let (mut puts, mut bytes) = (Vec::new(), 0);
+            while let Some((key, value)) = pairs.next_if(|(key, value)| {
+                puts.is_empty()
+                    || (puts.len() < PER_REQUEST && bytes + key.len() + value.len() <= BYTES_PER_REQUEST)
+            }) {
+                bytes += key.len() + value.len();
+                puts.push(TxnOp::put(self.layout().value(key), plain(value), None));
+            }
+            let write = Write { what: "multi_set", key: first, when: vec![], then: puts, otherwise: vec![] };
+            self.write_always(write, bytes, deadline).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,259 @@
+//! Writes that are carried out once, even when the reply is lost.
+//!
+//! A reply that does not come leaves open whether the write was carried out, or still will be: etcd may hold
+//! the request in a queue while the client gives up on it. So every write is a transaction that also writes a
+//! *place*: a small key that only this store writes, and only if it is as this store last left it. Sent twice,
+//! the transaction can succeed once. And when it fails, the place tells whether that was because it had
+//! succeeded before.
+//!
+//! Each operation has a place to itself for as long as it lasts. Places hang on a lease, and so are gone some
+//! time after their store.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rallypoint_core::Backoff;
+use rallypoint_etcd::v3::api::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse};
+use rallypoint_etcd::v3::{Client, Repeat};
+use rallypoint_etcd::{Error, ErrorKind};
+use tokio::runtime::Handle;
+use tokio::time::Instant;
+use tracing::debug;
+use uuid::Uuid;
+
+use super::layout::Layout;
+use crate::deadline::Deadline;
+use crate::error::{Result, StoreError};
+
+/// Much longer than any operation takes, its retries included.
+const LEASE: Duration = Duration::from_secs(2 * 3600);
+
+/// A write: what must hold, what it does, and what to read if that does not hold.
+pub(super) struct Write<'a> {
+    pub(super) what: &'static str,
+    pub(super) key: &'a [u8],
+    pub(super) when: Vec<Compare>,
+    pub(super) then: Vec<TxnOp>,
+    pub(super) otherwise: Vec<TxnOp>,
+}
+
+/// What became of a write.
+pub(super) enum Outcome {
+    /// Carried out; these are the answers to `then`.
+    Done(Vec<TxnOpResponse>),
+    /// Carried out at this revision, but the answers were lost.
+    DoneEarlier(i64),
+    /// Not carried out, and it never will be; these are the answers to `otherwise`, at this revision.
+    Refused(Vec<TxnOpResponse>, i64),
+}
+
+#[derive(Debug)]
+pub(super) struct Once {
+    client: Client,
+    store: String,
+    next_place: AtomicU64,
+    free: Mutex<Vec<Place>>,
+    lease: tokio::sync::Mutex<Option<Lease>>,
+}
+
+#[derive(Debug)]
+struct Place {
+    key: Vec<u8>,
+    /// The revision of this store's last write to it; 0 before the first.
+    revision: i64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Lease {
+    id: i64,
+    granted: Instant,
+}
+
+impl Once {
+    pub(super) fn new(client: Client) -> Self {
+        Once {
+            client,
+            store: Uuid::new_v4().simple().to_string(),
+            next_place: AtomicU64::new(0),
+            free: Mutex::new(Vec::new()),
+            lease: tokio::sync::Mutex::new(None),
+        }
+    }
+
+    pub(super) async fn run(&self, layout: &Layout, write: &Write<'_>, deadline: Deadline) -> Result<Outcome> {
+        // A place that a dropped future takes with it is missed by nobody.
+        let mut place = self.take_place(layout);
+        let outcome = self.run_in(&mut place, write, deadline).await?;
+        self.free.lock().expect("no code panics while it holds this lock").push(place);
+        Ok(outcome)
+    }
+
+    fn take_place(&self, layout: &Layout) -> Place {
+        let free = self.free.lock().expect("no code panics while it holds this lock").pop();
+        free.unwrap_or_else(|| {
+            let number = self.next_place.fetch_add(1, Ordering::Relaxed);
+            Place { key: layout.operation(&self.store, number), revision: 0 }
+        })
+    }
+
+    async fn run_in(&self, place: &mut Place, write: &Write<'_>, deadline: Deadline) -> Result<Outcome> {
+        // Never the same twice, not even in two processes that were one before a fork.
+        let id = Uuid::new_v4();
+        let mut backoff = Backoff::default();
+        // The reply to an earlier try that was lost, if one was.
+        let mut lost: Option<Error> = None;
+        loop {
+            let lease = match self.lease(deadline).await {
+                Ok(lease) => lease,
+                Err(error) => return Err(give_up(write, error, lost)),
+            };
+            // After a lost reply, a refusal must be final: the record is written even then, so that the
+            // earlier try finds its place changed if it comes late.
+            let txn = transaction(place, write, id, lease, lost.is_some());
+            let client = self.client.retrying_for(deadline.left());
+            let error = match client.txn(write.key, Repeat::Unsafe, txn).await {
+                Ok(answer) => {
+                    let revision = answer.header().map_or(0, |header| header.revision());
+                    let mut answers = answer.op_responses();
+                    if answer.succeeded() {
+                        place.revision = revision;
+                        return Ok(Outcome::Done(answers));
+                    }
+                    match at_place(&mut answers, write.otherwise.len()) {
+                        Found::Record { value, revision } if value == id.as_bytes() => {
+                            place.revision = revision;
+                            return Ok(Outcome::DoneEarlier(revision));
+                        }
+                        Found::Fenced => {
+                            place.revision = revision;
+                            return Ok(Outcome::Refused(answers, revision));
+                        }
+                        found => {
+                            let now = match found {
+                                Found::Record { revision, .. } => revision,
+                                _ => 0,
+                            };
+                            if now == place.revision {
+                                return Ok(Outcome::Refused(answers, revision));
+                            }
+                            // Not as this store left it: its lease ran out, or a forked process has it too.
+                            if let Some(source) = lost {
+                                return Err(unknown(write, source));
+                            }
+                            debug!(place = %place.key.escape_ascii(), "a place was lost");
+                            place.revision = now;
+                            continue;
+                        }
+                    }
+                }
+                Err(error) => error,
+            };
+            match error.kind() {
+                ErrorKind::LeaseNotFound if !deadline.is_over() => {
+                    let mut current = self.lease.lock().await;
+                    if current.is_some_and(|current| current.id == lease) {
+                        *current = None;
+                    }
+                    continue;
+                }
+                _ if error.is_transient() && !deadline.is_over() => {
+                    debug!(%error, "the reply to a write was lost");
+                    if error.may_have_applied() {
+                        lost = Some(error);
+                    }
+                    tokio::time::sleep(backoff.next(fastrand::f64())).await;
+                }
+                _ => return Err(give_up(write, error, lost)),
+            }
+        }
+    }
+
+    /// The lease that places hang on.
+    async fn lease(&self, deadline: Deadline) -> Result<i64, Error> {
+        let mut lease = self.lease.lock().await;
+        if let Some(Lease { id, granted }) = *lease {
+            if granted.elapsed() < LEASE / 2 {
+                return Ok(id);
+            }
+        }
+        let (id, _) = self.client.retrying_for(deadline.left()).lease_grant(LEASE).await?;
+        *lease = Some(Lease { id, granted: Instant::now() });
+        Ok(id)
+    }
+}
+
+impl Drop for Once {
+    /// Gives the places back at once where that is possible; elsewhere they go with their lease.
+    fn drop(&mut self) {
+        if let (Some(Lease { id, .. }), Ok(runtime)) = (*self.lease.get_mut(), Handle::try_current()) {
+            let client = self.client.retrying_for(Duration::from_secs(1));
+            runtime.spawn(async move {
+                if let Err(error) = client.lease_revoke(id).await {
+                    debug!(%error, "the places of a store are left to their lease");
+                }
+            });
+        }
+    }
+}
+
+fn transaction(place: &Place, write: &Write<'_>, id: Uuid, lease: i64, fence: bool) -> Txn {
+    let unchanged = Compare::mod_revision(place.key.clone(), CompareOp::Equal, place.revision);
+    let record = |value: &[u8]| {
+        TxnOp::put(place.key.clone(), value, Some(PutOptions::new().with_lease(lease)))
+    };
+    let mut when = write.when.clone();
+    when.push(unchanged.clone());
+    let mut then = write.then.clone();
+    then.push(record(id.as_bytes()));
+    let mut otherwise = write.otherwise.clone();
+    let read = TxnOp::get(place.key.clone(), None);
+    otherwise.push(if fence {
+        TxnOp::txn(Txn::new().when([unchanged]).and_then([record(b"")]).or_else([read]))
+    } else {
+        read
+    });
+    Txn::new().when(when).and_then(then).or_else(otherwise)
+}
+
+/// What the last answer of a refused transaction says about the place.
+enum Found {
+    Missing,
+    Record { value: Vec<u8>, revision: i64 },
+    /// It was as it should be, and has been changed against late comers.
+    Fenced,
+}
+
+fn at_place(answers: &mut Vec<TxnOpResponse>, position: usize) -> Found {
+    let answer = if answers.len() > position { answers.pop() } else { None };
+    match answer {
+        Some(TxnOpResponse::Txn(fence)) if fence.succeeded() => Found::Fenced,
+        Some(TxnOpResponse::Txn(fence)) => match fence.op_responses().first() {
+            Some(TxnOpResponse::Get(read)) => record(read),
+            _ => Found::Missing,
+        },
+        Some(TxnOpResponse::Get(read)) => record(&read),
+        _ => Found::Missing,
+    }
+}
+
+fn record(read: &rallypoint_etcd::v3::api::GetResponse) -> Found {
+    read.kvs().first().map_or(Found::Missing, |kv| Found::Record {
+        value: kv.value().to_vec(),
+        revision: kv.mod_revision(),
+    })
+}
+
+fn give_up(write: &Write<'_>, error: Error, lost: Option<Error>) -> StoreError {
+    if error.may_have_applied() {
+        return unknown(write, error);
+    }
+    match lost {
+        Some(lost) => unknown(write, lost),
+        None => error.into(),
+    }
+}
+
+fn unknown(write: &Write<'_>, source: Error) -> StoreError {
+    StoreError::OutcomeUnknown { what: write.what, key: write.key.to_vec(), source }
+}

@@ -1,0 +1,66 @@
+//! One suite for every store. What each case is named after must hold for all of them.
+
+mod cases_keys;
+mod cases_numbers;
+mod cases_queues;
+mod cases_waiting;
+mod suite;
+
+use rallypoint_core::EtcdSettings;
+use rallypoint_etcd::v3;
+use rallypoint_store::{EtcdStore, MemoryStore, PrefixStore, Store};
+use rallypoint_testkit::{Etcd, Version};
+
+use suite::{Limit, Suite};
+
+const V3_LIMIT: Limit = Limit { fits: 1_500_000, too_large: &[1_600_000, 3_000_000, 16_000_000] };
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_store() {
+    Suite::new(None, |_| async { Box::new(MemoryStore::new()) as Box<dyn Store> }).run().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prefix_store_on_memory() {
+    let open = |_| async {
+        Box::new(PrefixStore::new("a/b", Box::new(MemoryStore::new()))) as Box<dyn Store>
+    };
+    Suite::new(None, open).run().await;
+}
+
+async fn v3_store(version: Version) {
+    let etcd = Etcd::start(version);
+    let settings = EtcdSettings::new(&etcd.endpoint()).unwrap();
+    let client = v3::Client::connect(settings).await.unwrap();
+    let open = move |name: String| {
+        let store = EtcdStore::new(client.clone(), &format!("/conformance/{name}"));
+        async { Box::new(store) as Box<dyn Store> }
+    };
+    Suite::new(Some(V3_LIMIT), open).run().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcd_store_on_etcd_3_4() {
+    v3_store(Version::V34).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcd_store_on_etcd_3_5() {
+    v3_store(Version::V35).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcd_store_under_a_client_prefix_and_a_prefix_store() {
+    let etcd = Etcd::start(Version::V35);
+    let mut settings = EtcdSettings::new(&etcd.endpoint()).unwrap();
+    settings.prefix = "/tenant/".into();
+    let client = v3::Client::connect(settings).await.unwrap();
+    let open = move |name: String| {
+        let store = EtcdStore::new(client.clone(), &name);
+        async { Box::new(PrefixStore::new("p", Box::new(store))) as Box<dyn Store> }
+    };
+    Suite::new(Some(V3_LIMIT), open).run().await;
+    assert_eq!(etcd.etcdctl(&["get", "", "--prefix", "--keys-only"]).lines().filter(|line| {
+        !line.is_empty() && !line.starts_with("/tenant/")
+    }).count(), 0, "everything is under the client's prefix");
+}
