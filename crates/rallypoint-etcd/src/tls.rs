@@ -35,8 +35,9 @@ impl Pem {
 
 /// The bytes of the file, which must hold a `T` at least.
 fn read<T: PemObject>(path: &Path, wanted: &str) -> Result<Vec<u8>> {
-    let error =
-        |problem: String| Error::new(ErrorKind::Settings, "load TLS files").because(format!("{}: {problem}", path.display()));
+    let error = |problem: String| {
+        Error::new(ErrorKind::Settings, "load TLS files").because(format!("{}: {problem}", path.display()))
+    };
     let bytes = std::fs::read(path).map_err(|cause| error(cause.to_string()))?;
     match T::from_pem_slice(&bytes) {
         Ok(_) => Ok(bytes),

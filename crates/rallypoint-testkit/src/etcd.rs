@@ -233,6 +233,12 @@ impl Etcd {
         String::from_utf8(output.stdout).expect("etcdctl prints text")
     }
 
+    /// The value of one of its metrics that has no labels.
+    #[must_use]
+    pub fn metric(&self, name: &str) -> f64 {
+        self.try_metric(name).unwrap_or_else(|| panic!("{self} does not tell its metric {name}"))
+    }
+
     /// The last lines of its log.
     #[must_use]
     pub fn log_tail(&self) -> String {
@@ -244,10 +250,13 @@ impl Etcd {
 
     /// Whether it leads its cluster, as far as it knows itself.
     pub(crate) fn claims_to_lead(&self) -> bool {
-        self.child.is_some()
-            && !self.paused
-            && http::get(self.metrics.port(), "/metrics", Duration::from_secs(5))
-                .is_ok_and(|metrics| metrics.lines().any(|line| line == "etcd_server_is_leader 1"))
+        // A paused one would only be slow not to answer.
+        !self.paused && self.try_metric("etcd_server_is_leader") == Some(1.0)
+    }
+
+    fn try_metric(&self, name: &str) -> Option<f64> {
+        let answer = http::get(self.metrics.port(), "/metrics", Duration::from_secs(5)).ok()?;
+        answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.trim().parse().ok()
     }
 
     /// Its entry in `--initial-cluster`.

@@ -63,6 +63,7 @@ fn tls_is_spoken_and_client_certificates_are_demanded() {
         let tls = Etcd::builder(version).tls(&certs).start();
         assert!(tls.url().starts_with("https://"));
         assert!(accepts(&tls, &[]));
+        assert_eq!(tls.metric("etcd_server_has_leader"), 1.0);
         assert!(!accepts(&tls, &[&format!("--cacert={}", certs.other_ca().display())]));
 
         let mutual = Etcd::builder(version).mutual_tls(&certs).start();
@@ -103,10 +104,15 @@ fn nothing_is_left_after_a_drop() {
 }
 
 #[test]
+fn a_server_outlives_the_thread_that_started_it() {
+    let etcd = thread::spawn(|| Etcd::start(Version::V35)).join().unwrap();
+    assert_eq!(etcd.etcdctl(&["put", "k", "v"]).trim(), "OK");
+}
+
+#[test]
 fn a_killed_process_leaves_no_etcd() {
     if std::env::var_os(VICTIM).is_some() {
-        // From a thread that ends before the process does, as the thread of a test may.
-        let etcd = thread::spawn(|| Etcd::start(Version::V35)).join().unwrap();
+        let etcd = Etcd::start(Version::V35);
         println!("\netcd {} {}", etcd.pid(), etcd.dir().display());
         loop {
             thread::park();

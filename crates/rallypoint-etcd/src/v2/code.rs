@@ -2,10 +2,13 @@
 
 use std::fmt;
 
+use serde::Deserialize;
+
 macro_rules! codes {
     ($($number:literal $name:ident $text:literal,)*) => {
         /// Why the v2 API refused, as its `errorCode` says.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
+        #[serde(from = "u32")]
         #[non_exhaustive]
         pub enum Code {
             $(#[doc = concat!($text, ".")] $name,)*

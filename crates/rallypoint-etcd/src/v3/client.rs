@@ -86,6 +86,12 @@ impl Client {
         .await
     }
 
+    /// Reads all keys of `range`.
+    pub async fn read(&self, range: &KeyRange) -> Result<GetResponse> {
+        let first = if range.start().is_empty() && self.settings().prefix.is_empty() { b"\0" } else { range.start() };
+        self.get(first, Some(range.get_options())).await
+    }
+
     /// Writes a key.
     pub async fn put(
         &self,

@@ -123,11 +123,11 @@ impl Keeper {
             }
             if error.kind() == ErrorKind::LeaseNotFound {
                 warn!(lease = self.id, "the lease is lost");
-                self.report.send_replace(LeaseState::Lost);
+                self.report(LeaseState::Lost);
                 return;
             }
             debug!(%error, lease = self.id, "a refresh failed");
-            self.report.send_replace(LeaseState::Unsure { since: self.last_answer });
+            self.report(LeaseState::Unsure { since: self.last_answer });
             tokio::time::sleep(backoff.next(fastrand::f64())).await;
         }
     }
@@ -178,6 +178,10 @@ impl Keeper {
 
     fn answered(&mut self, sent: Instant) {
         self.last_answer = sent;
-        self.report.send_if_modified(|state| std::mem::replace(state, LeaseState::Alive) != LeaseState::Alive);
+        self.report(LeaseState::Alive);
+    }
+
+    fn report(&self, now: LeaseState) {
+        self.report.send_if_modified(|state| std::mem::replace(state, now) != now);
     }
 }

@@ -47,10 +47,14 @@ impl KeyRange {
 
     /// The range under `prefix`, as it is on the server.
     pub(super) fn under(&self, prefix: &[u8]) -> KeyRange {
-        if prefix.is_empty() {
-            return self.clone();
+        let mut start = [prefix, &self.start].concat();
+        // There is no empty key: the first that can be is the one before all others.
+        if start.is_empty() {
+            start.push(0);
         }
-        let start = [prefix, &self.start].concat();
+        if prefix.is_empty() {
+            return KeyRange { start, end: self.end.clone() };
+        }
         let end = match self.end.as_slice() {
             [] => Vec::new(),
             [0] => KeyRange::prefix(prefix).end,
@@ -61,8 +65,8 @@ impl KeyRange {
 
     /// Options to read it with.
     #[must_use]
-    pub fn get_options(&self) -> Option<GetOptions> {
-        (!self.end.is_empty()).then(|| GetOptions::new().with_range(self.end.clone()))
+    pub fn get_options(&self) -> GetOptions {
+        if self.end.is_empty() { GetOptions::new() } else { GetOptions::new().with_range(self.end.clone()) }
     }
 
     /// Where it begins.
@@ -132,7 +136,7 @@ impl Watch {
     async fn read_afresh(&mut self) -> Result<WatchUpdate> {
         let mut backoff = Backoff::default();
         let mut answer = loop {
-            match self.client.get(self.range.start.clone(), self.range.get_options()).await {
+            match self.client.read(&self.range).await {
                 Ok(answer) => break answer,
                 Err(error) if error.is_transient() => {
                     debug!(%error, "reading afresh");
@@ -174,5 +178,6 @@ mod tests {
         assert_eq!(KeyRange::key("k").under(b"p/"), KeyRange::key("p/k"));
         assert_eq!(KeyRange::prefix("k").under(b"p/"), KeyRange { start: b"p/k".into(), end: b"p/l".into() });
         assert_eq!(KeyRange::prefix("").under(b"p/"), KeyRange::prefix("p/"));
+        assert_eq!(KeyRange::prefix("").under(b""), KeyRange { start: b"\0".into(), end: b"\0".into() });
     }
 }

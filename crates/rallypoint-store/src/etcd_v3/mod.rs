@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rallypoint_core::EtcdSettings;
-use rallypoint_etcd::v3::api::{Compare, CompareOp, GetOptions, TxnOp, TxnOpResponse};
+use rallypoint_etcd::v3::api::{Compare, CompareOp, TxnOp, TxnOpResponse};
 use rallypoint_etcd::v3::{Client, Entry, KeyRange};
 use rallypoint_etcd::{Error, ErrorKind};
 
@@ -272,7 +272,7 @@ impl Store for EtcdStore {
 
     async fn list_keys(&self) -> Result<Vec<Vec<u8>>> {
         let range = self.layout().values();
-        let options = range.get_options().map(GetOptions::with_keys_only);
+        let options = Some(range.get_options().with_keys_only());
         let deadline = self.timeout.deadline(None);
         let answer = self.client(deadline).get(range.start(), options).await?;
         Ok(answer.kvs().iter().map(|kv| self.layout().key_of(kv.key())).collect())
@@ -323,7 +323,7 @@ impl Store for EtcdStore {
 
 impl EtcdStore {
     async fn count(&self, range: &KeyRange) -> Result<u64> {
-        let options = range.get_options().map(GetOptions::with_count_only);
+        let options = Some(range.get_options().with_count_only());
         let answer = self.client(self.timeout.deadline(None)).get(range.start(), options).await?;
         u64::try_from(answer.count())
             .map_err(|_| Error::new(ErrorKind::Protocol, "count").because("a negative count").into())

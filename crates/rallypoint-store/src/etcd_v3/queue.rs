@@ -35,7 +35,7 @@ impl EtcdStore {
     pub(super) async fn pop(&self, name: &[u8], block: bool) -> Result<Vec<u8>> {
         let deadline = self.timeout.deadline(None);
         let queue = KeyRange::prefix(self.layout().queue(name));
-        let head = || queue.get_options().unwrap_or_default().with_limit(1);
+        let head = || queue.get_options().with_limit(1);
         let mut losses = Losses::default();
 
         let mut answer = self.client(deadline).get(queue.start(), Some(head())).await?;

@@ -41,7 +41,7 @@ impl EtcdStore {
         deadline: Deadline,
     ) -> Result<(Vec<&'a [u8]>, i64)> {
         let count = |range: &KeyRange| {
-            let options = range.get_options().unwrap_or_default().with_count_only();
+            let options = range.get_options().with_count_only();
             TxnOp::get(range.start(), Some(options))
         };
         let mut missing = Vec::new();

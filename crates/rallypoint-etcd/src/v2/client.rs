@@ -1,0 +1,214 @@
+//! The keys API.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rallypoint_core::EtcdSettings;
+use reqwest::Method;
+use serde::de::DeserializeOwned;
+
+use super::failover::Failover;
+use super::path::{form, path};
+use super::transport::{MAX_FORM, Reply, Request};
+use super::watch::Watcher;
+use super::{Code, Delete, Get, Lookup, Put, Refusal, Response, Version};
+use crate::{Error, ErrorKind, Result};
+
+/// A client of etcd's v2 API. Cheap to clone; clones share their connections.
+///
+/// Keys are paths: a `/` separates directories, anything else is part of a name. Values are text.
+///
+/// Requests go to the endpoint that answered last, and on to the next one when it fails. Reads are repeated
+/// until the time of a request is over; writes only where it is certain that they were not carried out. Of
+/// others, [`Error::may_have_applied`] says that nobody knows.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use rallypoint_core::EtcdSettings;
+/// use rallypoint_etcd::v2::{Client, Get, Put};
+///
+/// let client = Client::connect(EtcdSettings::new("etcd1,etcd2,etcd3")?).await?;
+/// let written = client.set("/greeting", "hello").await?;
+/// let index = written.node.modified_index;
+/// client.put("/greeting", Put::value("hi").prev_index(index)).await?;
+/// assert_eq!(client.get("/greeting", Get::new()).await?.node.value.as_deref(), Some("hi"));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Client {
+    failover: Arc<Failover>,
+    /// The settings' prefix, as the server writes it.
+    prefix: Arc<str>,
+    retry_timeout: Duration,
+}
+
+impl Client {
+    /// Connects to the first endpoint that answers.
+    pub async fn connect(settings: EtcdSettings) -> Result<Client> {
+        let client = Client::connect_lazily(settings)?;
+        client.failover.connect(&version_request("connect")).await?;
+        Ok(client)
+    }
+
+    /// A client that connects with its first request.
+    pub fn connect_lazily(settings: EtcdSettings) -> Result<Client> {
+        let retry_timeout = settings.retry_timeout;
+        let prefix = clean(&settings.prefix).into();
+        Ok(Client { failover: Arc::new(Failover::new(settings)?), prefix, retry_timeout })
+    }
+
+    /// The same client, with another time for a request and its retries.
+    #[must_use]
+    pub fn retrying_for(&self, retry_timeout: Duration) -> Client {
+        Client { retry_timeout, ..self.clone() }
+    }
+
+    /// What it was connected with.
+    #[must_use]
+    pub fn settings(&self) -> &EtcdSettings {
+        self.failover.settings()
+    }
+
+    /// Whether `key` can be asked for: etcd hangs up on paths of more than about 4,000 bytes, as percent
+    /// encoding counts them, and takes `.` and `..` for something else.
+    #[must_use]
+    pub fn takes(&self, key: &str) -> bool {
+        path(&self.whole(key)).is_ok()
+    }
+
+    /// Reads a key or a directory.
+    pub async fn get(&self, key: &str, options: Get) -> Result<Response> {
+        let query = form(&options.fields());
+        self.keys("get", Method::GET, key, &query, None).await
+    }
+
+    /// Reads a key or a directory that may not be there.
+    pub async fn find(&self, key: &str, options: Get) -> Result<Lookup> {
+        match self.get(key, options).await {
+            Ok(Response { node, etcd_index, .. }) => Ok(Lookup { node: Some(node), etcd_index }),
+            Err(error) => match Refusal::of(&error) {
+                Some(Refusal { code: Code::KeyNotFound, index, .. }) => {
+                    Ok(Lookup { node: None, etcd_index: *index })
+                }
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// Writes a value over whatever is there.
+    pub async fn set(&self, key: &str, value: &str) -> Result<Response> {
+        self.put(key, Put::value(value)).await
+    }
+
+    /// Writes a value where nothing is.
+    pub async fn create(&self, key: &str, value: &str) -> Result<Response> {
+        self.put(key, Put::value(value).prev_exist(false)).await
+    }
+
+    /// Writes what `put` says.
+    pub async fn put(&self, key: &str, put: Put<'_>) -> Result<Response> {
+        self.keys(put.what(), Method::PUT, key, "", Some(put.form())).await
+    }
+
+    /// Writes a value into the directory `key`, under a name that comes after all names given so far.
+    pub async fn push(&self, key: &str, value: Put<'_>) -> Result<Response> {
+        self.keys("push", Method::POST, key, "", Some(value.form())).await
+    }
+
+    /// Removes what `delete` says.
+    pub async fn delete(&self, key: &str, delete: Delete<'_>) -> Result<Response> {
+        self.keys(delete.what(), Method::DELETE, key, &delete.query(), None).await
+    }
+
+    /// The changes of `key` from index `from` on.
+    ///
+    /// Read the key first and watch from the index after that read's: then nothing is missed.
+    #[must_use]
+    pub fn watch(&self, key: &str, from: u64) -> Watcher {
+        Watcher::new(self.clone(), key, from)
+    }
+
+    /// What server answers.
+    pub async fn version(&self) -> Result<Version> {
+        let request = version_request("version");
+        let reply = self.failover.call(&request, self.retry_timeout).await?;
+        decode(&request, &reply)
+    }
+
+    /// One poll of a watch: an event, if one came.
+    pub(super) async fn poll(&self, key: &str, recursive: bool, from: u64) -> Result<Option<Response>> {
+        // Index 0 would mean "from now on".
+        let from = from.max(1).to_string();
+        let mut fields = vec![("wait", "true"), ("waitIndex", from.as_str())];
+        if recursive {
+            fields.insert(0, ("recursive", "true"));
+        }
+        let mut request = self.request("watch", Method::GET, key, &form(&fields), None)?;
+        request.long_poll = true;
+        let reply = self.failover.call(&request, self.retry_timeout).await?;
+        if reply.body.is_empty() { Ok(None) } else { self.response(&request, &reply).map(Some) }
+    }
+
+    async fn keys(
+        &self,
+        what: &'static str,
+        method: Method,
+        key: &str,
+        query: &str,
+        form: Option<String>,
+    ) -> Result<Response> {
+        let request = self.request(what, method, key, query, form)?;
+        let reply = self.failover.call(&request, self.retry_timeout).await?;
+        self.response(&request, &reply)
+    }
+
+    fn request<'a>(
+        &self,
+        what: &'static str,
+        method: Method,
+        key: &'a str,
+        query: &str,
+        form: Option<String>,
+    ) -> Result<Request<'a>> {
+        let refused = |kind, problem: String| Err(Error::new(kind, what).key(key).because(problem));
+        if let Some(form) = form.as_ref().filter(|form| form.len() > MAX_FORM) {
+            let problem = format!("{} bytes as a form, and the v2 API takes {MAX_FORM}", form.len());
+            return refused(ErrorKind::TooLarge, problem);
+        }
+        match path(&self.whole(key)) {
+            Err(problem) => refused(ErrorKind::Rejected, problem),
+            Ok(mut path) => {
+                if !query.is_empty() {
+                    path.push('?');
+                    path.push_str(query);
+                }
+                Ok(Request { what, key, method, path, form, long_poll: false })
+            }
+        }
+    }
+
+    fn response(&self, request: &Request<'_>, reply: &Reply) -> Result<Response> {
+        Response::parse(&reply.body, reply.etcd_index, &self.prefix)
+            .map_err(|cause| request.error(ErrorKind::Protocol).because(cause))
+    }
+
+    fn whole(&self, key: &str) -> String {
+        format!("{}{key}", self.settings().prefix)
+    }
+}
+
+fn version_request(what: &'static str) -> Request<'static> {
+    let path = "/version".to_owned();
+    Request { what, key: "", method: Method::GET, path, form: None, long_poll: false }
+}
+
+fn decode<T: DeserializeOwned>(request: &Request<'_>, reply: &Reply) -> Result<T> {
+    serde_json::from_slice(&reply.body).map_err(|cause| request.error(ErrorKind::Protocol).because(cause))
+}
+
+/// `prefix` as it begins the keys that the server names, so that what is left of them begins with a slash
+/// where the prefix is a directory.
+fn clean(prefix: &str) -> String {
+    prefix.split('/').filter(|segment| !segment.is_empty()).flat_map(|segment| ["/", segment]).collect()
+}

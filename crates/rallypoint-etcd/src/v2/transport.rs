@@ -1,0 +1,231 @@
+//! One request to one endpoint: what is sent, what comes back, and what kind of failure a failure is.
+
+use std::error::Error as StdError;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rallypoint_core::EtcdSettings;
+use reqwest::header::{CONTENT_TYPE, HeaderValue};
+use reqwest::{Method, StatusCode};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::time::{Instant, timeout_at};
+
+use super::Refusal;
+use crate::tls::Pem;
+use crate::{Error, ErrorKind, Result};
+
+/// The largest form that etcd reads. It is fixed there; a value counts as it is encoded.
+pub const MAX_FORM: usize = 10 << 20;
+
+/// The largest reply that is read: a bound for what a hostile server can make us hold, and room for the listing
+/// of a large directory, which has all values in it.
+pub const MAX_REPLY: usize = 256 << 20;
+
+/// How long one poll of a watch lasts. A server that hangs is noticed when the next one begins.
+const LONG_POLL: Duration = Duration::from_secs(20);
+
+/// A request, wherever it is sent.
+#[derive(Debug)]
+pub(super) struct Request<'a> {
+    pub(super) what: &'static str,
+    pub(super) key: &'a str,
+    pub(super) method: Method,
+    /// With its query.
+    pub(super) path: String,
+    pub(super) form: Option<String>,
+    /// The answer comes when something happens.
+    pub(super) long_poll: bool,
+}
+
+impl Request<'_> {
+    pub(super) fn error(&self, kind: ErrorKind) -> Error {
+        let error = Error::new(kind, self.what);
+        if self.key.is_empty() { error } else { error.key(self.key) }
+    }
+
+    /// Whether it can be sent twice without harm.
+    pub(super) fn is_read(&self) -> bool {
+        self.method == Method::GET
+    }
+}
+
+/// An answer that is no refusal. Its body is empty where nothing happened during a long poll.
+#[derive(Debug)]
+pub(super) struct Reply {
+    pub(super) etcd_index: u64,
+    pub(super) body: Vec<u8>,
+}
+
+#[derive(Debug)]
+pub(super) struct Transport {
+    http: reqwest::Client,
+    settings: EtcdSettings,
+}
+
+impl Transport {
+    pub(super) fn new(settings: EtcdSettings) -> Result<Self> {
+        let wrong = || Error::new(ErrorKind::Settings, "connect");
+        settings.check().map_err(|error| wrong().because(error))?;
+        let http = reqwest::Client::builder()
+            // A proxy of the environment is for the world outside, not for the cluster.
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            // What is safe to send again is decided here, not there.
+            .retry(reqwest::retry::never())
+            .tls_backend_preconfigured(tls_config(&settings)?)
+            .http1_only()
+            // Less than a try may take, so that a request that was never sent is known as such.
+            .connect_timeout(settings.connect_timeout.min(settings.request_timeout.mul_f64(0.8)))
+            .tcp_keepalive(Duration::from_secs(30))
+            .build()
+            .map_err(|error| wrong().because(error))?;
+        Ok(Transport { http, settings })
+    }
+
+    pub(super) fn settings(&self) -> &EtcdSettings {
+        &self.settings
+    }
+
+    /// Sends `request` to the server at `url` and reads the answer, until `deadline` or the end of one try.
+    pub(super) async fn send(&self, url: &str, request: &Request<'_>, deadline: Instant) -> Result<Reply> {
+        let error = |kind| request.error(kind).endpoint(url);
+        let deadline = deadline.min(Instant::now() + self.settings.request_timeout);
+        let sending = self.build(url, request).send();
+        let response = match timeout_at(deadline, sending).await {
+            Ok(Ok(response)) => response,
+            Ok(Err(cause)) => return Err(error(failure(&cause)).because(cause.without_url())),
+            Err(_) => return Err(error(ErrorKind::Timeout)),
+        };
+        let status = response.status();
+        let etcd_index = response.headers().get("x-etcd-index").and_then(index).unwrap_or_default();
+
+        let waiting = request.long_poll && status.is_success();
+        let deadline = if waiting { Instant::now() + LONG_POLL } else { deadline };
+        let body = match timeout_at(deadline, read(response)).await {
+            Ok(Ok(Some(body))) => body,
+            Ok(Ok(None)) => {
+                return Err(
+                    error(ErrorKind::Protocol).because(format!("it is larger than {MAX_REPLY} bytes"))
+                );
+            }
+            // A poll that ends or breaks without an event is followed by the next, from the same index.
+            Ok(Err(_)) | Err(_) if waiting => Vec::new(),
+            Ok(Err(cause)) => return Err(error(failure(&cause)).because(cause.without_url())),
+            Err(_) => return Err(error(ErrorKind::Timeout)),
+        };
+        if status.is_success() {
+            return Ok(Reply { etcd_index, body });
+        }
+        if let Some(refusal) = Refusal::parse(&body) {
+            return Err(error(refusal.kind()).because(refusal));
+        }
+        let (kind, help) = unexpected(status);
+        let text: String = String::from_utf8_lossy(&body).trim().chars().take(200).collect();
+        Err(error(kind).because(format!("HTTP {status}{help}: {text:?}")))
+    }
+
+    fn build(&self, url: &str, request: &Request<'_>) -> reqwest::RequestBuilder {
+        let mut builder = self.http.request(request.method.clone(), format!("{url}{}", request.path));
+        if let Some(form) = &request.form {
+            let kind = HeaderValue::from_static("application/x-www-form-urlencoded");
+            builder = builder.header(CONTENT_TYPE, kind).body(form.clone());
+        }
+        if let Some(credentials) = &self.settings.credentials {
+            builder = builder.basic_auth(&credentials.user, Some(&credentials.password));
+        }
+        builder
+    }
+}
+
+fn index(header: &HeaderValue) -> Option<u64> {
+    header.to_str().ok()?.parse().ok()
+}
+
+/// The body, or nothing if it is too large.
+async fn read(mut response: reqwest::Response) -> Result<Option<Vec<u8>>, reqwest::Error> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await? {
+        if body.len() + chunk.len() > MAX_REPLY {
+            return Ok(None);
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(Some(body))
+}
+
+/// What a reply that is not of the v2 API means.
+fn unexpected(status: StatusCode) -> (ErrorKind, &'static str) {
+    match status {
+        StatusCode::NOT_FOUND => (ErrorKind::Rejected, " (is the v2 API on? etcd needs --enable-v2)"),
+        StatusCode::UNAUTHORIZED => (ErrorKind::Auth, ""),
+        StatusCode::FORBIDDEN => (ErrorKind::PermissionDenied, ""),
+        StatusCode::PAYLOAD_TOO_LARGE => (ErrorKind::TooLarge, ""),
+        StatusCode::TOO_MANY_REQUESTS => (ErrorKind::Busy, ""),
+        // A gateway in between: the request may have gone through.
+        status if status.is_server_error() => (ErrorKind::Interrupted, ""),
+        _ => (ErrorKind::Rejected, ""),
+    }
+}
+
+fn failure(error: &reqwest::Error) -> ErrorKind {
+    if is_tls(error) {
+        ErrorKind::Tls
+    } else if error.is_connect() {
+        ErrorKind::Unreachable
+    } else if error.is_builder() {
+        ErrorKind::Settings
+    } else if error.is_timeout() {
+        ErrorKind::Timeout
+    } else {
+        ErrorKind::Interrupted
+    }
+}
+
+fn is_tls(error: &(dyn StdError + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(cause) = next {
+        // An IO error skips what it wraps when asked for its source.
+        let wrapped = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        if cause.is::<rustls::Error>() || wrapped.is_some_and(|wrapped| is_tls(wrapped)) {
+            return true;
+        }
+        next = cause.source();
+    }
+    false
+}
+
+/// The crypto library is named here and not installed for the whole process, which belongs to its program.
+fn tls_config(settings: &EtcdSettings) -> Result<ClientConfig> {
+    let wrong = |problem: String| Error::new(ErrorKind::Settings, "load TLS files").because(problem);
+    let pem = match &settings.tls {
+        Some(tls) => Pem::load(tls)?,
+        None => Pem { ca: None, identity: None },
+    };
+    let mut roots = RootCertStore::empty();
+    if let Some(ca) = &pem.ca {
+        for cert in CertificateDer::pem_slice_iter(ca) {
+            let cert = cert.map_err(|cause| wrong(format!("the CA file: {cause}")))?;
+            roots.add(cert).map_err(|cause| wrong(format!("the CA file: {cause}")))?;
+        }
+    } else if settings.urls().iter().any(|url| url.starts_with("https:")) {
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        if roots.is_empty() {
+            return Err(wrong("the system has no trusted certificates: set a CA file".to_owned()));
+        }
+    }
+    let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|cause| wrong(cause.to_string()))?
+        .with_root_certificates(roots);
+    let Some((cert, key)) = &pem.identity else { return Ok(config.with_no_client_auth()) };
+    let chain = CertificateDer::pem_slice_iter(cert)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|cause| wrong(format!("the certificate file: {cause}")))?;
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|cause| wrong(format!("the key file: {cause}")))?;
+    config
+        .with_client_auth_cert(chain, key)
+        .map_err(|cause| wrong(format!("the certificate and key files do not work together: {cause}")))
+}

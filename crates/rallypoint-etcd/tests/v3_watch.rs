@@ -1,0 +1,216 @@
+//! Watches: every event or a fresh read, whatever happens to the connection and the server.
+
+use std::time::Duration;
+
+use rallypoint_core::{Credentials, EtcdSettings};
+use rallypoint_etcd::ErrorKind;
+use rallypoint_etcd::v3::{Client, Event, KeyRange, Watch, WatchUpdate};
+use rallypoint_testkit::{Etcd, Proxy, Version};
+
+async fn connect(endpoint: &str) -> Client {
+    let mut settings = EtcdSettings::new(endpoint).unwrap();
+    settings.request_timeout = Duration::from_secs(2);
+    Client::connect(settings).await.unwrap()
+}
+
+async fn next(watch: &mut Watch) -> WatchUpdate {
+    tokio::time::timeout(Duration::from_secs(30), watch.next()).await.expect("an update in time").unwrap()
+}
+
+/// The next events, in text: `a=1` for a write, `a!` for a deletion.
+async fn events(watch: &mut Watch) -> Vec<String> {
+    match next(watch).await {
+        WatchUpdate::Events(events) => events.iter().map(text).collect(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn text(event: &Event) -> String {
+    match event {
+        Event::Put(entry) => format!("{}={}", entry.key.escape_ascii(), entry.value.escape_ascii()),
+        Event::Delete { key, .. } => format!("{}!", key.escape_ascii()),
+    }
+}
+
+#[tokio::test]
+async fn events_come_in_order_from_the_revision_asked_for() {
+    for version in Version::ALL {
+        let etcd = Etcd::start(version);
+        let mut settings = EtcdSettings::new(&etcd.endpoint()).unwrap();
+        settings.prefix = "/me/".into();
+        let client = Client::connect(settings).await.unwrap();
+        let first = client.put("a", "1", None).await.unwrap().header().unwrap().revision();
+        client.put("b", "2", None).await.unwrap();
+
+        let mut all = client.watch(KeyRange::prefix(""), first);
+        let mut only_b = client.watch(KeyRange::key("b"), first + 2);
+        client.put("b", "3", None).await.unwrap();
+        client.delete("a", None).await.unwrap();
+        let _ = etcd.etcdctl(&["put", "/other/a", "unseen"]);
+        let mut seen = Vec::new();
+        while seen.len() < 4 {
+            seen.extend(events(&mut all).await);
+        }
+        assert_eq!(seen, ["a=1", "b=2", "b=3", "a!"]);
+        assert_eq!(events(&mut only_b).await, ["b=3"]);
+    }
+}
+
+/// Writes `from..to` as the values of `key`.
+async fn count(client: &Client, key: &str, from: u32, to: u32) {
+    for i in from..to {
+        client.put(key, i.to_string(), None).await.unwrap();
+    }
+}
+
+/// Reads on until the value `last`; nothing may be missing before it.
+async fn expect_count(watch: &mut Watch, from: u32, last: u32) {
+    let mut expected = from;
+    while expected <= last {
+        for event in events(watch).await {
+            assert_eq!(event, format!("n={expected}"));
+            expected += 1;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_is_cut_again_and_again_loses_nothing() {
+    let etcd = Etcd::start(Version::V35);
+    let proxy = Proxy::start(&etcd.endpoint());
+    let watcher = connect(&proxy.endpoint()).await;
+    let writer = connect(&etcd.endpoint()).await;
+    let mut watch = watcher.watch(KeyRange::key("n"), 1);
+    let writing = tokio::spawn(async move { count(&writer, "n", 0, 2000).await });
+    let cutting = async {
+        for _ in 0..10 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            proxy.cut();
+        }
+    };
+    tokio::join!(expect_count(&mut watch, 0, 1999), cutting);
+    writing.await.unwrap();
+    assert!(proxy.accepted() > 5, "the connection was really cut");
+}
+
+#[tokio::test]
+async fn a_restarted_and_a_paused_server_lose_nothing() {
+    let mut etcd = Etcd::start(Version::V35);
+    let client = connect(&etcd.endpoint()).await;
+    let mut watch = client.watch(KeyRange::key("n"), 1);
+    count(&client, "n", 0, 5).await;
+    expect_count(&mut watch, 0, 4).await;
+    etcd.kill();
+    etcd.restart();
+    client.status().await.unwrap();
+    count(&client, "n", 5, 10).await;
+    expect_count(&mut watch, 5, 9).await;
+    etcd.pause();
+    let read = tokio::time::timeout(Duration::from_secs(3), watch.next()).await;
+    assert!(read.is_err(), "nothing to tell while the server stands still");
+    etcd.resume();
+    client.status().await.unwrap();
+    count(&client, "n", 10, 15).await;
+    expect_count(&mut watch, 10, 14).await;
+}
+
+#[tokio::test]
+async fn what_was_compacted_away_is_made_up_for_by_a_fresh_read() {
+    let etcd = Etcd::start(Version::V35);
+    let proxy = Proxy::start(&etcd.endpoint());
+    let watcher = connect(&proxy.endpoint()).await;
+    let writer = connect(&etcd.endpoint()).await;
+    let mut watch = watcher.watch(KeyRange::prefix(""), 1);
+    writer.put("n", "0", None).await.unwrap();
+    assert_eq!(events(&mut watch).await, ["n=0"]);
+
+    proxy.refuse(true);
+    proxy.cut();
+    count(&writer, "n", 1, 5).await;
+    let revision = writer.put("m", "x", None).await.unwrap().header().unwrap().revision();
+    let _ = etcd.etcdctl(&["compaction", &revision.to_string()]);
+    proxy.refuse(false);
+
+    let WatchUpdate::Snapshot { revision: read_at, entries } = next(&mut watch).await else {
+        panic!("the events are gone")
+    };
+    assert_eq!(read_at, revision);
+    let found: Vec<_> = entries.iter().map(|entry| (entry.key.as_slice(), entry.value.as_slice())).collect();
+    assert_eq!(found, [(&b"m"[..], &b"x"[..]), (b"n", b"4")]);
+    writer.delete("m", None).await.unwrap();
+    assert_eq!(events(&mut watch).await, ["m!"]);
+}
+
+#[tokio::test]
+async fn a_reader_that_is_too_slow_gets_a_fresh_read_and_holds_nobody_up() {
+    let etcd = Etcd::builder(Version::V35).unsafe_no_fsync().start();
+    let client = connect(&etcd.endpoint()).await;
+    let mut slow = client.watch(KeyRange::key("n"), 1);
+    let mut quick = client.watch(KeyRange::key("n"), 1);
+    // One at a time, so that each is a message of its own.
+    let reading = tokio::spawn(async move {
+        expect_count(&mut quick, 0, 2999).await;
+    });
+    count(&client, "n", 0, 3000).await;
+    reading.await.unwrap();
+    let mut last = String::new();
+    let mut snapshots = 0;
+    while last != "n=2999" {
+        match next(&mut slow).await {
+            WatchUpdate::Events(events) => last = text(events.last().unwrap()),
+            WatchUpdate::Snapshot { entries, .. } => {
+                snapshots += 1;
+                last = format!("n={}", entries[0].value.escape_ascii());
+            }
+        }
+    }
+    assert_eq!(snapshots, 1);
+    client.put("n", "on", None).await.unwrap();
+    assert_eq!(events(&mut slow).await, ["n=on"]);
+}
+
+#[tokio::test]
+async fn thousands_of_watches_share_a_stream_come_back_after_a_cut_and_end_when_dropped() {
+    let etcd = Etcd::start(Version::V35);
+    let proxy = Proxy::start(&etcd.endpoint());
+    let watcher = connect(&proxy.endpoint()).await;
+    let writer = connect(&etcd.endpoint()).await;
+    let mut watches: Vec<Watch> = (0..3000).map(|_| watcher.watch(KeyRange::key("go"), 1)).collect();
+    writer.put("go", "1", None).await.unwrap();
+    for watch in &mut watches {
+        assert_eq!(events(watch).await, ["go=1"]);
+    }
+    proxy.cut();
+    writer.put("go", "2", None).await.unwrap();
+    for watch in &mut watches {
+        assert_eq!(events(watch).await, ["go=2"]);
+    }
+    watches.truncate(10);
+    // The server hears of it on the stream: as soon as it does, it is so.
+    let gone = async {
+        while etcd.metric("etcd_debugging_mvcc_watcher_total") != 10.0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), gone).await.expect("dropped watches end at the server");
+    writer.put("go", "3", None).await.unwrap();
+    for watch in &mut watches {
+        assert_eq!(events(watch).await, ["go=3"]);
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_may_not_be_watched_is_an_error() {
+    let etcd = Etcd::start(Version::V35);
+    let _ = etcd.etcdctl(&["user", "add", "root:secret"]);
+    let _ = etcd.etcdctl(&["user", "grant-role", "root", "root"]);
+    let _ = etcd.etcdctl(&["user", "add", "guest:guest"]);
+    let _ = etcd.etcdctl(&["auth", "enable"]);
+    let mut settings = EtcdSettings::new(&etcd.endpoint()).unwrap();
+    settings.credentials = Some(Credentials { user: "guest".into(), password: "guest".into() });
+    let client = Client::connect(settings).await.unwrap();
+    let mut watch = client.watch(KeyRange::key("secret"), 1);
+    let error = tokio::time::timeout(Duration::from_secs(10), watch.next()).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+    assert!(error.to_string().contains("\"secret\""), "{error}");
+}
