@@ -1,1 +1,63 @@
-fn main() {}
+//! Rallypoint measured beside the raw etcd client and PyTorch, in one run on one machine.
+//!
+//! `bench/run` sets everything up and starts this. Both sides of a comparison take turns, round by round, so
+//! that whatever else the machine does hits them alike; what is quoted is the ratio of their medians.
+
+mod measure;
+mod report;
+mod store;
+mod torch;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use report::Report;
+
+#[derive(Parser)]
+#[command(name = "bench/run", version, about, long_about = None)]
+struct Cli {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// The Store: set, get, add and wait, against the raw client and PyTorch's EtcdStore.
+    Store(Options),
+}
+
+#[derive(clap::Args)]
+struct Options {
+    /// Rounds of each measurement; the median is quoted.
+    #[arg(long, env = "RALLYPOINT_BENCH_ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Fail, by name, if a promised ratio is not kept.
+    #[arg(long, env = "RALLYPOINT_BENCH_CHECK")]
+    check: bool,
+    /// Write all figures to this file, as JSON.
+    #[arg(long, env = "RALLYPOINT_BENCH_JSON", value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Leave PyTorch out.
+    #[arg(long, env = "RALLYPOINT_BENCH_NO_TORCH")]
+    no_torch: bool,
+}
+
+fn main() -> ExitCode {
+    let What::Store(options) = Cli::parse().what;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime starts");
+    let report = runtime.block_on(store::run(&options));
+    print!("{report}");
+    if let Some(path) = &options.json
+        && let Err(error) = std::fs::write(path, report.to_json())
+    {
+        eprintln!("cannot write {}: {error}", path.display());
+        return ExitCode::from(2);
+    }
+    let broken = report.broken_promises();
+    if options.check && !broken.is_empty() {
+        eprintln!("not kept: {}", broken.join("; "));
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}

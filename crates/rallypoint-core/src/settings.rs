@@ -148,10 +148,15 @@ mod tests {
         let cert = TlsSettings { cert: Some("c.pem".into()), ..TlsSettings::default() };
         let key = TlsSettings { key: Some("k.pem".into()), ..TlsSettings::default() };
         let refused = |settings: EtcdSettings| settings.check().unwrap_err().to_string();
-        assert!(refused(EtcdSettings { tls: Some(TlsSettings::default()), ..plain.clone() }).contains("http://a:2379"));
+        assert!(
+            refused(EtcdSettings { tls: Some(TlsSettings::default()), ..plain.clone() })
+                .contains("http://a:2379")
+        );
         assert!(refused(tls(cert)).contains("c.pem has no key"));
         assert!(refused(tls(key)).contains("k.pem has no certificate"));
-        assert!(refused(EtcdSettings { request_timeout: Duration::ZERO, ..plain }).contains("request timeout"));
+        assert!(
+            refused(EtcdSettings { request_timeout: Duration::ZERO, ..plain }).contains("request timeout")
+        );
     }
 
     #[test]

@@ -10,7 +10,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A request to etcd that failed.
 #[derive(Debug)]
-pub struct Error {
+pub struct Error(Box<Inner>);
+
+#[derive(Debug)]
+struct Inner {
     kind: ErrorKind,
     what: &'static str,
     key: Option<Vec<u8>>,
@@ -90,7 +93,9 @@ impl ErrorKind {
             ErrorKind::Timeout => "no answer in time",
             ErrorKind::Interrupted => "interrupted before an answer came",
             ErrorKind::Busy => "the server is busy or has no leader",
-            ErrorKind::TooLarge => "larger than the server takes (etcd's default is 1.5 MiB, --max-request-bytes)",
+            ErrorKind::TooLarge => {
+                "larger than the server takes (etcd's default is 1.5 MiB, --max-request-bytes)"
+            }
             ErrorKind::NoSpace => "the server's database is full (its quota is --quota-backend-bytes)",
             ErrorKind::Compacted => "that revision is no longer kept",
             ErrorKind::LeaseNotFound => "no such lease",
@@ -106,79 +111,87 @@ impl Error {
     /// An error of `kind` while doing `what` ("put", "watch", ...).
     #[must_use]
     pub fn new(kind: ErrorKind, what: &'static str) -> Self {
-        Error { kind, what, key: None, endpoint: None, tries: 1, maybe_applied: false, source: None }
+        Error(Box::new(Inner {
+            kind,
+            what,
+            key: None,
+            endpoint: None,
+            tries: 1,
+            maybe_applied: false,
+            source: None,
+        }))
     }
 
     /// The key it was about.
     #[must_use]
     pub fn key(mut self, key: impl Into<Vec<u8>>) -> Self {
-        self.key = Some(key.into());
+        self.0.key = Some(key.into());
         self
     }
 
     /// Where it was tried.
     #[must_use]
     pub fn endpoint(mut self, endpoint: impl Into<String>) -> Self {
-        self.endpoint = Some(endpoint.into());
+        self.0.endpoint = Some(endpoint.into());
         self
     }
 
     /// How often it was tried.
     #[must_use]
     pub fn tries(mut self, tries: u32) -> Self {
-        self.tries = tries;
+        self.0.tries = tries;
         self
     }
 
     /// Says that an earlier try of the same request may have been carried out.
     #[must_use]
     pub fn maybe_applied(mut self, maybe: bool) -> Self {
-        self.maybe_applied |= maybe;
+        self.0.maybe_applied |= maybe;
         self
     }
 
     /// What caused it.
     #[must_use]
     pub fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        self.source = Some(source.into());
+        self.0.source = Some(source.into());
         self
     }
 
     /// What went wrong.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
-        self.kind
+        self.0.kind
     }
 
     /// See [`ErrorKind::is_transient`].
     #[must_use]
     pub fn is_transient(&self) -> bool {
-        self.kind.is_transient()
+        self.0.kind.is_transient()
     }
 
     /// Whether the request may have been carried out although it failed, by this try or an earlier one.
     #[must_use]
     pub fn may_have_applied(&self) -> bool {
-        self.maybe_applied || self.kind.may_have_applied()
+        self.0.maybe_applied || self.0.kind.may_have_applied()
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "etcd: {}", self.what)?;
-        if let Some(key) = &self.key {
+        write!(f, "etcd: {}", self.0.what)?;
+        if let Some(key) = &self.0.key {
             write!(f, " {}", Key(key))?;
         }
-        if let Some(endpoint) = &self.endpoint {
+        if let Some(endpoint) = &self.0.endpoint {
             write!(f, " at {endpoint}")?;
         }
-        write!(f, ": {}", self.kind.as_str())?;
-        if self.tries > 1 {
-            write!(f, " ({} tries)", self.tries)?;
+        write!(f, ": {}", self.0.kind.as_str())?;
+        if self.0.tries > 1 {
+            write!(f, " ({} tries)", self.0.tries)?;
         }
         // The causes belong to the sentence: most callers print only this line.
         let mut last = String::new();
-        let mut source = self.source.as_deref().map(|source| source as &dyn StdError);
+        let mut source = self.0.source.as_deref().map(|source| source as &dyn StdError);
         while let Some(cause) = source {
             let text = cause.to_string();
             if !last.contains(&text) {
@@ -193,7 +206,7 @@ impl fmt::Display for Error {
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+        self.0.source.as_deref().map(|source| source as &(dyn StdError + 'static))
     }
 }
 

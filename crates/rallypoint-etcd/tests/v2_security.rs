@@ -1,5 +1,7 @@
 //! TLS, client certificates and passwords of the v2 client: the right ones work, each wrong one is a clear error.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail")]
+
 use std::time::{Duration, Instant};
 
 use rallypoint_core::{Credentials, EtcdSettings, TlsSettings};
@@ -154,7 +156,7 @@ async fn a_password_works_and_a_wrong_one_is_named_as_such() {
         let etcd = Etcd::builder(version).v2().start();
         let open = client(&etcd, None);
         open.set("/k", "1").await.unwrap();
-        run_python(ENABLE_AUTH, &[&etcd.url()]);
+        let _ = run_python(ENABLE_AUTH, &[&etcd.url()]);
 
         let with = |password: &str| {
             let mut settings = settings(&etcd, None);

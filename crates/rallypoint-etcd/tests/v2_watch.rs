@@ -1,5 +1,7 @@
 //! Watches of the v2 client: nothing is missed, whatever happens to the server or the connection.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail")]
+
 use std::time::Duration;
 
 use rallypoint_core::EtcdSettings;
@@ -55,11 +57,15 @@ async fn every_change_of_a_key_comes_in_order_and_no_other() {
             assert_eq!(watcher.from(), event.node.modified_index + 1);
             seen.push((event.action, event.node.value));
         }
+        let again = client.watch("/k", before + 1).past().await.unwrap();
+        assert!(matches!(again, Some(Watched::Event(event)) if event.node.value.as_deref() == Some("1")));
+
         let value = |value: &str| Some(value.to_owned());
         let expected =
             [(Action::Set, value("1")), (Action::CompareAndSwap, value("2")), (Action::Delete, None)];
         assert_eq!(seen, expected);
 
+        assert_eq!(watcher.past().await.unwrap(), None, "nothing more");
         let quiet = timeout(Duration::from_millis(300), watcher.next()).await;
         assert!(quiet.is_err(), "nothing more: {quiet:?}");
         let (event, _) = event_during(&mut watcher, client.set("/k", "3")).await;
@@ -82,7 +88,7 @@ async fn a_recursive_watch_sees_what_is_below() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_watch_goes_on_after_the_server_was_killed_and_restarted() {
     for version in VERSIONS {
         let mut etcd = Etcd::builder(version).v2().start();
@@ -182,4 +188,23 @@ async fn a_watch_with_no_server_left_fails_and_says_so() {
     etcd.restart();
     client.set("/k", "2").await.unwrap();
     assert_eq!(event(&mut watcher).await.node.value.as_deref(), Some("2"), "and can go on where it was");
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_is_left_for_another() {
+    let etcd = Etcd::builder(Version::V35).v2().start();
+    let hanging = Proxy::start(&etcd.endpoint());
+    let first = client(&hanging.endpoint());
+    let before = first.set("/k", "1").await.unwrap().node.modified_index;
+    // Several, because each begins at an endpoint of its choice.
+    let both = format!("{},{}", hanging.endpoint(), etcd.endpoint());
+    let mut watchers: Vec<_> = (0..6).map(|_| client(&both).watch("/k", before + 1)).collect();
+    let act = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        hanging.drop_replies(true);
+        client(&etcd.endpoint()).set("/k", "2").await.unwrap()
+    };
+    let (events, written) = tokio::join!(futures::future::join_all(watchers.iter_mut().map(event)), act);
+    assert!(events.iter().all(|event| event.node == written.node));
+    assert!(hanging.accepted() > 1, "some began where nothing comes back");
 }

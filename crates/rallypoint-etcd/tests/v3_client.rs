@@ -1,9 +1,11 @@
 //! Requests of the v3 client: failover, retries, TLS and passwords, against real servers.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail")]
+
 use std::time::{Duration, Instant};
 
 use rallypoint_core::{Credentials, EtcdSettings, TlsSettings};
-use rallypoint_etcd::v3::api::{Compare, CompareOp, GetOptions, Txn, TxnOp};
+use rallypoint_etcd::v3::api::{Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp};
 use rallypoint_etcd::v3::{Client, Repeat};
 use rallypoint_etcd::{Error, ErrorKind};
 use rallypoint_testkit::{Certs, Cluster, Etcd, Proxy, Silent, Version, refused_endpoint};
@@ -59,12 +61,13 @@ async fn keys_are_written_read_compared_and_deleted() {
 #[tokio::test]
 async fn a_prefix_is_put_before_every_key_and_seen_nowhere() {
     let etcd = Etcd::start(Version::V35);
-    let client = Client::connect(EtcdSettings { prefix: "/me/".into(), ..settings(&etcd.endpoint()) }).await.unwrap();
+    let client =
+        Client::connect(EtcdSettings { prefix: "/me/".into(), ..settings(&etcd.endpoint()) }).await.unwrap();
     client.put("a", "1", None).await.unwrap();
     let _ = etcd.etcdctl(&["put", "/other/a", "2"]);
     assert_eq!(etcd.etcdctl(&["get", "/me/a", "--print-value-only"]).trim(), "1");
     let all = client.get("", Some(GetOptions::new().with_prefix())).await.unwrap();
-    let keys: Vec<&[u8]> = all.kvs().iter().map(|kv| kv.key()).collect();
+    let keys: Vec<&[u8]> = all.kvs().iter().map(KeyValue::key).collect();
     assert_eq!(keys, [b"a"]);
     assert_eq!(client.delete("a", None).await.unwrap().deleted(), 1);
 }
@@ -179,7 +182,8 @@ async fn what_is_not_safe_to_repeat_is_sent_once() {
     let txn = || Txn::new().and_then([TxnOp::put("txn", "v", None)]);
     let error = client.txn(b"txn", Repeat::Unsafe, txn()).await.unwrap_err();
     assert!(error.may_have_applied(), "{error}");
-    let error = client.retrying_for(Duration::from_secs(4)).txn(b"many", Repeat::Safe, txn()).await.unwrap_err();
+    let error =
+        client.retrying_for(Duration::from_secs(4)).txn(b"many", Repeat::Safe, txn()).await.unwrap_err();
     assert!(error.to_string().contains("tries"), "{error}");
 
     let direct = connect(&etcd.endpoint()).await;
@@ -221,7 +225,8 @@ async fn tls_is_spoken_and_a_wrong_certificate_is_named() {
     assert!(error.to_string().contains(&etcd.endpoint()), "{error}");
 
     let elsewhere = Etcd::builder(Version::V35).tls_of_elsewhere(&certs).start();
-    let error = refused(EtcdSettings { tls: tls(certs.ca(), None), ..settings(&elsewhere.endpoint()) }, soon).await;
+    let error =
+        refused(EtcdSettings { tls: tls(certs.ca(), None), ..settings(&elsewhere.endpoint()) }, soon).await;
     assert_eq!(error.kind(), ErrorKind::Tls);
     assert!(error.to_string().to_lowercase().contains("name"), "{error}");
 

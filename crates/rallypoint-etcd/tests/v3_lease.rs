@@ -1,5 +1,7 @@
 //! Leases: kept alive through outages, and a clear signal when one is truly lost.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail")]
+
 use std::time::{Duration, Instant};
 
 use rallypoint_core::EtcdSettings;

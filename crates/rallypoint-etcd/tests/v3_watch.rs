@@ -1,5 +1,7 @@
 //! Watches: every event or a fresh read, whatever happens to the connection and the server.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail")]
+
 use std::time::Duration;
 
 use rallypoint_core::{Credentials, EtcdSettings};

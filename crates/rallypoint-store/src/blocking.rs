@@ -150,10 +150,10 @@ fn shared_runtime() -> Arc<Runtime> {
     static SHARED: Mutex<Option<(u32, Arc<Runtime>)>> = Mutex::new(None);
     let mut shared = SHARED.lock().expect("no code panics while it holds this lock");
     let process = std::process::id();
-    if let Some((owner, runtime)) = &*shared {
-        if *owner == process {
-            return Arc::clone(runtime);
-        }
+    if let Some((owner, runtime)) = &*shared
+        && *owner == process
+    {
+        return Arc::clone(runtime);
     }
     let runtime = Builder::new_multi_thread()
         .worker_threads(2)

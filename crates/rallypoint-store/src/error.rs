@@ -91,8 +91,11 @@ pub enum StoreError {
 
 fn names(keys: &[Vec<u8>]) -> String {
     const SHOWN: usize = 8;
-    let mut text: Vec<String> =
-        keys.iter().take(SHOWN).map(|key| format!("\"{}\"", key[..key.len().min(120)].escape_ascii())).collect();
+    let mut text: Vec<String> = keys
+        .iter()
+        .take(SHOWN)
+        .map(|key| format!("\"{}\"", key[..key.len().min(120)].escape_ascii()))
+        .collect();
     if keys.len() > SHOWN {
         text.push(format!("and {} more", keys.len() - SHOWN));
     }

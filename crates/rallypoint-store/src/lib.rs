@@ -2,6 +2,7 @@
 //!
 //! - [`Store`]: the contract.
 //! - [`EtcdStore`]: on etcd v3, the one to use.
+//! - [`EtcdV2Store`]: on the v2 wire, together with PyTorch's own.
 //! - [`MemoryStore`]: in one process.
 //! - [`PrefixStore`]: a store within a store.
 //! - [`BlockingStore`]: any of them, for threads without an async runtime.
@@ -9,6 +10,7 @@
 mod blocking;
 mod deadline;
 mod error;
+mod etcd_v2;
 mod etcd_v3;
 mod memory;
 mod prefix;
@@ -16,6 +18,7 @@ mod store;
 
 pub use blocking::BlockingStore;
 pub use error::{Result, StoreError};
+pub use etcd_v2::EtcdV2Store;
 pub use etcd_v3::EtcdStore;
 pub use memory::MemoryStore;
 pub use prefix::PrefixStore;

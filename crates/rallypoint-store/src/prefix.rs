@@ -73,7 +73,11 @@ impl Store for PrefixStore {
 
     async fn list_keys(&self) -> Result<Vec<Vec<u8>>> {
         let keys = self.store.list_keys().await?;
-        Ok(keys.iter().filter_map(|key| key.strip_prefix(self.prefix.as_slice())).map(<[u8]>::to_vec).collect())
+        Ok(keys
+            .iter()
+            .filter_map(|key| key.strip_prefix(self.prefix.as_slice()))
+            .map(<[u8]>::to_vec)
+            .collect())
     }
 
     async fn append(&self, key: &[u8], value: &[u8]) -> Result<()> {

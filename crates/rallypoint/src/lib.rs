@@ -1,1 +1,25 @@
-//! to come
+//! Rallypoint brings the nodes of a distributed training job together, on etcd.
+//!
+//! This crate is the one to depend on; it re-exports what the others make:
+//!
+//! - [`EtcdSettings`]: how to reach an etcd.
+//! - [`Store`] and its implementations: data that the nodes of a job share, with the meaning of PyTorch's c10d
+//!   `Store`.
+//! - [`etcd`]: the clients beneath, for v3 and for v2.
+
+pub use rallypoint_core::{Credentials, Endpoint, Endpoints, EtcdSettings, TlsSettings};
+pub use rallypoint_etcd as etcd;
+pub use rallypoint_store::{
+    BlockingStore, DEFAULT_TIMEOUT, EtcdStore, EtcdV2Store, MemoryStore, PrefixStore, Store, StoreError,
+};
+
+/// The examples in the documents, as tests.
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../../../README.md")]
+    mod readme {}
+    #[doc = include_str!("../../../docs/store.md")]
+    mod store {}
+    #[doc = include_str!("../../../docs/connecting.md")]
+    mod connecting {}
+}

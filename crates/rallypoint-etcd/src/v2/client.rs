@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use rallypoint_core::EtcdSettings;
 use reqwest::Method;
-use serde::de::DeserializeOwned;
 
 use super::failover::Failover;
 use super::path::{form, path};
-use super::transport::{MAX_FORM, Reply, Request};
-use super::watch::Watcher;
+use super::transport::{Body, MAX_FORM, Reply, Request};
+use super::watch::{Polled, Watcher};
 use super::{Code, Delete, Get, Lookup, Put, Refusal, Response, Version};
 use crate::{Error, ErrorKind, Result};
 
@@ -133,11 +132,12 @@ impl Client {
     pub async fn version(&self) -> Result<Version> {
         let request = version_request("version");
         let reply = self.failover.call(&request, self.retry_timeout).await?;
-        decode(&request, &reply)
+        serde_json::from_slice(reply.text())
+            .map_err(|cause| request.error(ErrorKind::Protocol).because(cause))
     }
 
-    /// One poll of a watch: an event, if one came.
-    pub(super) async fn poll(&self, key: &str, recursive: bool, from: u64) -> Result<Option<Response>> {
+    /// One poll of a watch, for a change from index `from` on.
+    pub(super) async fn poll(&self, key: &str, recursive: bool, from: u64, time: Duration) -> Result<Polled> {
         // Index 0 would mean "from now on".
         let from = from.max(1).to_string();
         let mut fields = vec![("wait", "true"), ("waitIndex", from.as_str())];
@@ -145,9 +145,13 @@ impl Client {
             fields.insert(0, ("recursive", "true"));
         }
         let mut request = self.request("watch", Method::GET, key, &form(&fields), None)?;
-        request.long_poll = true;
+        request.poll = Some(time);
         let reply = self.failover.call(&request, self.retry_timeout).await?;
-        if reply.body.is_empty() { Ok(None) } else { self.response(&request, &reply).map(Some) }
+        match reply.body {
+            Body::Quiet => Ok(Polled::Quiet),
+            Body::Cut => Ok(Polled::Cut),
+            Body::Whole(_) => self.response(&request, &reply).map(|event| Polled::Event(Box::new(event))),
+        }
     }
 
     async fn keys(
@@ -183,13 +187,13 @@ impl Client {
                     path.push('?');
                     path.push_str(query);
                 }
-                Ok(Request { what, key, method, path, form, long_poll: false })
+                Ok(Request { what, key, method, path, form, poll: None })
             }
         }
     }
 
     fn response(&self, request: &Request<'_>, reply: &Reply) -> Result<Response> {
-        Response::parse(&reply.body, reply.etcd_index, &self.prefix)
+        Response::parse(reply.text(), reply.etcd_index, &self.prefix)
             .map_err(|cause| request.error(ErrorKind::Protocol).because(cause))
     }
 
@@ -200,11 +204,7 @@ impl Client {
 
 fn version_request(what: &'static str) -> Request<'static> {
     let path = "/version".to_owned();
-    Request { what, key: "", method: Method::GET, path, form: None, long_poll: false }
-}
-
-fn decode<T: DeserializeOwned>(request: &Request<'_>, reply: &Reply) -> Result<T> {
-    serde_json::from_slice(&reply.body).map_err(|cause| request.error(ErrorKind::Protocol).because(cause))
+    Request { what, key: "", method: Method::GET, path, form: None, poll: None }
 }
 
 /// `prefix` as it begins the keys that the server names, so that what is left of them begins with a slash

@@ -41,10 +41,9 @@ impl Failover {
         let deadline = begin + self.settings().connect_timeout;
         let first = self.current.load(Ordering::Relaxed);
         let mut asked: FuturesUnordered<_> = (0..self.urls.len())
-            .map(|i| async move {
-                let at = (first + i) % self.urls.len();
-                // The lint wants at most 2^32 endpoints; so be it.
-                tokio::time::sleep_until(begin + STAGGER * u32::try_from(i).unwrap_or(u32::MAX)).await;
+            .map(|turn| (turn, (first + turn) % self.urls.len()))
+            .map(|(turn, at)| async move {
+                tokio::time::sleep_until(begin + STAGGER * count(turn)).await;
                 (at, self.transport.send(&self.urls[at], request, deadline).await)
             })
             .collect();
@@ -58,7 +57,7 @@ impl Failover {
                 Err(error) => last = error,
             }
         }
-        Err(last.tries(tries(self.urls.len())))
+        Err(last.tries(count(self.urls.len())))
     }
 
     /// Tries `request` until it is answered, fails for good, or `time` is over.
@@ -84,7 +83,7 @@ impl Failover {
             let pause =
                 if tried % self.urls.len() == 0 { backoff.next(fastrand::f64()) } else { Duration::ZERO };
             if !again || Instant::now() + pause >= deadline {
-                return Err(error.tries(tries(tried)));
+                return Err(error.tries(count(tried)));
             }
             debug!(%error, "trying again");
             tokio::time::sleep(pause).await;
@@ -103,6 +102,6 @@ impl Failover {
     }
 }
 
-fn tries(count: usize) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
+fn count(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
 }

@@ -19,7 +19,7 @@ mod watch;
 
 pub use client::Client;
 pub use code::Code;
-pub use options::{Delete, Get, Put};
+pub use options::{Delete, Get, MAX_TTL, Put};
 pub use refusal::Refusal;
 pub use response::{Action, Lookup, Node, Response, Version};
 pub use transport::{MAX_FORM, MAX_REPLY};

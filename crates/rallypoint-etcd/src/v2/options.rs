@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// The longest TTL: 200 years. etcd's clock ends in 2262, and a TTL beyond that wraps around into the past.
+pub const MAX_TTL: Duration = Duration::from_secs(200 * 365 * 24 * 3600);
+
 /// How to read.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Get {
@@ -72,7 +75,8 @@ impl<'a> Put<'a> {
         Put { refresh: true, ..Put::default() }.ttl(ttl).prev_exist(true)
     }
 
-    /// Removed after this time, rounded up to whole seconds. Without one, it stays; a TTL it had is dropped.
+    /// Removed after this time, in whole seconds (rounded up) and for [`MAX_TTL`] at most. Without one, it
+    /// stays; a TTL it had is dropped.
     #[must_use]
     pub fn ttl(self, ttl: Duration) -> Self {
         Put { ttl: Some(ttl), ..self }
@@ -128,6 +132,7 @@ impl<'a> Put<'a> {
 }
 
 fn whole_seconds(ttl: Duration) -> String {
+    let ttl = ttl.min(MAX_TTL);
     (ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0)).to_string()
 }
 

@@ -57,8 +57,8 @@ pub struct Node {
     /// The index of its last change.
     #[serde(default)]
     pub modified_index: u64,
-    /// Seconds it had left when this was written or read.
-    pub ttl: Option<u64>,
+    /// Seconds it had left when this was written or read; below zero, it is about to be removed.
+    pub ttl: Option<i64>,
     /// When it is removed, in RFC 3339, by the clock of the server that took the write.
     pub expiration: Option<String>,
 }

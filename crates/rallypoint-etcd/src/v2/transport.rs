@@ -17,15 +17,13 @@ use super::Refusal;
 use crate::tls::Pem;
 use crate::{Error, ErrorKind, Result};
 
-/// The largest form that etcd reads. It is fixed there; a value counts as it is encoded.
-pub const MAX_FORM: usize = 10 << 20;
+/// The largest form that is sent; a value counts as it is encoded. etcd reads forms of 10 MiB, but it cannot
+/// start again once its log has an entry of that size, so this stays a little below.
+pub const MAX_FORM: usize = (10 << 20) - (64 << 10);
 
 /// The largest reply that is read: a bound for what a hostile server can make us hold, and room for the listing
 /// of a large directory, which has all values in it.
 pub const MAX_REPLY: usize = 256 << 20;
-
-/// How long one poll of a watch lasts. A server that hangs is noticed when the next one begins.
-const LONG_POLL: Duration = Duration::from_secs(20);
 
 /// A request, wherever it is sent.
 #[derive(Debug)]
@@ -36,8 +34,8 @@ pub(super) struct Request<'a> {
     /// With its query.
     pub(super) path: String,
     pub(super) form: Option<String>,
-    /// The answer comes when something happens.
-    pub(super) long_poll: bool,
+    /// For a poll, whose answer begins at once and goes on when something happens: how long to wait for that.
+    pub(super) poll: Option<Duration>,
 }
 
 impl Request<'_> {
@@ -52,11 +50,29 @@ impl Request<'_> {
     }
 }
 
-/// An answer that is no refusal. Its body is empty where nothing happened during a long poll.
+/// An answer that is no refusal.
 #[derive(Debug)]
 pub(super) struct Reply {
     pub(super) etcd_index: u64,
-    pub(super) body: Vec<u8>,
+    pub(super) body: Body,
+}
+
+impl Reply {
+    pub(super) fn text(&self) -> &[u8] {
+        match &self.body {
+            Body::Whole(text) => text,
+            Body::Quiet | Body::Cut => b"",
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum Body {
+    Whole(Vec<u8>),
+    /// A poll was answered, and nothing happened while it lasted.
+    Quiet,
+    /// A poll was answered, but broke off.
+    Cut,
 }
 
 #[derive(Debug)]
@@ -102,8 +118,8 @@ impl Transport {
         let status = response.status();
         let etcd_index = response.headers().get("x-etcd-index").and_then(index).unwrap_or_default();
 
-        let waiting = request.long_poll && status.is_success();
-        let deadline = if waiting { Instant::now() + LONG_POLL } else { deadline };
+        let poll = request.poll.filter(|_| status.is_success());
+        let deadline = poll.map_or(deadline, |poll| Instant::now() + poll);
         let body = match timeout_at(deadline, read(response)).await {
             Ok(Ok(Some(body))) => body,
             Ok(Ok(None)) => {
@@ -111,13 +127,16 @@ impl Transport {
                     error(ErrorKind::Protocol).because(format!("it is larger than {MAX_REPLY} bytes"))
                 );
             }
-            // A poll that ends or breaks without an event is followed by the next, from the same index.
-            Ok(Err(_)) | Err(_) if waiting => Vec::new(),
+            Err(_) if poll.is_some() => return Ok(Reply { etcd_index, body: Body::Quiet }),
+            Ok(Err(_)) if poll.is_some() => return Ok(Reply { etcd_index, body: Body::Cut }),
             Ok(Err(cause)) => return Err(error(failure(&cause)).because(cause.without_url())),
             Err(_) => return Err(error(ErrorKind::Timeout)),
         };
+        if poll.is_some() && body.is_empty() {
+            return Ok(Reply { etcd_index, body: Body::Cut });
+        }
         if status.is_success() {
-            return Ok(Reply { etcd_index, body });
+            return Ok(Reply { etcd_index, body: Body::Whole(body) });
         }
         if let Some(refusal) = Refusal::parse(&body) {
             return Err(error(refusal.kind()).because(refusal));

@@ -1,9 +1,27 @@
 //! The changes of a key since an index, across cuts and restarts.
 
+use std::time::Duration;
+
 use rallypoint_core::Backoff;
 
 use super::{Client, Code, Response};
 use crate::{ErrorKind, Result};
+
+/// How long one poll lasts. A server that hangs is noticed when the next one begins.
+const LONG_POLL: Duration = Duration::from_secs(20);
+
+/// How long a poll is waited for that is about the past. The server has looked when it begins to answer, and
+/// what it found it sends right after.
+const PAST: Duration = Duration::from_secs(1);
+
+/// What one poll comes to.
+pub(super) enum Polled {
+    Event(Box<Response>),
+    /// Nothing happened.
+    Quiet,
+    /// The answer broke off: something may have happened.
+    Cut,
+}
 
 /// What a [`Watcher`] comes back with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,21 +65,32 @@ impl Watcher {
     /// The next change. Waits for it however long it takes; fails when no server can be asked for as long as
     /// the client retries.
     pub async fn next(&mut self) -> Result<Watched> {
+        loop {
+            if let Some(watched) = self.within(LONG_POLL).await? {
+                return Ok(watched);
+            }
+        }
+    }
+
+    /// The next change, if it has happened already.
+    pub async fn past(&mut self) -> Result<Option<Watched>> {
+        self.within(PAST).await
+    }
+
+    /// The next change, if it comes within `time` after the server began to answer.
+    async fn within(&mut self, time: Duration) -> Result<Option<Watched>> {
         let mut backoff = Backoff::default();
         loop {
-            let began = tokio::time::Instant::now();
-            match self.client.poll(&self.key, self.recursive, self.from).await {
-                Ok(Some(event)) => {
+            match self.client.poll(&self.key, self.recursive, self.from, time).await {
+                Ok(Polled::Event(event)) => {
                     self.from = self.from.max(event.node.modified_index + 1);
-                    return Ok(Watched::Event(Box::new(event)));
+                    return Ok(Some(Watched::Event(event)));
                 }
+                Ok(Polled::Quiet) => return Ok(None),
                 // A server that hangs up at once would otherwise be asked without end.
-                Ok(None) => {
-                    let pause = backoff.next(fastrand::f64());
-                    tokio::time::sleep(pause.saturating_sub(began.elapsed())).await;
-                }
+                Ok(Polled::Cut) => tokio::time::sleep(backoff.next(fastrand::f64())).await,
                 Err(error) if error.kind() == ErrorKind::V2(Code::EventIndexCleared) => {
-                    return Ok(Watched::Cleared);
+                    return Ok(Some(Watched::Cleared));
                 }
                 Err(error) => return Err(error),
             }

@@ -12,8 +12,12 @@ pub(super) fn classify(error: &etcd_client::Error) -> ErrorKind {
     match error {
         etcd_client::Error::GRpcStatus(status) => classify_status(status),
         etcd_client::Error::TransportError(_) | etcd_client::Error::IoError(_) => ErrorKind::Unreachable,
-        etcd_client::Error::LeaseKeepAliveError(text) if text == "lease not found" => ErrorKind::LeaseNotFound,
-        etcd_client::Error::WatchError(_) | etcd_client::Error::LeaseKeepAliveError(_) => ErrorKind::Interrupted,
+        etcd_client::Error::LeaseKeepAliveError(text) if text == "lease not found" => {
+            ErrorKind::LeaseNotFound
+        }
+        etcd_client::Error::WatchError(_) | etcd_client::Error::LeaseKeepAliveError(_) => {
+            ErrorKind::Interrupted
+        }
         etcd_client::Error::InvalidArgs(_) | etcd_client::Error::InvalidUri(_) => ErrorKind::Settings,
         _ => ErrorKind::Protocol,
     }
@@ -30,7 +34,9 @@ fn classify_status(status: &Status) -> ErrorKind {
         Code::ResourceExhausted if says("database space exceeded") => ErrorKind::NoSpace,
         Code::ResourceExhausted | Code::OutOfRange if says("larger than max") => ErrorKind::TooLarge,
         Code::InvalidArgument if says("request is too large") => ErrorKind::TooLarge,
-        Code::InvalidArgument if says("authentication failed") || says("user name is empty") => ErrorKind::Auth,
+        Code::InvalidArgument if says("authentication failed") || says("user name is empty") => {
+            ErrorKind::Auth
+        }
         Code::Unauthenticated => ErrorKind::Auth,
         Code::PermissionDenied => ErrorKind::PermissionDenied,
         Code::OutOfRange if says("has been compacted") => ErrorKind::Compacted,
@@ -50,10 +56,9 @@ fn never_sent(status: &Status) -> Option<ErrorKind> {
     let mut source = status.source();
     while let Some(error) = source {
         connecting |= error.is::<ConnectError>();
-        let io = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-        let rustls = error.is::<rustls::Error>() || io.is_some_and(|inner| inner.is::<rustls::Error>());
         // Of a TLS 1.3 client certificate the server complains only after the handshake, as an alert.
-        if rustls {
+        let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        if error.is::<rustls::Error>() || matches!(inner, Some(inner) if inner.is::<rustls::Error>()) {
             return Some(ErrorKind::Tls);
         }
         source = error.source();
@@ -73,13 +78,25 @@ mod tests {
             (Code::Unavailable, "etcdserver: request timed out", ErrorKind::Interrupted),
             (Code::ResourceExhausted, "etcdserver: too many requests", ErrorKind::Busy),
             (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded", ErrorKind::NoSpace),
-            (Code::ResourceExhausted, "grpc: received message larger than max (3 vs. 2)", ErrorKind::TooLarge),
+            (
+                Code::ResourceExhausted,
+                "grpc: received message larger than max (3 vs. 2)",
+                ErrorKind::TooLarge,
+            ),
             (Code::InvalidArgument, "etcdserver: request is too large", ErrorKind::TooLarge),
             (Code::InvalidArgument, "etcdserver: key is not provided", ErrorKind::Rejected),
-            (Code::InvalidArgument, "etcdserver: authentication failed, invalid user ID or password", ErrorKind::Auth),
+            (
+                Code::InvalidArgument,
+                "etcdserver: authentication failed, invalid user ID or password",
+                ErrorKind::Auth,
+            ),
             (Code::Unauthenticated, "etcdserver: invalid auth token", ErrorKind::Auth),
             (Code::PermissionDenied, "etcdserver: permission denied", ErrorKind::PermissionDenied),
-            (Code::OutOfRange, "etcdserver: mvcc: required revision has been compacted", ErrorKind::Compacted),
+            (
+                Code::OutOfRange,
+                "etcdserver: mvcc: required revision has been compacted",
+                ErrorKind::Compacted,
+            ),
             (Code::NotFound, "etcdserver: requested lease not found", ErrorKind::LeaseNotFound),
             (Code::FailedPrecondition, "etcdserver: lease already exists", ErrorKind::LeaseExists),
             (Code::Unknown, "transport error", ErrorKind::Interrupted),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use etcd_client::{
     DeleteOptions, DeleteResponse, GetOptions, GetResponse, LeaseGrantOptions, PutOptions, PutResponse,
-    StatusResponse, Txn, TxnResponse,
+    ResponseHeader, StatusResponse, Txn, TxnResponse,
 };
 use rallypoint_core::{Backoff, EtcdSettings};
 use tokio::time::Instant;
@@ -88,7 +88,8 @@ impl Client {
 
     /// Reads all keys of `range`.
     pub async fn read(&self, range: &KeyRange) -> Result<GetResponse> {
-        let first = if range.start().is_empty() && self.settings().prefix.is_empty() { b"\0" } else { range.start() };
+        let first =
+            if range.start().is_empty() && self.settings().prefix.is_empty() { b"\0" } else { range.start() };
         self.get(first, Some(range.get_options())).await
     }
 
@@ -232,4 +233,11 @@ impl Client {
         }
         Err(error)
     }
+}
+
+/// The revision that an answer was given at. etcd sends it with every answer.
+pub fn revision_of(header: Option<&ResponseHeader>) -> Result<i64> {
+    header
+        .map(ResponseHeader::revision)
+        .ok_or_else(|| Error::new(ErrorKind::Protocol, "read an answer").because("it has no header"))
 }

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use etcd_client::{Channel, ConnectOptions, KvClient, KvClientPrefix, LeaseClient, MaintenanceClient, WatchClient};
+use etcd_client::{
+    Channel, ConnectOptions, KvClient, KvClientPrefix, LeaseClient, MaintenanceClient, WatchClient,
+};
 use futures::stream::{FuturesUnordered, StreamExt};
 use rallypoint_core::EtcdSettings;
 use tokio::sync::Mutex;
@@ -197,7 +199,9 @@ impl Connections {
         let plain = options.clone();
         options = options.with_user(&credentials.user, &credentials.password);
         match etcd_client::Client::from_channel(channel.clone(), Some(options)).await {
-            Err(etcd_client::Error::GRpcStatus(status)) if status.message().contains("authentication is not enabled") => {
+            Err(etcd_client::Error::GRpcStatus(status))
+                if status.message().contains("authentication is not enabled") =>
+            {
                 warn!(endpoint = slot.url, "a user is set, but this etcd does not ask for one");
                 etcd_client::Client::from_channel(channel, Some(plain)).await
             }

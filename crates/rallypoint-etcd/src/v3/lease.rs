@@ -78,7 +78,7 @@ impl Lease {
     pub async fn lost(&self) {
         let mut state = self.state.clone();
         if state.wait_for(|state| *state == LeaseState::Lost).await.is_err() {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 

@@ -15,7 +15,7 @@ mod lease;
 mod watch;
 mod watch_hub;
 
-pub use client::{Client, Repeat};
+pub use client::{Client, Repeat, revision_of};
 pub use entry::{Entry, Event};
 pub use lease::{Lease, LeaseState};
 pub use watch::{KeyRange, Watch, WatchUpdate};
@@ -23,7 +23,7 @@ pub use watch::{KeyRange, Watch, WatchUpdate};
 /// The requests and answers of the v3 API.
 pub mod api {
     pub use etcd_client::{
-        Compare, CompareOp, DeleteOptions, DeleteResponse, GetOptions, GetResponse, KeyValue,
-        PutOptions, PutResponse, SortOrder, SortTarget, StatusResponse, Txn, TxnOp, TxnOpResponse, TxnResponse,
+        Compare, CompareOp, DeleteOptions, DeleteResponse, GetOptions, GetResponse, KeyValue, PutOptions,
+        PutResponse, SortOrder, SortTarget, StatusResponse, Txn, TxnOp, TxnOpResponse, TxnResponse,
     };
 }

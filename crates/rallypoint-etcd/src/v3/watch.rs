@@ -6,9 +6,10 @@ use tokio::sync::mpsc;
 use tracing::debug;
 
 use super::client::Client;
+use super::client::revision_of;
 use super::entry::{Entry, Event};
 use super::watch_hub::WatchHub;
-use crate::{Error, Result};
+use crate::Result;
 
 /// How many messages may lie between the hub and a slow reader. Beyond that the reader gets a fresh read
 /// instead, so that nobody's memory grows with somebody else's writes.
@@ -151,13 +152,6 @@ impl Watch {
         let entries = answer.take_kvs().into_iter().map(Entry::from).collect();
         Ok(WatchUpdate::Snapshot { revision, entries })
     }
-}
-
-/// The revision an answer was given at; etcd sends it with every answer.
-pub(super) fn revision_of(header: Option<&etcd_client::ResponseHeader>) -> Result<i64> {
-    header
-        .map(etcd_client::ResponseHeader::revision)
-        .ok_or_else(|| Error::new(crate::ErrorKind::Protocol, "get").because("the answer has no header"))
 }
 
 #[cfg(test)]

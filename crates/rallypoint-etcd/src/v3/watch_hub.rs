@@ -40,7 +40,11 @@ struct Watcher {
 
 impl WatchHub {
     pub(super) fn new(connections: Arc<Connections>) -> Self {
-        WatchHub(Arc::new(Shared { connections, next_id: AtomicI64::new(1), task: std::sync::Mutex::new(None) }))
+        WatchHub(Arc::new(Shared {
+            connections,
+            next_id: AtomicI64::new(1),
+            task: std::sync::Mutex::new(None),
+        }))
     }
 
     pub(super) fn subscribe(&self, range: KeyRange, from: i64) -> Subscription {
@@ -178,7 +182,12 @@ impl Task {
         Ok((connection, requests, answers))
     }
 
-    async fn serve(&mut self, on: &Connection, requests: &Requests, answers: &mut WatchResponseStream) -> End {
+    async fn serve(
+        &mut self,
+        on: &Connection,
+        requests: &Requests,
+        answers: &mut WatchResponseStream,
+    ) -> End {
         loop {
             tokio::select! {
                 command = self.commands.recv() => match command {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use rallypoint_core::EtcdSettings;
 use rallypoint_etcd::v3::api::{Compare, CompareOp, TxnOp, TxnOpResponse};
-use rallypoint_etcd::v3::{Client, Entry, KeyRange};
+use rallypoint_etcd::v3::{Client, Entry, KeyRange, revision_of};
 use rallypoint_etcd::{Error, ErrorKind};
 
 use self::layout::Layout;
@@ -112,7 +112,7 @@ impl EtcdStore {
     /// What is under `key` now, and the revision of the look.
     async fn read(&self, key: &[u8], deadline: Deadline) -> Result<(Option<Entry>, i64)> {
         let mut answer = self.client(deadline).get(self.layout().value(key), None).await?;
-        let revision = answer.header().map_or(0, |header| header.revision());
+        let revision = revision_of(answer.header())?;
         Ok((answer.take_kvs().pop().map(Entry::from), revision))
     }
 
@@ -146,15 +146,18 @@ impl EtcdStore {
                 when: vec![when],
                 then: vec![TxnOp::put(stored_key.clone(), put, None)],
                 otherwise: vec![TxnOp::get(stored_key.clone(), None)],
+                lean: false,
             };
             let Outcome::Refused(answers, _) = self.write(write, size, deadline).await? else {
                 return Ok(Replaced::Written);
             };
             found = entry(answers.first());
             losses.pause(deadline, what, key).await?;
-            let stored = found.as_ref().map(|found| Stored::parse(key, &found.value, found.version)).transpose()?;
+            let stored =
+                found.as_ref().map(|found| Stored::parse(key, &found.value, found.version)).transpose()?;
             value = new(stored.as_ref())?;
-            when = found.as_ref().map_or_else(|| is_missing(&stored_key), |found| is_still(found, &stored_key));
+            when =
+                found.as_ref().map_or_else(|| is_missing(&stored_key), |found| is_still(found, &stored_key));
         }
     }
 }
@@ -212,7 +215,7 @@ impl Store for EtcdStore {
     async fn set(&self, key: &[u8], value: &[u8]) -> Result<()> {
         let deadline = self.timeout.deadline(None);
         let put = TxnOp::put(self.layout().value(key), plain(value), None);
-        let write = Write { what: "set", key, when: vec![], then: vec![put], otherwise: vec![] };
+        let write = Write { what: "set", key, when: vec![], then: vec![put], otherwise: vec![], lean: true };
         self.write_always(write, key.len() + value.len(), deadline).await
     }
 
@@ -262,6 +265,7 @@ impl Store for EtcdStore {
             when: vec![there],
             then: vec![TxnOp::delete(stored_key, None)],
             otherwise: vec![],
+            lean: false,
         };
         Ok(!matches!(self.write(write, key.len(), deadline).await?, Outcome::Refused(..)))
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use futures::stream::{FuturesOrdered, TryStreamExt};
 use rallypoint_etcd::v3::api::{Txn, TxnOp, TxnOpResponse};
-use rallypoint_etcd::v3::{Entry, Repeat};
+use rallypoint_etcd::v3::{Entry, Repeat, revision_of};
 
 use super::EtcdStore;
 use super::once::Write;
@@ -24,7 +24,7 @@ impl EtcdStore {
             let reads: Vec<TxnOp> =
                 keys.iter().map(|key| TxnOp::get(self.layout().value(key), None)).collect();
             let answer = self.client(deadline).txn(keys[0], Repeat::Safe, Txn::new().and_then(reads)).await?;
-            let from = answer.header().map_or(0, |header| header.revision()) + 1;
+            let from = revision_of(answer.header())? + 1;
             let answers = answer.op_responses();
             let chunk: FuturesOrdered<_> = keys
                 .iter()
@@ -64,7 +64,14 @@ impl EtcdStore {
                 bytes += key.len() + value.len();
                 puts.push(TxnOp::put(self.layout().value(key), plain(value), None));
             }
-            let write = Write { what: "multi_set", key: first, when: vec![], then: puts, otherwise: vec![] };
+            let write = Write {
+                what: "multi_set",
+                key: first,
+                when: vec![],
+                then: puts,
+                otherwise: vec![],
+                lean: true,
+            };
             self.write_always(write, bytes, deadline).await?;
         }
         Ok(())

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rallypoint_core::Backoff;
 use rallypoint_etcd::v3::api::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse};
-use rallypoint_etcd::v3::{Client, Repeat};
+use rallypoint_etcd::v3::{Client, Repeat, revision_of};
 use rallypoint_etcd::{Error, ErrorKind};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
@@ -36,6 +36,9 @@ pub(super) struct Write<'a> {
     pub(super) when: Vec<Compare>,
     pub(super) then: Vec<TxnOp>,
     pub(super) otherwise: Vec<TxnOp>,
+    /// A refusal is not expected: the first try does without the reads that a refusal needs, which cost etcd
+    /// time even when they are not carried out.
+    pub(super) lean: bool,
 }
 
 /// What became of a write.
@@ -81,7 +84,12 @@ impl Once {
         }
     }
 
-    pub(super) async fn run(&self, layout: &Layout, write: &Write<'_>, deadline: Deadline) -> Result<Outcome> {
+    pub(super) async fn run(
+        &self,
+        layout: &Layout,
+        write: &Write<'_>,
+        deadline: Deadline,
+    ) -> Result<Outcome> {
         // A place that a dropped future takes with it is missed by nobody.
         let mut place = self.take_place(layout);
         let outcome = self.run_in(&mut place, write, deadline).await?;
@@ -103,24 +111,32 @@ impl Once {
         let mut backoff = Backoff::default();
         // The reply to an earlier try that was lost, if one was.
         let mut lost: Option<Error> = None;
+        let mut lean = write.lean;
         loop {
             let lease = match self.lease(deadline).await {
                 Ok(lease) => lease,
                 Err(error) => return Err(give_up(write, error, lost)),
             };
-            // After a lost reply, a refusal must be final: the record is written even then, so that the
-            // earlier try finds its place changed if it comes late.
-            let txn = transaction(place, write, id, lease, lost.is_some());
+            let refusal = match (&lost, lean) {
+                (None, true) => Refusal::Unexpected,
+                (None, false) => Refusal::Explained,
+                (Some(_), _) => Refusal::Final,
+            };
+            let txn = transaction(place, write, id, lease, &refusal);
             let client = self.client.retrying_for(deadline.left());
             let error = match client.txn(write.key, Repeat::Unsafe, txn).await {
                 Ok(answer) => {
-                    let revision = answer.header().map_or(0, |header| header.revision());
+                    let revision = revision_of(answer.header())?;
                     let mut answers = answer.op_responses();
                     if answer.succeeded() {
                         place.revision = revision;
                         return Ok(Outcome::Done(answers));
                     }
-                    match at_place(&mut answers, write.otherwise.len()) {
+                    if matches!(refusal, Refusal::Unexpected) {
+                        lean = false;
+                        continue;
+                    }
+                    match at_place(&mut answers) {
                         Found::Record { value, revision } if value == id.as_bytes() => {
                             place.revision = revision;
                             return Ok(Outcome::DoneEarlier(revision));
@@ -172,10 +188,10 @@ impl Once {
     /// The lease that places hang on.
     async fn lease(&self, deadline: Deadline) -> Result<i64, Error> {
         let mut lease = self.lease.lock().await;
-        if let Some(Lease { id, granted }) = *lease {
-            if granted.elapsed() < LEASE / 2 {
-                return Ok(id);
-            }
+        if let Some(Lease { id, granted }) = *lease
+            && granted.elapsed() < LEASE / 2
+        {
+            return Ok(id);
         }
         let (id, _) = self.client.retrying_for(deadline.left()).lease_grant(LEASE).await?;
         *lease = Some(Lease { id, granted: Instant::now() });
@@ -197,36 +213,49 @@ impl Drop for Once {
     }
 }
 
-fn transaction(place: &Place, write: &Write<'_>, id: Uuid, lease: i64, fence: bool) -> Txn {
+/// What a transaction does about its own refusal.
+enum Refusal {
+    /// Nothing.
+    Unexpected,
+    /// It reads what the caller asked for, and the place.
+    Explained,
+    /// It changes the place besides, so that an earlier try whose reply was lost is refused if it comes late.
+    Final,
+}
+
+fn transaction(place: &Place, write: &Write<'_>, id: Uuid, lease: i64, refusal: &Refusal) -> Txn {
     let unchanged = Compare::mod_revision(place.key.clone(), CompareOp::Equal, place.revision);
-    let record = |value: &[u8]| {
-        TxnOp::put(place.key.clone(), value, Some(PutOptions::new().with_lease(lease)))
-    };
+    let record =
+        |value: &[u8]| TxnOp::put(place.key.clone(), value, Some(PutOptions::new().with_lease(lease)));
     let mut when = write.when.clone();
     when.push(unchanged.clone());
     let mut then = write.then.clone();
     then.push(record(id.as_bytes()));
-    let mut otherwise = write.otherwise.clone();
+    let txn = Txn::new().when(when).and_then(then);
     let read = TxnOp::get(place.key.clone(), None);
-    otherwise.push(if fence {
-        TxnOp::txn(Txn::new().when([unchanged]).and_then([record(b"")]).or_else([read]))
-    } else {
-        read
-    });
-    Txn::new().when(when).and_then(then).or_else(otherwise)
+    let look = match refusal {
+        Refusal::Unexpected => return txn,
+        Refusal::Explained => read,
+        Refusal::Final => TxnOp::txn(Txn::new().when([unchanged]).and_then([record(b"")]).or_else([read])),
+    };
+    let mut otherwise = write.otherwise.clone();
+    otherwise.push(look);
+    txn.or_else(otherwise)
 }
 
 /// What the last answer of a refused transaction says about the place.
 enum Found {
     Missing,
-    Record { value: Vec<u8>, revision: i64 },
+    Record {
+        value: Vec<u8>,
+        revision: i64,
+    },
     /// It was as it should be, and has been changed against late comers.
     Fenced,
 }
 
-fn at_place(answers: &mut Vec<TxnOpResponse>, position: usize) -> Found {
-    let answer = if answers.len() > position { answers.pop() } else { None };
-    match answer {
+fn at_place(answers: &mut Vec<TxnOpResponse>) -> Found {
+    match answers.pop() {
         Some(TxnOpResponse::Txn(fence)) if fence.succeeded() => Found::Fenced,
         Some(TxnOpResponse::Txn(fence)) => match fence.op_responses().first() {
             Some(TxnOpResponse::Get(read)) => record(read),

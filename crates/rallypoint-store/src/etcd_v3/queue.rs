@@ -1,7 +1,7 @@
 //! Queues: a key for each item, named so that etcd's order of keys is the order of arrival.
 
 use rallypoint_etcd::v3::api::{Compare, CompareOp, GetOptions, TxnOp};
-use rallypoint_etcd::v3::{Entry, KeyRange};
+use rallypoint_etcd::v3::{Entry, KeyRange, revision_of};
 
 use super::once::{Outcome, Write};
 use super::wait::next_put;
@@ -14,7 +14,7 @@ impl EtcdStore {
         // The revision now is later than that of every push that has returned, whoever's it was.
         let look = GetOptions::new().with_count_only();
         let now = self.client(deadline).get(self.layout().queue(name), Some(look)).await?;
-        let revision = now.header().map_or(0, |header| header.revision());
+        let revision = revision_of(now.header())?;
         let item = self.layout().item(name, revision, fastrand::u64(..));
         let write = Write {
             what: "queue_push",
@@ -22,6 +22,7 @@ impl EtcdStore {
             when: vec![is_missing(&item)],
             then: vec![TxnOp::put(item, value, None)],
             otherwise: vec![],
+            lean: true,
         };
         match self.write(write, name.len() + value.len(), deadline).await? {
             Outcome::Done(_) | Outcome::DoneEarlier(_) => Ok(()),
@@ -39,7 +40,7 @@ impl EtcdStore {
         let mut losses = Losses::default();
 
         let mut answer = self.client(deadline).get(queue.start(), Some(head())).await?;
-        let mut revision = answer.header().map_or(0, |header| header.revision());
+        let mut revision = revision_of(answer.header())?;
         let mut first = answer.take_kvs().pop().map(Entry::from);
         loop {
             let Some(item) = first else {
@@ -57,6 +58,7 @@ impl EtcdStore {
                 when: vec![Compare::mod_revision(item.key.clone(), CompareOp::Equal, item.mod_revision)],
                 then: vec![TxnOp::delete(item.key.clone(), None)],
                 otherwise: vec![TxnOp::get(queue.start(), Some(head()))],
+                lean: false,
             };
             match self.write(write, name.len(), deadline).await? {
                 Outcome::Done(_) | Outcome::DoneEarlier(_) => return Ok(item.value),

@@ -2,7 +2,7 @@
 
 use futures::stream::{FuturesUnordered, TryStreamExt};
 use rallypoint_etcd::v3::api::{Txn, TxnOp, TxnOpResponse};
-use rallypoint_etcd::v3::{Entry, Event, KeyRange, Repeat, Watch, WatchUpdate};
+use rallypoint_etcd::v3::{Entry, Event, KeyRange, Repeat, Watch, WatchUpdate, revision_of};
 
 use super::EtcdStore;
 use super::value::Stored;
@@ -13,7 +13,12 @@ use crate::error::Result;
 const PER_REQUEST: usize = 60;
 
 impl EtcdStore {
-    pub(super) async fn wait_value(&self, what: &'static str, key: &[u8], deadline: Deadline) -> Result<Vec<u8>> {
+    pub(super) async fn wait_value(
+        &self,
+        what: &'static str,
+        key: &[u8],
+        deadline: Deadline,
+    ) -> Result<Vec<u8>> {
         let (found, revision) = self.read(key, deadline).await?;
         let entry = match found {
             Some(entry) => entry,
@@ -57,12 +62,13 @@ impl EtcdStore {
                 .collect();
             let txn = Txn::new().and_then(questions);
             let answer = self.client(deadline).txn(keys[0], Repeat::Safe, txn).await?;
-            revision = revision.min(answer.header().map_or(0, |header| header.revision()));
+            revision = revision.min(revision_of(answer.header())?);
             let there = |answers: &[TxnOpResponse]| {
                 answers.iter().any(|answer| matches!(answer, TxnOpResponse::Get(read) if read.count() > 0))
             };
             let answers = answer.op_responses();
-            missing.extend(keys.iter().zip(answers.chunks(2)).filter(|(_, a)| !there(a)).map(|(key, _)| *key));
+            missing
+                .extend(keys.iter().zip(answers.chunks(2)).filter(|(_, a)| !there(a)).map(|(key, _)| *key));
         }
         Ok((missing, revision))
     }

@@ -33,11 +33,13 @@ async fn while_waiting<T>(waiter: impl Future<Output = T>, act: impl Future<Outp
 
 async fn get_waits_for_the_key(on: Arc<Fixture>) {
     let other = on.another();
-    let value = while_waiting(on.store.get(b"late"), async { other.set(b"late", b"come").await.unwrap() }).await;
+    let value =
+        while_waiting(on.store.get(b"late"), async { other.set(b"late", b"come").await.unwrap() }).await;
     assert_eq!(value.unwrap(), b"come");
     // Deleted, it is waited for again.
     on.store.delete_key(b"late").await.unwrap();
-    let value = while_waiting(on.store.get(b"late"), async { other.set(b"late", b"back").await.unwrap() }).await;
+    let value =
+        while_waiting(on.store.get(b"late"), async { other.set(b"late", b"back").await.unwrap() }).await;
     assert_eq!(value.unwrap(), b"back");
 }
 

@@ -1,5 +1,7 @@
 //! One suite for every store. What each case is named after must hold for all of them.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail")]
+
 mod cases_keys;
 mod cases_numbers;
 mod cases_queues;
@@ -7,12 +9,13 @@ mod cases_waiting;
 mod suite;
 
 use rallypoint_core::EtcdSettings;
-use rallypoint_etcd::v3;
-use rallypoint_store::{EtcdStore, MemoryStore, PrefixStore, Store};
+use rallypoint_etcd::{v2, v3};
+use rallypoint_store::{EtcdStore, EtcdV2Store, MemoryStore, PrefixStore, Store};
 use rallypoint_testkit::{Etcd, Version};
 
 use suite::{Limit, Suite};
 
+const V2_LIMIT: Limit = Limit { fits: 7_000_000, too_large: &[7_900_000, 16_000_000] };
 const V3_LIMIT: Limit = Limit { fits: 1_500_000, too_large: &[1_600_000, 3_000_000, 16_000_000] };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -22,9 +25,8 @@ async fn memory_store() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn prefix_store_on_memory() {
-    let open = |_| async {
-        Box::new(PrefixStore::new("a/b", Box::new(MemoryStore::new()))) as Box<dyn Store>
-    };
+    let open =
+        |_| async { Box::new(PrefixStore::new("a/b", Box::new(MemoryStore::new()))) as Box<dyn Store> };
     Suite::new(None, open).run().await;
 }
 
@@ -60,7 +62,34 @@ async fn etcd_store_under_a_client_prefix_and_a_prefix_store() {
         async { Box::new(PrefixStore::new("p", Box::new(store))) as Box<dyn Store> }
     };
     Suite::new(Some(V3_LIMIT), open).run().await;
-    assert_eq!(etcd.etcdctl(&["get", "", "--prefix", "--keys-only"]).lines().filter(|line| {
-        !line.is_empty() && !line.starts_with("/tenant/")
-    }).count(), 0, "everything is under the client's prefix");
+    assert_eq!(
+        etcd.etcdctl(&["get", "", "--prefix", "--keys-only"])
+            .lines()
+            .filter(|line| { !line.is_empty() && !line.starts_with("/tenant/") })
+            .count(),
+        0,
+        "everything is under the client's prefix"
+    );
+}
+
+async fn v2_store(version: Version, prefix: &str) {
+    let etcd = Etcd::builder(version).v2().start();
+    let mut settings = EtcdSettings::new(&etcd.endpoint()).unwrap();
+    settings.prefix = prefix.to_owned();
+    let client = v2::Client::connect(settings).await.unwrap();
+    let open = move |name: String| {
+        let store = EtcdV2Store::new(client.clone(), &format!("/conformance/{name}"));
+        async { Box::new(store) as Box<dyn Store> }
+    };
+    Suite::new(Some(V2_LIMIT), open).run().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn v2_store_on_etcd_3_4() {
+    v2_store(Version::V34, "").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn v2_store_on_etcd_3_5_under_a_client_prefix() {
+    v2_store(Version::V35, "/tenant/").await;
 }

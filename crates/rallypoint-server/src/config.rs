@@ -1,0 +1,64 @@
+//! What a server can be told, and the defaults.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How to serve. The default is etcd's, on the loopback address alone.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where to listen. Port 0 takes a free one. Anything but a loopback address lets other machines in.
+    pub listen: SocketAddr,
+    /// The name of the one member.
+    pub name: String,
+    /// URLs that clients are told to use; by default the address it listens on.
+    pub advertise: Vec<String>,
+    /// TLS, if clients are to use it.
+    pub tls: Option<Tls>,
+    /// Bytes of one request that writes.
+    pub max_request_bytes: usize,
+    /// Operations in a transaction.
+    pub max_txn_ops: usize,
+    /// Roughly the bytes of all v3 keys, leases and watches. Over it nothing is added; deletes still work.
+    pub quota_bytes: usize,
+    /// Roughly the bytes of all v3 requests that have not come in whole.
+    pub inflight_bytes: usize,
+    /// Past changes of v3 keys that are kept for reads and watches of the past.
+    pub history_changes: usize,
+    /// Roughly the bytes of those.
+    pub history_bytes: usize,
+    /// How often an idle watch that asked for it hears that it missed nothing.
+    pub progress_interval: Duration,
+    /// How long open requests may go on after the server was told to stop.
+    pub stop_timeout: Duration,
+}
+
+/// The certificates of a server.
+#[derive(Debug, Clone)]
+pub struct Tls {
+    /// PEM file of the server's certificate, and those between it and the authority.
+    pub cert_file: PathBuf,
+    /// PEM file of its private key.
+    pub key_file: PathBuf,
+    /// PEM file of the authorities whose clients may connect; without it any client may.
+    pub client_ca_file: Option<PathBuf>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 2379)),
+            name: "default".to_owned(),
+            advertise: Vec::new(),
+            tls: None,
+            max_request_bytes: 3 << 19,
+            max_txn_ops: 128,
+            quota_bytes: 2 << 30,
+            inflight_bytes: 512 << 20,
+            history_changes: 1 << 16,
+            history_bytes: 64 << 20,
+            progress_interval: Duration::from_secs(10 * 60),
+            stop_timeout: Duration::from_secs(1),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Why a server cannot start.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// Why a server cannot start or go on.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ServerError {
+    /// Something else listens there already.
+    #[error("cannot listen on {address}: the address is in use")]
+    AddressInUse {
+        /// Where it was to listen.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The address cannot be listened on, by this user or at all.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// Where it was to listen.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file of certificates or keys cannot be read.
+    #[error("cannot read the {what} in {}", path.display())]
+    TlsFile {
+        /// What was to be in it.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The files can be read, but not used together.
+    #[error("the certificate in {} cannot be used", path.display())]
+    Tls {
+        /// The file of the server's certificate.
+        path: PathBuf,
+        /// Why not.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The task that serves ended by a panic, or the runtime was shut down under it.
+    #[error("the server ended before it was told to")]
+    Ended {
+        /// What tokio said.
+        source: tokio::task::JoinError,
+    },
+}

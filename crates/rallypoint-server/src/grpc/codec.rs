@@ -1,0 +1,100 @@
+//! From HTTP to a function on messages and back.
+
+use std::future::{Ready, ready};
+use std::marker::PhantomData;
+use std::task::{Context, Poll};
+
+use futures::Stream;
+use http::{Request, Response};
+use prost::Message;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codec::{BufferSettings, Codec, Streaming};
+use tonic::server::Grpc;
+use tonic_prost::{ProstDecoder, ProstEncoder};
+use tower_service::Service;
+
+use super::body::Bounded;
+
+/// Protocol buffers, with buffers that start small: most messages are, and ten thousand watches have one each.
+struct Proto<In, Out>(PhantomData<(In, Out)>);
+
+const BUFFERS: (usize, usize) = (512, 32 * 1024);
+
+impl<In, Out> Codec for Proto<In, Out>
+where
+    In: Message + Default + Send + 'static,
+    Out: Message + Send + 'static,
+{
+    type Encode = Out;
+    type Decode = In;
+    type Encoder = ProstEncoder<Out>;
+    type Decoder = ProstDecoder<In>;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstEncoder::new(BufferSettings::new(BUFFERS.0, BUFFERS.1))
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        ProstDecoder::new(BufferSettings::new(BUFFERS.0, BUFFERS.1))
+    }
+}
+
+/// A function as tonic wants it.
+struct Handler<F>(Option<F>);
+
+impl<F, In, Out> Service<tonic::Request<In>> for Handler<F>
+where
+    F: FnOnce(In) -> Result<Out, Status>,
+{
+    type Response = tonic::Response<Out>;
+    type Error = Status;
+    type Future = Ready<Result<Self::Response, Status>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: tonic::Request<In>) -> Self::Future {
+        let handle = self.0.take().expect("a handler is made for one call");
+        ready(handle(request.into_inner()).map(tonic::Response::new))
+    }
+}
+
+/// Answers one message with one.
+pub(super) async fn unary<B, In, Out>(
+    request: Request<Bounded<B>>,
+    handle: impl FnOnce(In) -> Result<Out, Status>,
+) -> Response<Body>
+where
+    Bounded<B>: http_body::Body + Send + 'static,
+    <Bounded<B> as http_body::Body>::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send,
+    In: Message + Default + Send + 'static,
+    Out: Message + Send + 'static,
+{
+    grpc::<In, Out>().unary(Handler(Some(handle)), request).await
+}
+
+/// Answers a stream of messages with one.
+pub(super) async fn streaming<B, In, Out, S>(
+    request: Request<Bounded<B>>,
+    handle: impl FnOnce(Streaming<In>) -> S + Send,
+) -> Response<Body>
+where
+    Bounded<B>: http_body::Body + Send + 'static,
+    <Bounded<B> as http_body::Body>::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send,
+    In: Message + Default + Send + 'static,
+    Out: Message + Send + 'static,
+    S: Stream<Item = Result<Out, Status>> + Send + 'static,
+{
+    grpc::<In, Out>().streaming(Handler(Some(|inbound| Ok(handle(inbound)))), request).await
+}
+
+/// The size of a message is bounded by its body, which knows the right error.
+fn grpc<In, Out>() -> Grpc<Proto<In, Out>>
+where
+    In: Message + Default + Send + 'static,
+    Out: Message + Send + 'static,
+{
+    Grpc::new(Proto(PhantomData)).apply_max_message_size_config(Some(usize::MAX), Some(usize::MAX))
+}

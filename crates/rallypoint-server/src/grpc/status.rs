@@ -1,0 +1,25 @@
+//! Errors as gRPC has them.
+
+use tonic::{Code, Status};
+
+use crate::mvcc::Error;
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        let code = match error {
+            Error::EmptyKey
+            | Error::KeyNotFound
+            | Error::ValueProvided
+            | Error::LeaseProvided
+            | Error::TooManyOps
+            | Error::DuplicateKey
+            | Error::InvalidSortOption
+            | Error::RequestTooLarge => Code::InvalidArgument,
+            Error::Compacted | Error::FutureRevision | Error::LeaseTtlTooLarge => Code::OutOfRange,
+            Error::LeaseNotFound => Code::NotFound,
+            Error::LeaseExists => Code::FailedPrecondition,
+            Error::NoSpace | Error::TooManyRequests => Code::ResourceExhausted,
+        };
+        Status::new(code, error.to_string())
+    }
+}

@@ -1,0 +1,88 @@
+//! `/v2/keys`.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::response::Response;
+use bytes::Bytes;
+use futures::stream;
+use http::{Method, StatusCode, header};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use tokio::time::timeout;
+
+use super::reply;
+use super::service::{Answered, Service};
+use crate::identity::RAFT_TERM;
+use crate::v2::{self, Answer, Code, Error, Path, Watch};
+
+/// Serves a request on `key`, whose escapes are undone.
+pub(super) async fn serve(service: &Arc<Service>, key: &[u8], request: Request) -> Response {
+    let allowed = [Method::HEAD, Method::GET, Method::PUT, Method::POST, Method::DELETE];
+    if let Err(response) = reply::allow(request.method(), &allowed) {
+        return *response;
+    }
+    reply::from_cluster(answer(service, key, request).await.unwrap_or_else(|error| {
+        let response = reply::json(error.status(), error.to_json());
+        reply::with_number(response, "x-etcd-index", error.index)
+    }))
+}
+
+async fn answer(service: &Arc<Service>, key: &[u8], request: Request) -> Result<Response, Error> {
+    let (head, body) = request.into_parts();
+    let body = match head.method {
+        Method::PUT | Method::POST => {
+            let content_type = head.headers.get(header::CONTENT_TYPE).map(http::HeaderValue::as_bytes);
+            if v2::is_form(content_type)? { read(service, body).await? } else { Bytes::new() }
+        }
+        // Go reads no form from other methods.
+        _ => Bytes::new(),
+    };
+    let query = head.uri.query().unwrap_or_default();
+    let request = v2::Request::parse(&head.method, Path::clean(key), query.as_bytes(), &body)?;
+    let no_value = request.no_value;
+    let Answered { answer, index, raft_index } = service.apply(request)?;
+    let response = match answer {
+        Answer::Event(event) => {
+            let status = if event.is_new_node() { StatusCode::CREATED } else { StatusCode::OK };
+            let body = if no_value { event.to_json_without_nodes() } else { event.to_json() };
+            reply::json(status, body)
+        }
+        Answer::Watch(watch) => reply::json(StatusCode::OK, events(Arc::clone(service), watch)),
+    };
+    let response = reply::with_number(response, "x-etcd-index", index);
+    let response = reply::with_number(response, "x-raft-index", raft_index);
+    Ok(reply::with_number(response, "x-raft-term", RAFT_TERM))
+}
+
+async fn read(service: &Service, body: Body) -> Result<Bytes, Error> {
+    let limits = &service.limits;
+    let failed = |cause: String| Error::parse(Code::InvalidForm, cause);
+    match timeout(limits.body_time, Limited::new(body, limits.body).collect()).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(failed("http: POST too large".to_owned())),
+        Ok(Err(error)) => Err(failed(error.to_string())),
+        Err(_) => Err(failed(format!("the body did not arrive within {:?}", limits.body_time))),
+    }
+}
+
+/// The events of a watch, a line each, until it has had its one or was cut off. When the client goes, so does
+/// the watch.
+fn events(service: Arc<Service>, watch: Watch) -> Body {
+    Body::from_stream(stream::unfold(Watching { service, watch }, |mut watching| async {
+        let event = watching.watch.events.recv().await?;
+        Some((Ok::<_, Infallible>(event.to_json()), watching))
+    }))
+}
+
+struct Watching {
+    service: Arc<Service>,
+    watch: Watch,
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.service.unwatch(&self.watch.place);
+    }
+}

@@ -1,0 +1,140 @@
+//! The store with what it does not have itself: a lock, a clock, and a task that ends what has a TTL.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+
+use crate::identity::Identity;
+use crate::v2::{self, Answer, Error, Place, Request, Store, Time};
+
+/// Gives the lines of the v3 half in Prometheus' text format.
+pub(crate) type V3Metrics = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// What a client may ask for at most.
+#[derive(Debug, Clone)]
+pub(crate) struct Limits {
+    /// The bytes of a body.
+    pub(crate) body: usize,
+    /// How long a body may take to arrive.
+    pub(crate) body_time: Duration,
+    /// What the store takes in.
+    pub(crate) store: v2::Limits,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        // A form of 10 MiB is etcd's limit on v2.
+        Limits { body: 10 << 20, body_time: Duration::from_secs(60), store: v2::Limits::default() }
+    }
+}
+
+/// The v2 half of the server.
+pub(super) struct Service {
+    pub(super) identity: Arc<Identity>,
+    pub(super) limits: Limits,
+    pub(super) v3_metrics: V3Metrics,
+    pub(super) started: Time,
+    store: Mutex<Store>,
+    clock: Clock,
+    /// Told when something ends earlier than all before, and when the service ends.
+    sooner: Arc<Notify>,
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}
+
+/// What a request is answered with, and the indices at that moment.
+#[derive(Debug)]
+pub(super) struct Answered {
+    pub(super) answer: Answer,
+    pub(super) index: u64,
+    pub(super) raft_index: u64,
+}
+
+impl Service {
+    pub(super) fn start(identity: Arc<Identity>, v3_metrics: V3Metrics, limits: Limits) -> Arc<Self> {
+        let clock = Clock::new();
+        let service = Arc::new(Service {
+            identity,
+            v3_metrics,
+            started: clock.now(),
+            store: Mutex::new(Store::new(limits.store.clone())),
+            limits,
+            clock,
+            sooner: Arc::default(),
+        });
+        tokio::spawn(expire(Arc::downgrade(&service), Arc::clone(&service.sooner)));
+        service
+    }
+
+    pub(super) fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    /// The store, as of now.
+    pub(super) fn store(&self) -> MutexGuard<'_, Store> {
+        // A panic in between leaves at worst a number wrong.
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn apply(&self, request: Request) -> Result<Answered, Error> {
+        let mut store = self.store();
+        let before = store.next_end();
+        let answer = store.apply(self.now(), &request.path, request.op)?;
+        if store.next_end().is_some_and(|end| before.is_none_or(|before| end < before)) {
+            self.sooner.notify_one();
+        }
+        Ok(Answered { answer, index: store.index(), raft_index: store.raft_index() })
+    }
+
+    pub(super) fn unwatch(&self, place: &Place) {
+        self.store().unwatch(place);
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.sooner.notify_one();
+    }
+}
+
+/// Ends what has a TTL at its time, for as long as the service lives.
+async fn expire(service: Weak<Service>, sooner: Arc<Notify>) {
+    while let Some(alive) = service.upgrade() {
+        let now = alive.now();
+        let next = {
+            let mut store = alive.store();
+            store.expire(now);
+            store.next_end()
+        };
+        drop(alive);
+        match next {
+            // Whichever comes first, the next round looks again.
+            Some(end) => _ = timeout(end.since(now), sooner.notified()).await,
+            None => sooner.notified().await,
+        }
+    }
+}
+
+/// The time of day at the start, and how long ago that was: TTLs must not feel it when the time is set.
+struct Clock {
+    start: Duration,
+    since: Instant,
+}
+
+impl Clock {
+    fn new() -> Self {
+        let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Clock { start, since: Instant::now() }
+    }
+
+    fn now(&self) -> Time {
+        Time::since_epoch(self.start + self.since.elapsed())
+    }
+}

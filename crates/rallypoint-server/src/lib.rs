@@ -1,0 +1,47 @@
+//! A server of etcd's v3 and v2 protocols inside any program: one process, one port, in memory.
+//!
+//! ```no_run
+//! # async fn demo() -> Result<(), Box<dyn std::error::Error>> {
+//! use rallypoint_server::{Config, Server};
+//!
+//! let server = Server::bind(Config { listen: "127.0.0.1:0".parse()?, ..Config::default() })?;
+//! println!("etcd clients can use {}", server.url());
+//! server.stop().await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! In memory means in memory: what is stored ends with the server. Who needs more runs a real etcd.
+//!
+//! # The layout
+//!
+//! Calls go down; nothing below knows what is above it.
+//!
+//! - `serve`: the listener, TLS, and the way to stop. Tells gRPC from the rest.
+//! - `grpc`: the v3 services, a thin shell. `http`: the v2 API and what monitors ask for, another.
+//! - `shared`: the v3 state behind its one lock, and the task that ends leases.
+//! - `state`: the v3 state, plain data that is told the time: `mvcc` (keys and their history), `lease`, and
+//!   `watch` (who is to be told what).
+//! - `v2`: the tree of the v2 API, plain data too. The two halves share no keys, as in etcd.
+
+mod config;
+mod error;
+mod grpc;
+mod http;
+mod identity;
+mod lease;
+mod metrics;
+mod mvcc;
+mod serve;
+mod shared;
+mod state;
+mod tls;
+mod v2;
+mod watch;
+
+pub use config::{Config, Tls};
+pub use error::ServerError;
+pub use serve::Server;
+
+#[doc(hidden)]
+pub use http::v2_alone;

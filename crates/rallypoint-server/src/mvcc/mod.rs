@@ -1,0 +1,23 @@
+//! The multi-version store: every change has a revision, and the past can be read back to the compaction.
+//!
+//! - [`Store`]: the data, its history and its compaction.
+//! - [`Span`]: the keys a request is about.
+//! - [`check`]: what can be said of a request without looking at the data.
+//! - [`range`] and [`txn`]: requests carried out. They speak in the protocol's own messages, which are plain
+//!   data; nothing here knows of gRPC.
+
+mod check;
+mod error;
+mod range;
+mod record;
+mod span;
+mod store;
+mod txn;
+
+pub(crate) use check::{check_delete, check_put, check_range, check_txn, has_put, is_read_only};
+pub(crate) use error::Error;
+pub(crate) use range::range;
+pub(crate) use record::Record;
+pub(crate) use span::Span;
+pub(crate) use store::{Retention, Store};
+pub(crate) use txn::{delete, put, txn};

@@ -1,0 +1,45 @@
+//! One version of one key.
+
+use bytes::Bytes;
+use etcd_client::proto::PbKeyValue;
+
+/// One version of one key, or its deletion. Shared by the index, the log and whoever is being told of it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) key: Bytes,
+    pub(crate) value: Bytes,
+    pub(crate) create_revision: i64,
+    pub(crate) mod_revision: i64,
+    /// Counts the changes since the key was made; 0 marks a deletion.
+    pub(crate) version: i64,
+    pub(crate) lease: i64,
+}
+
+impl Record {
+    pub(crate) fn is_deletion(&self) -> bool {
+        self.version == 0
+    }
+
+    /// Roughly what it holds in memory, the indices included.
+    pub(crate) fn weight(&self) -> usize {
+        /// The record itself, its counters and its places in the index and the log.
+        const FIXED: usize = size_of::<Record>() + 64;
+        FIXED + self.key.len() + self.value.len()
+    }
+
+    /// As the protocol has it.
+    pub(crate) fn to_proto(&self) -> PbKeyValue {
+        PbKeyValue { value: self.value.to_vec(), ..self.to_proto_without_value() }
+    }
+
+    pub(crate) fn to_proto_without_value(&self) -> PbKeyValue {
+        PbKeyValue {
+            key: self.key.to_vec(),
+            create_revision: self.create_revision,
+            mod_revision: self.mod_revision,
+            version: self.version,
+            value: Vec::new(),
+            lease: self.lease,
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! The data, its history and its compaction.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::{Error, Record, Span};
+
+/// How much of the past is kept when nobody asks for a compaction.
+///
+/// Without a bound, a job of weeks that keeps writing would fill the memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Retention {
+    /// The number of changes.
+    pub(crate) changes: usize,
+    /// Roughly their memory, in bytes.
+    pub(crate) bytes: usize,
+}
+
+/// All keys at all revisions since the compaction.
+///
+/// Writes between two [`Store::commit`] belong to one revision. Nothing is visible at an older revision than
+/// its own, so readers of the past need no copies.
+#[derive(Debug)]
+pub(crate) struct Store {
+    /// Every version of every key since the compaction, and the one that was valid at it.
+    index: BTreeMap<Bytes, VecDeque<Arc<Record>>>,
+    /// Every change since the compaction, in order. Those made after `revision` are not committed yet.
+    log: VecDeque<Arc<Record>>,
+    /// What the log weighs.
+    log_weight: usize,
+    /// What the index weighs, which is more: it has the keys that were not changed since the compaction.
+    weight: usize,
+    /// Of the last committed change.
+    revision: i64,
+    /// Nothing before it can be read. Negative until the first compaction.
+    compacted: i64,
+    retention: Retention,
+}
+
+/// An empty store is at revision 1, as etcd's.
+const FIRST_REVISION: i64 = 1;
+const NEVER_COMPACTED: i64 = -1;
+
+impl Store {
+    pub(crate) fn new(retention: Retention) -> Self {
+        Store {
+            index: BTreeMap::new(),
+            log: VecDeque::new(),
+            log_weight: 0,
+            weight: 0,
+            revision: FIRST_REVISION,
+            compacted: NEVER_COMPACTED,
+            retention,
+        }
+    }
+
+    /// Of the last committed change.
+    pub(crate) fn revision(&self) -> i64 {
+        self.revision
+    }
+
+    /// The oldest revision that can be read; negative until the first compaction.
+    pub(crate) fn compacted(&self) -> i64 {
+        self.compacted
+    }
+
+    /// What reads see: the last committed revision, or the one being written.
+    pub(crate) fn view_revision(&self) -> i64 {
+        self.log.back().map_or(self.revision, |last| last.mod_revision.max(self.revision))
+    }
+
+    /// The number of keys in the index, deleted ones included until the compaction.
+    pub(crate) fn key_count(&self) -> usize {
+        self.index.len()
+    }
+
+    /// Roughly its memory.
+    pub(crate) fn weight(&self) -> usize {
+        self.weight
+    }
+
+    /// The key as it is now.
+    pub(crate) fn get(&self, key: &[u8]) -> Option<&Arc<Record>> {
+        self.index.get(key)?.back().filter(|record| !record.is_deletion())
+    }
+
+    /// The key as it was at a revision.
+    pub(crate) fn get_at(&self, key: &[u8], revision: i64) -> Option<&Arc<Record>> {
+        valid_at(self.index.get(key)?, revision)
+    }
+
+    /// The keys of a span as they were at a revision, in order.
+    pub(crate) fn iter_at<'a, T: AsRef<[u8]>>(
+        &'a self,
+        span: &Span<T>,
+        revision: i64,
+    ) -> impl Iterator<Item = &'a Arc<Record>> {
+        let found = if span.is_empty() { None } else { Some(self.index.range::<[u8], _>(span.bounds())) };
+        found.into_iter().flatten().filter_map(move |(_, versions)| valid_at(versions, revision))
+    }
+
+    /// The committed changes from a revision on, in order.
+    pub(crate) fn changes_from(&self, revision: i64) -> impl Iterator<Item = &Arc<Record>> {
+        let first = self.log.partition_point(|change| change.mod_revision < revision);
+        self.log.range(first..).take_while(|change| change.mod_revision <= self.revision)
+    }
+
+    /// Writes a key at the next revision; its revision.
+    pub(crate) fn put(&mut self, key: Bytes, value: Bytes, lease: i64) -> i64 {
+        let mod_revision = self.revision + 1;
+        let versions = self.index.entry(key.clone()).or_default();
+        let (create_revision, version) = match versions.back() {
+            Some(last) if !last.is_deletion() => (last.create_revision, last.version + 1),
+            _ => (mod_revision, 1),
+        };
+        let record = Arc::new(Record { key, value, create_revision, mod_revision, version, lease });
+        versions.push_back(Arc::clone(&record));
+        self.record(record);
+        mod_revision
+    }
+
+    /// Deletes the keys of a span at the next revision; what they were.
+    pub(crate) fn delete<T: AsRef<[u8]>>(&mut self, span: &Span<T>) -> Vec<Arc<Record>> {
+        let deleted: Vec<_> = match span {
+            // The common case, without a walk through the tree.
+            Span::One(key) => self.get(key.as_ref()).cloned().into_iter().collect(),
+            _ => self.iter_at(span, i64::MAX).cloned().collect(),
+        };
+        let mod_revision = self.revision + 1;
+        for last in &deleted {
+            let record = Arc::new(Record {
+                key: last.key.clone(),
+                value: Bytes::new(),
+                create_revision: 0,
+                mod_revision,
+                version: 0,
+                lease: 0,
+            });
+            let versions = self.index.get_mut(&last.key).expect("a key just found is in the index");
+            versions.push_back(Arc::clone(&record));
+            self.record(record);
+        }
+        deleted
+    }
+
+    fn record(&mut self, change: Arc<Record>) {
+        let weight = change.weight();
+        self.log_weight += weight;
+        self.weight += weight;
+        self.log.push_back(change);
+    }
+
+    /// Makes the changes since the last commit visible as one revision. Whether there were any.
+    pub(crate) fn commit(&mut self) -> bool {
+        let changed = self.view_revision() > self.revision;
+        if changed {
+            self.revision += 1;
+        }
+        changed
+    }
+
+    /// Takes the changes since the last commit back.
+    pub(crate) fn rollback(&mut self) {
+        while self.view_revision() > self.revision {
+            let change = self.log.pop_back().expect("only a change is newer than the last commit");
+            self.log_weight -= change.weight();
+            self.weight -= change.weight();
+            let versions = self.index.get_mut(&change.key).expect("a change of the log is in the index");
+            versions.pop_back();
+            if versions.is_empty() {
+                self.index.remove(&change.key);
+            }
+        }
+    }
+
+    /// Forgets what was overwritten or deleted up to a revision.
+    pub(crate) fn compact(&mut self, revision: i64) -> Result<(), Error> {
+        if revision <= self.compacted {
+            return Err(Error::Compacted);
+        }
+        if revision > self.revision {
+            return Err(Error::FutureRevision);
+        }
+        self.compacted = revision;
+        let past = self.log.partition_point(|change| change.mod_revision <= revision);
+        let mut last = Vec::new();
+        for change in self.log.drain(..past) {
+            self.log_weight -= change.weight();
+            self.weight -= forget_before(&mut self.index, &change);
+            if change.mod_revision == revision {
+                last.push(change);
+            }
+        }
+        // A watch may start at the compaction itself, and is told of what is still there.
+        for change in last.into_iter().rev() {
+            let versions = self.index.get(&change.key);
+            if versions.and_then(VecDeque::front).is_some_and(|first| Arc::ptr_eq(first, &change)) {
+                self.log_weight += change.weight();
+                self.log.push_front(change);
+            }
+        }
+        Ok(())
+    }
+
+    /// Compacts as far as the retention asks for, if it does. Called after each commit.
+    pub(crate) fn enforce_retention(&mut self) {
+        let Retention { changes, bytes } = self.retention;
+        if self.log.len() <= changes && self.log_weight <= bytes {
+            return;
+        }
+        let mut weight = self.log_weight;
+        let mut length = self.log.len();
+        let mut target = self.compacted;
+        for change in &self.log {
+            if length <= changes && weight <= bytes {
+                break;
+            }
+            length -= 1;
+            weight -= change.weight();
+            target = change.mod_revision;
+        }
+        // Nothing to do when the newest revision alone is over the bound.
+        let _ = self.compact(target.min(self.revision - 1));
+    }
+}
+
+/// Drops the versions of a key before a change, and the change too when it is a deletion; what they weighed.
+fn forget_before(index: &mut BTreeMap<Bytes, VecDeque<Arc<Record>>>, change: &Arc<Record>) -> usize {
+    let versions = index.get_mut(&change.key).expect("a change of the log is in the index");
+    let mut weight = 0;
+    while let Some(first) = versions.front()
+        && (change.is_deletion() || !Arc::ptr_eq(first, change))
+    {
+        let is_last = Arc::ptr_eq(first, change);
+        weight += first.weight();
+        versions.pop_front();
+        if is_last {
+            break;
+        }
+    }
+    if versions.is_empty() {
+        index.remove(&change.key);
+    } else if versions.capacity() > 64 && versions.len() < versions.capacity() / 4 {
+        // A key with a long past gives its memory back.
+        versions.shrink_to(versions.len() * 2);
+    }
+    weight
+}
+
+/// The version that was valid at a revision, unless that was a deletion.
+fn valid_at(versions: &VecDeque<Arc<Record>>, revision: i64) -> Option<&Arc<Record>> {
+    let last = versions.back()?;
+    let found = if last.mod_revision <= revision {
+        last
+    } else {
+        versions.get(versions.partition_point(|version| version.mod_revision <= revision).checked_sub(1)?)?
+    };
+    (!found.is_deletion()).then_some(found)
+}
+
+#[cfg(test)]
+#[path = "store_tests.rs"]
+mod tests;

@@ -1,0 +1,158 @@
+use super::*;
+
+const KEEP_ALL: Retention = Retention { changes: usize::MAX, bytes: usize::MAX };
+
+fn store() -> Store {
+    Store::new(KEEP_ALL)
+}
+
+fn put(store: &mut Store, key: &str, value: &str) -> i64 {
+    let revision =
+        store.put(Bytes::copy_from_slice(key.as_bytes()), Bytes::copy_from_slice(value.as_bytes()), 0);
+    store.commit();
+    revision
+}
+
+fn delete(store: &mut Store, key: &str) {
+    store.delete(&Span::One(key));
+    store.commit();
+}
+
+fn value_at(store: &Store, key: &str, revision: i64) -> Option<String> {
+    store.get_at(key.as_bytes(), revision).map(|record| String::from_utf8(record.value.to_vec()).unwrap())
+}
+
+fn keys_at(store: &Store, span: &Span<&str>, revision: i64) -> Vec<String> {
+    store.iter_at(span, revision).map(|record| String::from_utf8(record.key.to_vec()).unwrap()).collect()
+}
+
+#[test]
+fn every_revision_can_be_read_back() {
+    let mut store = store();
+    assert_eq!(store.revision(), 1);
+    assert_eq!(put(&mut store, "a", "1"), 2);
+    assert_eq!(put(&mut store, "a", "2"), 3);
+    delete(&mut store, "a");
+    assert_eq!(put(&mut store, "a", "3"), 5);
+    let seen: Vec<_> = (1..=6).map(|revision| value_at(&store, "a", revision)).collect();
+    let expected = [None, Some("1"), Some("2"), None, Some("3"), Some("3")];
+    assert_eq!(seen, expected.map(|value| value.map(str::to_owned)));
+}
+
+#[test]
+fn a_key_made_again_starts_at_version_1() {
+    let mut store = store();
+    put(&mut store, "a", "1");
+    put(&mut store, "a", "2");
+    assert_eq!(store.get(b"a").unwrap().version, 2);
+    delete(&mut store, "a");
+    put(&mut store, "a", "3");
+    let record = store.get(b"a").unwrap();
+    assert_eq!((record.version, record.create_revision, record.mod_revision), (1, 5, 5));
+}
+
+#[test]
+fn deleting_nothing_costs_no_revision() {
+    let mut store = store();
+    store.delete(&Span::From("a"));
+    assert!(!store.commit());
+    assert_eq!(store.revision(), 1);
+}
+
+#[test]
+fn what_is_rolled_back_was_never_there() {
+    let mut store = store();
+    put(&mut store, "a", "1");
+    store.put("a".into(), "2".into(), 0);
+    store.put("b".into(), "1".into(), 0);
+    store.delete(&Span::From("a"));
+    assert_eq!(store.view_revision(), 3);
+    assert!(store.get(b"a").is_none());
+    store.rollback();
+    assert!(!store.commit());
+    assert_eq!((store.revision(), store.view_revision(), store.key_count()), (2, 2, 1));
+    assert_eq!(value_at(&store, "a", 2).as_deref(), Some("1"));
+    assert_eq!(store.changes_from(0).count(), 1);
+    assert_eq!(store.weight(), store.get(b"a").unwrap().weight());
+}
+
+#[test]
+fn spans_are_read_in_order_at_any_revision() {
+    let mut store = store();
+    for key in ["b", "a", "c", "ab"] {
+        put(&mut store, key, key);
+    }
+    delete(&mut store, "ab");
+    assert_eq!(keys_at(&store, &Span::From("a"), 5), ["a", "ab", "b", "c"]);
+    assert_eq!(keys_at(&store, &Span::From("a"), 6), ["a", "b", "c"]);
+    assert_eq!(keys_at(&store, &Span::Until("a", "c"), 3), ["a", "b"]);
+    assert!(keys_at(&store, &Span::Until("c", "a"), 6).is_empty());
+}
+
+#[test]
+fn a_compaction_keeps_what_is_valid_at_it() {
+    let mut store = store();
+    put(&mut store, "a", "1"); // 2
+    put(&mut store, "b", "1"); // 3
+    put(&mut store, "a", "2"); // 4
+    delete(&mut store, "b"); // 5
+    put(&mut store, "a", "3"); // 6
+    store.compact(5).unwrap();
+    assert_eq!(value_at(&store, "a", 5).as_deref(), Some("2"));
+    assert_eq!(value_at(&store, "a", 6).as_deref(), Some("3"));
+    assert_eq!(store.key_count(), 1);
+    assert_eq!(store.changes_from(0).map(|change| change.mod_revision).collect::<Vec<_>>(), [6]);
+    assert_eq!(store.weight(), store.index[&b"a"[..]].iter().map(|record| record.weight()).sum::<usize>());
+    assert_eq!(store.compact(5), Err(Error::Compacted));
+    assert_eq!(store.compact(7), Err(Error::FutureRevision));
+}
+
+#[test]
+fn a_compaction_keeps_its_own_changes_unless_they_are_deletions() {
+    let mut store = store();
+    store.put("a".into(), "1".into(), 0);
+    store.put("b".into(), "1".into(), 0);
+    store.commit();
+    store.delete(&Span::One("b"));
+    store.put("b".into(), "2".into(), 0);
+    store.put("c".into(), "1".into(), 0);
+    store.delete(&Span::One("c"));
+    store.commit();
+    store.compact(3).unwrap();
+    let kept: Vec<_> = store.changes_from(0).map(|change| (change.key.clone(), change.version)).collect();
+    assert_eq!(kept, [(Bytes::from("b"), 1)]);
+    assert_eq!(keys_at(&store, &Span::From("a"), 3), ["a", "b"]);
+    store.put("b".into(), "3".into(), 0);
+    store.commit();
+    store.compact(4).unwrap();
+    assert_eq!(value_at(&store, "b", 4).as_deref(), Some("3"));
+}
+
+#[test]
+fn a_key_written_for_weeks_does_not_fill_the_memory() {
+    let mut store = Store::new(Retention { changes: 100, bytes: usize::MAX });
+    put(&mut store, "untouched", "1");
+    for _ in 0..10_000 {
+        put(&mut store, "counter", "1");
+        store.enforce_retention();
+    }
+    delete(&mut store, "gone");
+    assert!(store.changes_from(0).count() <= 101);
+    assert!(store.index.get(&b"counter"[..]).unwrap().len() <= 101);
+    assert_eq!(store.get(b"counter").unwrap().version, 10_000);
+    assert_eq!(value_at(&store, "untouched", store.revision()).as_deref(), Some("1"));
+    assert_eq!(store.compacted(), store.revision() - 100);
+}
+
+#[test]
+fn large_values_are_forgotten_sooner() {
+    let mut store = Store::new(Retention { changes: usize::MAX, bytes: 10_000 });
+    for _ in 0..100 {
+        put(&mut store, "k", &"v".repeat(1_000));
+        store.enforce_retention();
+        assert!(store.weight() <= 12_000, "{}", store.weight());
+    }
+    put(&mut store, "k", &"v".repeat(20_000));
+    store.enforce_retention();
+    assert_eq!(store.get(b"k").unwrap().value.len(), 20_000);
+}

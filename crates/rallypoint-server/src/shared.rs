@@ -1,0 +1,82 @@
+//! The state behind its lock, for all connections.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use tokio::sync::Notify;
+
+use crate::identity::Identity;
+use crate::mvcc::Error;
+use crate::state::State;
+
+/// What the connections of the v3 half share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// Held for one request or one message at a time, and never across an await.
+    state: Mutex<State>,
+    pub(crate) identity: Identity,
+    pub(crate) settings: Settings,
+    /// A lease was granted that ends before all others.
+    sooner: Notify,
+}
+
+/// What the handlers need to know of the configuration.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    pub(crate) quota_bytes: usize,
+    /// Bytes of events in one message of a watch that asked for fragments.
+    pub(crate) fragment_bytes: usize,
+    pub(crate) progress_interval: std::time::Duration,
+}
+
+impl Shared {
+    pub(crate) fn new(state: State, identity: Identity, settings: Settings) -> Self {
+        Shared { state: Mutex::new(state), identity, settings, sooner: Notify::new() }
+    }
+
+    pub(crate) fn read<R>(&self, read: impl FnOnce(&State) -> R) -> R {
+        read(&self.lock())
+    }
+
+    /// Changes the state, then wakes the watches that it concerns: they need the lock themselves.
+    pub(crate) fn write<R>(&self, write: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.lock();
+        let result = write(&mut state);
+        let wakers = state.hub.take_wakers();
+        drop(state);
+        for waker in wakers {
+            waker.wake();
+        }
+        result
+    }
+
+    pub(crate) fn grant(&self, id: i64, ttl: i64) -> Result<(i64, i64), Error> {
+        let (granted, is_sooner) = self.write(|state| {
+            let before = state.leases.next_deadline();
+            let granted = state.grant(Instant::now(), id, ttl);
+            (granted, state.leases.next_deadline() != before)
+        });
+        if is_sooner {
+            self.sooner.notify_one();
+        }
+        granted
+    }
+
+    /// Ends leases when their time is up, for as long as it is polled.
+    pub(crate) async fn expire_leases(&self) {
+        loop {
+            match self.write(|state| state.expire(Instant::now())) {
+                None => self.sooner.notified().await,
+                Some(deadline) => tokio::select! {
+                    () = tokio::time::sleep_until(deadline.into()) => {}
+                    () = self.sooner.notified() => {}
+                },
+            }
+        }
+    }
+
+    /// A panic cannot leave the state half changed for long: what was not committed is not visible.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

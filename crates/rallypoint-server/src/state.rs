@@ -1,0 +1,158 @@
+//! Everything the v3 protocol is about: the store, the leases and the watches, as one.
+//!
+//! Plain data; whoever holds it decides what time it is. Each write is one revision, and on return the leases
+//! know of it and the watchers are marked.
+
+use std::time::Instant;
+
+use etcd_client::proto::{
+    PbDeleteRequest, PbDeleteResponse, PbPutRequest, PbPutResponse, PbRangeRequest, PbRangeResponse,
+    PbTxnRequest, PbTxnResponse,
+};
+use prost::Message;
+
+use crate::lease::{Leases, TimeToLive};
+use crate::mvcc::{self, Error, Retention, Span, Store};
+use crate::watch::{Hub, StreamKey, WatchRequest};
+
+/// What a client may ask for at most.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Bytes of one write.
+    pub(crate) request_bytes: usize,
+    /// Operations in each list of a transaction.
+    pub(crate) txn_ops: usize,
+    /// Roughly the bytes of all keys, leases and watches.
+    pub(crate) quota_bytes: usize,
+}
+
+/// What etcd adds to a request before it compares its size with the limit.
+const ENVELOPE: usize = 19;
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) store: Store,
+    pub(crate) leases: Leases,
+    pub(crate) hub: Hub,
+    limits: Limits,
+}
+
+impl State {
+    pub(crate) fn new(limits: Limits, retention: Retention) -> Self {
+        State { store: Store::new(retention), leases: Leases::default(), hub: Hub::default(), limits }
+    }
+
+    /// Roughly the memory of all it holds.
+    pub(crate) fn weight(&self) -> usize {
+        self.store.weight() + self.leases.weight() + self.hub.weight()
+    }
+
+    pub(crate) fn range(&self, request: &PbRangeRequest) -> Result<PbRangeResponse, Error> {
+        mvcc::check_range(request)?;
+        mvcc::range(&self.store, request)
+    }
+
+    pub(crate) fn put(&mut self, request: PbPutRequest) -> Result<PbPutResponse, Error> {
+        mvcc::check_put(&request)?;
+        self.check_size(&request)?;
+        self.check_quota()?;
+        let leases = &self.leases;
+        let response = mvcc::put(&mut self.store, request, &|id| leases.contains(id))?;
+        self.commit();
+        Ok(response)
+    }
+
+    pub(crate) fn delete(&mut self, request: &PbDeleteRequest) -> Result<PbDeleteResponse, Error> {
+        mvcc::check_delete(request)?;
+        self.check_size(request)?;
+        let response = mvcc::delete(&mut self.store, request);
+        self.commit();
+        Ok(response)
+    }
+
+    pub(crate) fn txn(&mut self, request: PbTxnRequest) -> Result<PbTxnResponse, Error> {
+        mvcc::check_txn(&request, self.limits.txn_ops)?;
+        if !mvcc::is_read_only(&request) {
+            self.check_size(&request)?;
+            if mvcc::has_put(&request) {
+                self.check_quota()?;
+            }
+        }
+        let leases = &self.leases;
+        match mvcc::txn(&mut self.store, request, &|id| leases.contains(id)) {
+            Ok(response) => {
+                self.commit();
+                Ok(response)
+            }
+            Err(error) => {
+                self.store.rollback();
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) fn compact(&mut self, revision: i64) -> Result<(), Error> {
+        self.store.compact(revision)
+    }
+
+    pub(crate) fn grant(&mut self, now: Instant, id: i64, ttl: i64) -> Result<(i64, i64), Error> {
+        self.check_quota()?;
+        self.leases.grant(now, id, ttl)
+    }
+
+    pub(crate) fn revoke(&mut self, id: i64) -> Result<(), Error> {
+        for key in self.leases.revoke(id)? {
+            self.store.delete(&Span::One(key));
+        }
+        self.commit();
+        Ok(())
+    }
+
+    pub(crate) fn keep_alive(&mut self, now: Instant, id: i64) -> Option<i64> {
+        self.leases.keep_alive(now, id)
+    }
+
+    pub(crate) fn time_to_live(&self, now: Instant, id: i64, with_keys: bool) -> Option<TimeToLive> {
+        self.leases.time_to_live(now, id, with_keys)
+    }
+
+    /// Revokes the leases whose time is up; when the next one's is.
+    pub(crate) fn expire(&mut self, now: Instant) -> Option<Instant> {
+        while let Some(id) = self.leases.expired(now) {
+            self.revoke(id).expect("a lease that expires exists");
+        }
+        self.leases.next_deadline()
+    }
+
+    pub(crate) fn watch(&mut self, stream: StreamKey, request: WatchRequest) {
+        if self.check_quota().is_ok() {
+            self.hub.create(&self.store, stream, request);
+        } else {
+            self.hub.refuse(&self.store, stream, "etcdserver: too many requests");
+        }
+    }
+
+    /// Ends a revision: tells the leases and the watchers, and forgets what need not be kept.
+    fn commit(&mut self) {
+        let first = self.store.revision() + 1;
+        if !self.store.commit() {
+            return;
+        }
+        for change in self.store.changes_from(first) {
+            self.leases.attach(&change.key, change.lease);
+            self.hub.publish(change);
+        }
+        self.store.enforce_retention();
+    }
+
+    fn check_size(&self, request: &impl Message) -> Result<(), Error> {
+        if request.encoded_len() + ENVELOPE > self.limits.request_bytes {
+            return Err(Error::RequestTooLarge);
+        }
+        Ok(())
+    }
+
+    fn check_quota(&self) -> Result<(), Error> {
+        if self.weight() > self.limits.quota_bytes { Err(Error::NoSpace) } else { Ok(()) }
+    }
+}

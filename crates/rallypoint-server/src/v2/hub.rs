@@ -1,0 +1,222 @@
+//! Who watches what.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+
+use super::event::Event;
+use super::path::Path;
+
+/// How far the reader of a stream may fall behind, as in etcd. Then it is cut off: it can come back with the
+/// index it has.
+const QUEUE: usize = 100;
+
+/// The watchers by the path they watch.
+#[derive(Debug, Default)]
+pub(crate) struct Hub {
+    watchers: HashMap<Path, BTreeMap<u64, Watcher>>,
+    next_id: u64,
+    count: usize,
+    cut: u64,
+}
+
+#[derive(Debug)]
+struct Watcher {
+    recursive: bool,
+    /// One that is no stream ends with its first event.
+    stream: bool,
+    since: u64,
+    events: mpsc::Sender<Arc<Event>>,
+}
+
+/// The client's end of a watch. The events end when it was told all it asked for, or was cut off.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    pub(crate) events: mpsc::Receiver<Arc<Event>>,
+    pub(crate) place: Place,
+}
+
+/// Where a watcher is, to take it away.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    path: Path,
+    id: u64,
+}
+
+impl Hub {
+    /// How many wait.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// How many were cut off because they did not read.
+    pub(crate) fn cut(&self) -> u64 {
+        self.cut
+    }
+
+    /// Starts a watch that is told of `past` first. Without a stream the first of it is all.
+    pub(crate) fn watch(
+        &mut self,
+        path: Path,
+        recursive: bool,
+        stream: bool,
+        since: u64,
+        past: Vec<Arc<Event>>,
+    ) -> Watch {
+        let capacity = if stream { past.len() + QUEUE } else { 1 };
+        let (sender, events) = mpsc::channel(capacity);
+        let done = !stream && !past.is_empty();
+        for event in past {
+            // Full only for a watch that has its one event.
+            if sender.try_send(event).is_err() {
+                break;
+            }
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        let place = Place { path: path.clone(), id };
+        if !done {
+            let watcher = Watcher { recursive, stream, since, events: sender };
+            self.watchers.entry(path).or_default().insert(id, watcher);
+            self.count += 1;
+        }
+        Watch { events, place }
+    }
+
+    /// Ends a watch, if it has not ended by itself.
+    pub(crate) fn remove(&mut self, place: &Place) {
+        if let Some(here) = self.watchers.get_mut(&place.path) {
+            self.count -= usize::from(here.remove(&place.id).is_some());
+            if here.is_empty() {
+                self.watchers.remove(&place.path);
+            }
+        }
+    }
+
+    /// Tells those who watch the node of the event or, recursively, a directory above it that it is not
+    /// hidden from.
+    pub(crate) fn tell(&mut self, event: &Arc<Event>) {
+        if self.count == 0 {
+            return;
+        }
+        for path in event.node.path.lineage() {
+            let here = path == event.node.path;
+            if here || !event.node.path.is_hidden_from(&path) {
+                self.tell_at(&path, event, |watcher| here || watcher.recursive);
+            }
+        }
+    }
+
+    /// Tells those who watch a node that went with the directory of the event.
+    pub(crate) fn tell_gone(&mut self, path: &Path, event: &Arc<Event>) {
+        self.tell_at(path, event, |_| true);
+    }
+
+    fn tell_at(&mut self, path: &Path, event: &Arc<Event>, concerns: impl Fn(&Watcher) -> bool) {
+        let Some(here) = self.watchers.get_mut(path) else { return };
+        let before = here.len();
+        here.retain(|_, watcher| {
+            if !concerns(watcher) || event.index() < watcher.since {
+                return true;
+            }
+            match watcher.events.try_send(Arc::clone(event)) {
+                Ok(()) => watcher.stream,
+                Err(TrySendError::Full(_)) => {
+                    self.cut += 1;
+                    false
+                }
+                Err(TrySendError::Closed(_)) => false,
+            }
+        });
+        self.count -= before - here.len();
+        if here.is_empty() {
+            self.watchers.remove(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::event::{Action, View};
+    use super::*;
+
+    fn event(index: u64, path: &str) -> Arc<Event> {
+        let node = View { path: Path::clean(path.as_bytes()), modified: index, ..View::default() };
+        Event::new(Action::Set, node, None).into()
+    }
+
+    fn watch(hub: &mut Hub, path: &str, recursive: bool, stream: bool, since: u64) -> Watch {
+        hub.watch(Path::clean(path.as_bytes()), recursive, stream, since, Vec::new())
+    }
+
+    fn told(watch: &mut Watch) -> Vec<u64> {
+        std::iter::from_fn(|| watch.events.try_recv().ok()).map(|event| event.index()).collect()
+    }
+
+    #[test]
+    fn one_that_is_no_stream_ends_with_its_first_event() {
+        let mut hub = Hub::default();
+        let (mut once, mut stream) =
+            (watch(&mut hub, "/a", false, false, 0), watch(&mut hub, "/a", false, true, 0));
+        hub.tell(&event(1, "/a"));
+        hub.tell(&event(2, "/a"));
+        assert_eq!((told(&mut once), told(&mut stream)), (vec![1], vec![1, 2]));
+        assert_eq!(hub.count(), 1);
+        assert!(once.events.is_closed());
+    }
+
+    #[test]
+    fn only_recursive_watchers_hear_of_nodes_below_and_only_of_those_not_hidden() {
+        let mut hub = Hub::default();
+        let mut dir = watch(&mut hub, "/a", false, true, 0);
+        let mut all = watch(&mut hub, "/", true, true, 0);
+        let mut hidden = watch(&mut hub, "/a/_h", true, true, 0);
+        for (index, path) in [(1, "/a/b"), (2, "/a/_h/c"), (3, "/a"), (4, "/a/_h"), (5, "/ab")] {
+            hub.tell(&event(index, path));
+        }
+        assert_eq!(told(&mut dir), [3]);
+        assert_eq!(told(&mut all), [1, 3, 5]);
+        assert_eq!(told(&mut hidden), [2, 4]);
+    }
+
+    #[test]
+    fn a_watch_of_the_future_sleeps_until_then() {
+        let mut hub = Hub::default();
+        let mut watch = watch(&mut hub, "/a", false, false, 3);
+        for index in 1..5 {
+            hub.tell(&event(index, "/a"));
+        }
+        assert_eq!(told(&mut watch), [3]);
+    }
+
+    #[test]
+    fn a_stream_that_nobody_reads_is_cut_and_keeps_what_it_was_told() {
+        let mut hub = Hub::default();
+        let mut slow = watch(&mut hub, "/a", false, true, 0);
+        let mut fast = watch(&mut hub, "/a", false, true, 0);
+        for index in 1..=150 {
+            hub.tell(&event(index, "/a"));
+            assert_eq!(told(&mut fast), [index]);
+        }
+        assert_eq!((hub.count(), hub.cut()), (1, 1));
+        assert_eq!(told(&mut slow), (1..=100).collect::<Vec<_>>());
+        assert!(slow.events.is_closed());
+    }
+
+    #[test]
+    fn a_removed_watch_leaves_nothing_behind() {
+        let mut hub = Hub::default();
+        let watches: Vec<Watch> = (0..10).map(|_| watch(&mut hub, "/a", false, true, 0)).collect();
+        for watch in &watches {
+            hub.remove(&watch.place);
+            hub.remove(&watch.place);
+        }
+        assert!(hub.count() == 0 && hub.watchers.is_empty());
+        // One whose reader is gone goes with the next event.
+        drop(watch(&mut hub, "/a", false, true, 0));
+        hub.tell(&event(1, "/a"));
+        assert!(hub.count() == 0 && hub.watchers.is_empty() && hub.cut() == 0);
+    }
+}

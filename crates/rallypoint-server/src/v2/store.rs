@@ -1,0 +1,413 @@
+//! The tree with its index, its TTLs, its history and its watchers: what a request does and what it answers.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::error::{Code, Error, Result};
+use super::event::{Action, Event, View};
+use super::history::History;
+use super::hub::{Hub, Place, Watch};
+use super::path::Path;
+use super::request::{Compare, Op, Put};
+use super::stats::Stats;
+use super::time::Time;
+use super::tree::{Content, NoWay, Node};
+
+/// A fresh etcd has used three indices for itself. Clients take 0 for "no index", so they must not see it.
+const FIRST_INDEX: u64 = 3;
+
+/// What it takes in at most.
+#[derive(Debug, Clone)]
+pub(crate) struct Limits {
+    /// About the bytes of memory for nodes.
+    pub(crate) nodes: usize,
+    /// About the bytes of memory for past events that watchers may ask for.
+    pub(crate) history: usize,
+    /// Watchers at a time.
+    pub(crate) watchers: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { nodes: 1 << 30, history: 64 << 20, watchers: 100_000 }
+    }
+}
+
+/// All of v2's data. It has no clock: every call says what time it is, and time must not go back.
+#[derive(Debug)]
+pub(crate) struct Store {
+    root: Node,
+    index: u64,
+    /// Grows with every request to write, done or refused, as raft's does.
+    raft_index: u64,
+    /// The nodes that end, by their end.
+    ends: BTreeSet<(Time, Path)>,
+    history: History,
+    hub: Hub,
+    stats: Stats,
+    nodes: usize,
+    /// About the memory that the nodes take.
+    weight: usize,
+    limits: Limits,
+}
+
+/// What a request is answered with.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Event(Arc<Event>),
+    Watch(Watch),
+}
+
+impl Store {
+    pub(crate) fn new(limits: Limits) -> Self {
+        let mut history = History::new(limits.history);
+        for index in 1..=FIRST_INDEX {
+            let own = View { modified: index, ..View::default() };
+            history.add(Event::new(Action::Set, own, None).refreshing(true).into());
+        }
+        Store {
+            root: Node::new(0, None, Content::Dir([].into())),
+            index: FIRST_INDEX,
+            raft_index: FIRST_INDEX,
+            ends: BTreeSet::new(),
+            history,
+            hub: Hub::default(),
+            stats: Stats::default(),
+            nodes: 0,
+            weight: 0,
+            limits,
+        }
+    }
+
+    /// The index of the last change.
+    pub(crate) fn index(&self) -> u64 {
+        self.index
+    }
+
+    pub(crate) fn raft_index(&self) -> u64 {
+        self.raft_index
+    }
+
+    /// How many files and directories there are, the root not counted.
+    pub(crate) fn nodes(&self) -> usize {
+        self.nodes
+    }
+
+    /// About the bytes of memory that they take.
+    pub(crate) fn weight(&self) -> usize {
+        self.weight
+    }
+
+    pub(crate) fn hub(&self) -> &Hub {
+        &self.hub
+    }
+
+    pub(crate) fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// When the next node ends. [`Store::expire`] is due then.
+    pub(crate) fn next_end(&self) -> Option<Time> {
+        self.ends.first().map(|(end, _)| *end)
+    }
+
+    /// Ends a watch whose client is gone.
+    pub(crate) fn unwatch(&mut self, place: &Place) {
+        self.hub.remove(place);
+    }
+
+    /// Takes away what has ended.
+    pub(crate) fn expire(&mut self, now: Time) {
+        while let Some((end, path)) = self.ends.first().cloned() {
+            if end > now {
+                return;
+            }
+            self.remove(now, &path, Action::Expire);
+            self.stats.count(Action::Expire, true);
+        }
+    }
+
+    /// Carries out a request.
+    pub(crate) fn apply(&mut self, now: Time, path: &Path, op: Op) -> Result<Answer> {
+        self.expire(now);
+        let action = match &op {
+            Op::Get { .. } => Action::Get,
+            Op::Set(_) => Action::Set,
+            Op::Create(_) | Op::Append(_) => Action::Create,
+            Op::Update(_) => Action::Update,
+            Op::CompareAndSwap(..) => Action::CompareAndSwap,
+            Op::Delete { .. } => Action::Delete,
+            Op::CompareAndDelete(_) => Action::CompareAndDelete,
+            Op::Watch { recursive, stream, since } => {
+                return self.watch(path, *recursive, *stream, *since).map(Answer::Watch);
+            }
+        };
+        self.raft_index += u64::from(action != Action::Get);
+        let result = match op {
+            Op::Get { recursive } => self.get(now, path, recursive),
+            Op::Set(put) => self.set(now, path, put),
+            Op::Create(put) => self.place(now, path, Action::Create, put, None),
+            Op::Append(put) => {
+                let name = format!("{:020}", self.index + 1);
+                self.place(now, &path.child(name.as_bytes()), Action::Create, put, None)
+            }
+            Op::Update(put) => self.update(now, path, put),
+            Op::CompareAndSwap(compare, put) => self.compare_and_swap(now, path, &compare, put),
+            Op::Delete { dir, recursive } => self.delete(now, path, dir, recursive),
+            Op::CompareAndDelete(compare) => self.compare_and_delete(now, path, &compare),
+            Op::Watch { .. } => unreachable!("answered above"),
+        };
+        self.stats.count(action, result.is_ok());
+        result.map(Answer::Event)
+    }
+
+    fn get(&self, now: Time, path: &Path, recursive: bool) -> Result<Arc<Event>> {
+        let node = self.find(path)?;
+        Ok(Event::new(Action::Get, node.listing(path.clone(), now, recursive), None).into())
+    }
+
+    fn set(&mut self, now: Time, path: &Path, mut put: Put) -> Result<Arc<Event>> {
+        let prev = match self.root.find(path) {
+            Ok(node) => Some(node),
+            Err(NoWay::Missing(_)) if !put.refresh => None,
+            Err(no_way) => return Err(self.no_way(no_way)),
+        };
+        let Some(node) = prev else { return self.place(now, path, Action::Set, put, None) };
+        self.refuse_root(path)?;
+        if node.is_dir() {
+            return Err(self.error(Code::NotFile, path.as_bytes()));
+        }
+        if put.refresh {
+            put.value = node.value().cloned().unwrap_or_default();
+        }
+        let prev = node.view(path.clone(), now);
+        self.place(now, path, Action::Set, put, Some(prev))
+    }
+
+    /// Puts a new node at `path`, in the place of the file `replaced` if there is one.
+    fn place(
+        &mut self,
+        now: Time,
+        path: &Path,
+        action: Action,
+        put: Put,
+        replaced: Option<View>,
+    ) -> Result<Arc<Event>> {
+        self.refuse_root(path)?;
+        match self.root.find(path) {
+            Ok(_) if replaced.is_none() => return Err(self.error(Code::KeyExists, path.as_bytes())),
+            Ok(_) | Err(NoWay::Missing(_)) => {}
+            Err(no_way) => return Err(self.no_way(no_way)),
+        }
+        self.room_for(path, put.value.len())?;
+        if replaced.is_some() {
+            self.take(path);
+        }
+        self.index += 1;
+        let content = if put.dir { Content::Dir([].into()) } else { Content::File(put.value) };
+        let node = Node::new(self.index, put.ttl.and_then(|ttl| now.after(ttl)), content);
+        let event = Event::new(action, node.view(path.clone(), now), replaced).refreshing(put.refresh);
+        self.insert(path, node);
+        Ok(self.record(event))
+    }
+
+    fn update(&mut self, now: Time, path: &Path, put: Put) -> Result<Arc<Event>> {
+        self.refuse_root(path)?;
+        if self.find(path)?.is_dir() && !put.value.is_empty() {
+            return Err(self.error(Code::NotFile, path.as_bytes()));
+        }
+        self.change(now, path, Action::Update, put)
+    }
+
+    fn compare_and_swap(
+        &mut self,
+        now: Time,
+        path: &Path,
+        compare: &Compare,
+        put: Put,
+    ) -> Result<Arc<Event>> {
+        self.refuse_root(path)?;
+        self.compare(path, compare)?;
+        self.change(now, path, Action::CompareAndSwap, put)
+    }
+
+    /// Gives the node at `path`, which is there, a new value and a new end.
+    fn change(&mut self, now: Time, path: &Path, action: Action, put: Put) -> Result<Arc<Event>> {
+        self.room_for(path, put.value.len())?;
+        self.index += 1;
+        let node = self.root.find_mut(path).expect("the caller has found it");
+        let prev = node.view(path.clone(), now);
+        let weight = node.weight(path);
+        // etcd says that a directory was modified, and shows its old index ever after.
+        if let Content::File(value) = &mut node.content {
+            node.modified = self.index;
+            if !put.refresh {
+                *value = put.value;
+            }
+        }
+        if let Some(end) = node.expires {
+            self.ends.remove(&(end, path.clone()));
+        }
+        node.expires = put.ttl.and_then(|ttl| now.after(ttl));
+        self.ends.extend(node.expires.map(|end| (end, path.clone())));
+        self.weight = self.weight - weight + node.weight(path);
+        let now_is = View { modified: self.index, ..node.view(path.clone(), now) };
+        Ok(self.record(Event::new(action, now_is, Some(prev)).refreshing(put.refresh)))
+    }
+
+    fn delete(&mut self, now: Time, path: &Path, dir: bool, recursive: bool) -> Result<Arc<Event>> {
+        self.refuse_root(path)?;
+        let node = self.find(path)?;
+        if node.is_dir() && !dir && !recursive {
+            return Err(self.error(Code::NotFile, path.as_bytes()));
+        }
+        if node.is_dir() && !node.is_empty_dir() && !recursive {
+            return Err(self.error(Code::DirectoryNotEmpty, path.as_bytes()));
+        }
+        Ok(self.remove(now, path, Action::Delete))
+    }
+
+    fn compare_and_delete(&mut self, now: Time, path: &Path, compare: &Compare) -> Result<Arc<Event>> {
+        self.compare(path, compare)?;
+        Ok(self.remove(now, path, Action::CompareAndDelete))
+    }
+
+    fn watch(&mut self, path: &Path, recursive: bool, stream: bool, since: u64) -> Result<Watch> {
+        self.stats.watches += 1;
+        let since = if since == 0 { self.index + 1 } else { since };
+        let past = self.history.since(since, path, recursive).map_err(|oldest| {
+            let cause = format!("the requested history has been cleared [{oldest}/{since}]");
+            self.error(Code::EventIndexCleared, cause)
+        })?;
+        // etcd gives a stream only the first event of the past and then nothing more, ever. Nobody can want
+        // that: here it gets them all.
+        let past: Vec<_> = past.take(if stream { usize::MAX } else { 1 }).cloned().collect();
+        let waits = stream || past.is_empty();
+        if waits && self.hub.count() >= self.limits.watchers {
+            let cause = format!("too many watchers: the limit is {}", self.limits.watchers);
+            return Err(self.error(Code::Internal, cause));
+        }
+        Ok(self.hub.watch(path.clone(), recursive, stream, since, past))
+    }
+
+    /// Takes the node at `path`, which is there, away, and tells everybody whom it concerns.
+    fn remove(&mut self, now: Time, path: &Path, action: Action) -> Arc<Event> {
+        self.index += 1;
+        let node = self.take(path).expect("the caller has found it");
+        let prev = node.view(path.clone(), now);
+        let gone = View {
+            path: path.clone(),
+            dir: prev.dir,
+            modified: self.index,
+            created: prev.created,
+            ..View::default()
+        };
+        let event = self.record(Event::new(action, gone, Some(prev)));
+        // The watchers of the node itself have been told once; etcd tells streams twice.
+        if self.hub.count() > 0 {
+            node.for_each_below(path, &mut |below, _| self.hub.tell_gone(below, &event));
+        }
+        event
+    }
+
+    /// Keeps the event for later watchers and tells those of now.
+    fn record(&mut self, event: Event) -> Arc<Event> {
+        let event = Arc::new(event);
+        self.history.add(Arc::clone(&event));
+        if !event.refresh {
+            self.hub.tell(&event);
+        }
+        event
+    }
+
+    /// Puts a node at a free path; missing directories above it come with it.
+    fn insert(&mut self, path: &Path, node: Node) {
+        self.ends.extend(node.expires.map(|end| (end, path.clone())));
+        self.weight += node.weight(path);
+        self.nodes += 1;
+        let (parent, name) = path.split().expect("nobody replaces the root");
+        let mut directory = &mut self.root;
+        for (above, name) in parent.lineage().skip(1).zip(parent.names()) {
+            let Content::Dir(children) = &mut directory.content else {
+                unreachable!("the caller has seen no file on the way")
+            };
+            directory = children.entry(name.into()).or_insert_with(|| {
+                let missing = Node::new(self.index, None, Content::Dir([].into()));
+                self.weight += missing.weight(&above);
+                self.nodes += 1;
+                missing
+            });
+        }
+        if let Content::Dir(children) = &mut directory.content {
+            children.insert(name.into(), node);
+        }
+    }
+
+    /// Takes the node at `path` out of the tree with all that is in it.
+    fn take(&mut self, path: &Path) -> Option<Node> {
+        let (parent, name) = path.split()?;
+        let Content::Dir(children) = &mut self.root.find_mut(&parent)?.content else { return None };
+        let node = children.remove(name)?;
+        let mut forget = |path: &Path, node: &Node| {
+            self.weight -= node.weight(path);
+            self.nodes -= 1;
+            if let Some(end) = node.expires {
+                self.ends.remove(&(end, path.clone()));
+            }
+        };
+        node.for_each_below(path, &mut forget);
+        forget(path, &node);
+        Some(node)
+    }
+
+    fn find(&self, path: &Path) -> Result<&Node> {
+        self.root.find(path).map_err(|no_way| self.no_way(no_way))
+    }
+
+    /// Whether the file at `path` is as it must be.
+    fn compare(&self, path: &Path, compare: &Compare) -> Result<()> {
+        let node = self.find(path)?;
+        let Some(value) = node.value() else { return Err(self.error(Code::NotFile, path.as_bytes())) };
+        let mut failed: Vec<Bytes> = Vec::new();
+        if let Some(wanted) = compare.value.as_ref().filter(|&wanted| wanted != value) {
+            failed.push([b"[", wanted.as_ref(), b" != ", value, b"]"].concat().into());
+        }
+        if compare.index.is_some_and(|wanted| wanted.get() != node.modified) {
+            failed.push(format!("[{} != {}]", compare.index.map_or(0, u64::from), node.modified).into());
+        }
+        match failed.is_empty() {
+            true => Ok(()),
+            false => Err(self.error(Code::CompareFailed, failed.join(&b' '))),
+        }
+    }
+
+    fn refuse_root(&self, path: &Path) -> Result<()> {
+        if path.is_root() { Err(self.error(Code::RootReadOnly, "/")) } else { Ok(()) }
+    }
+
+    /// Whether a value of this size and the directories to it may be taken in.
+    fn room_for(&self, path: &Path, value: usize) -> Result<()> {
+        let node = Node::new(0, None, Content::Dir([].into()));
+        match self.weight + path.depth() * node.weight(path) + value > self.limits.nodes {
+            true => Err(self.error(Code::Internal, "etcdserver: mvcc: database space exceeded")),
+            false => Ok(()),
+        }
+    }
+
+    fn no_way(&self, no_way: NoWay) -> Error {
+        match no_way {
+            NoWay::Missing(path) => self.error(Code::KeyNotFound, path.as_bytes()),
+            NoWay::File(path) => self.error(Code::NotDirectory, path.as_bytes()),
+        }
+    }
+
+    fn error(&self, code: Code, cause: impl Into<Vec<u8>>) -> Error {
+        Error::new(code, cause, self.index)
+    }
+}
+
+#[cfg(test)]
+#[path = "store_tests.rs"]
+mod tests;

@@ -1,0 +1,130 @@
+//! Files and directories.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+use super::event::View;
+use super::path::Path;
+use super::time::Time;
+
+/// About what a node costs beside its path and its value.
+const NODE_WEIGHT: usize = 128;
+
+/// A file or a directory. It does not know where it is; whoever found it does.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) created: u64,
+    pub(crate) modified: u64,
+    pub(crate) expires: Option<Time>,
+    pub(crate) content: Content,
+}
+
+#[derive(Debug)]
+pub(crate) enum Content {
+    File(Bytes),
+    /// In the order of the names, so that every listing is sorted.
+    Dir(BTreeMap<Box<[u8]>, Node>),
+}
+
+/// Why there is no way to a node.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum NoWay {
+    /// Nothing is at this path.
+    Missing(Path),
+    /// A file is where a directory is needed.
+    File(Path),
+}
+
+impl Node {
+    pub(crate) fn new(index: u64, expires: Option<Time>, content: Content) -> Self {
+        Node { created: index, modified: index, expires, content }
+    }
+
+    pub(crate) fn is_dir(&self) -> bool {
+        matches!(self.content, Content::Dir(_))
+    }
+
+    pub(crate) fn is_empty_dir(&self) -> bool {
+        matches!(&self.content, Content::Dir(children) if children.is_empty())
+    }
+
+    pub(crate) fn value(&self) -> Option<&Bytes> {
+        match &self.content {
+            Content::File(value) => Some(value),
+            Content::Dir(_) => None,
+        }
+    }
+
+    /// About the memory it takes at `path`, without what is in it. The whole path counts: a listing repeats it.
+    pub(crate) fn weight(&self, path: &Path) -> usize {
+        NODE_WEIGHT + path.as_bytes().len() + self.value().map_or(0, Bytes::len)
+    }
+
+    /// The node at `path`, seen from the root.
+    pub(crate) fn find(&self, path: &Path) -> Result<&Node, NoWay> {
+        let mut node = self;
+        for (depth, name) in path.names().enumerate() {
+            let Content::Dir(children) = &node.content else {
+                return Err(NoWay::File(ancestor(path, depth)));
+            };
+            node = children.get(name).ok_or_else(|| NoWay::Missing(ancestor(path, depth + 1)))?;
+        }
+        Ok(node)
+    }
+
+    /// Like [`Node::find`], to change it. None where there is nothing.
+    pub(crate) fn find_mut(&mut self, path: &Path) -> Option<&mut Node> {
+        let mut node = self;
+        for name in path.names() {
+            let Content::Dir(children) = &mut node.content else { return None };
+            node = children.get_mut(name)?;
+        }
+        Some(node)
+    }
+
+    /// How the node at `path` looks; a directory without what is in it.
+    pub(crate) fn view(&self, path: Path, now: Time) -> View {
+        View {
+            path,
+            value: self.value().cloned(),
+            dir: self.is_dir(),
+            expires: self.expires.map(|end| (end, end.ttl(now))),
+            nodes: Vec::new(),
+            modified: self.modified,
+            created: self.created,
+        }
+    }
+
+    /// How it looks with what is in it, hidden nodes left out.
+    pub(crate) fn listing(&self, path: Path, now: Time, recursive: bool) -> View {
+        let nodes = match &self.content {
+            Content::File(_) => Vec::new(),
+            Content::Dir(children) => children
+                .iter()
+                .filter(|(name, _)| !name.starts_with(b"_"))
+                .map(|(name, child)| match recursive {
+                    true => child.listing(path.child(name), now, true),
+                    false => child.view(path.child(name), now),
+                })
+                .collect(),
+        };
+        View { nodes, ..self.view(path, now) }
+    }
+
+    /// Calls `f` for every node below this one, which is at `path`.
+    pub(crate) fn for_each_below(&self, path: &Path, f: &mut impl FnMut(&Path, &Node)) {
+        if let Content::Dir(children) = &self.content {
+            for (name, child) in children {
+                let path = path.child(name);
+                child.for_each_below(&path, f);
+                f(&path, child);
+            }
+        }
+    }
+}
+
+/// The path made of the first `depth` names.
+fn ancestor(path: &Path, depth: usize) -> Path {
+    path.lineage().nth(depth).unwrap_or_else(|| path.clone())
+}

@@ -1,0 +1,376 @@
+//! The watchers, and what waits to be said to their streams.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::task::Waker;
+
+use slab::Slab;
+
+use super::index::{Index, WatcherKey};
+use crate::mvcc::{Record, Span, Store};
+
+/// Changes that one look at the history may cover, so that nobody waits long for the store.
+const SCAN_LIMIT: usize = 4096;
+/// Bytes of events after which a message ends, at the end of a revision.
+const BATCH_BYTES: usize = 1 << 20;
+/// Roughly the memory of a watcher, its stream and the connection's part in it.
+const WEIGHT: usize = 1024;
+
+/// Where a stream of watches is kept.
+pub(crate) type StreamKey = usize;
+
+/// All watchers of all streams.
+#[derive(Debug, Default)]
+pub(crate) struct Hub {
+    watchers: Slab<Watcher>,
+    streams: Slab<Stream>,
+    index: Index,
+    /// Streams that have something to say since somebody looked; woken when the store is free again.
+    wakers: Vec<Waker>,
+    closed: bool,
+}
+
+#[derive(Debug, Default)]
+struct Stream {
+    by_id: BTreeMap<i64, WatcherKey>,
+    /// The next id to give to a watcher that asks for none.
+    next_id: i64,
+    /// To be said before any event.
+    answers: VecDeque<Message>,
+    /// Watchers that may have events, each once.
+    behind: VecDeque<WatcherKey>,
+    /// Progress that was asked for, to be told when no watcher is behind.
+    progress_asked: usize,
+    waker: Option<Waker>,
+}
+
+#[derive(Debug)]
+struct Watcher {
+    stream: StreamKey,
+    id: i64,
+    span: Span,
+    /// Its place in the index.
+    slot: usize,
+    /// The first revision that it has not been told of.
+    next: i64,
+    /// Among those of its stream that may have events.
+    is_behind: bool,
+    filter: Filter,
+    prev_kv: bool,
+    fragment: bool,
+    progress_notify: bool,
+    /// Told something since the last round of progress.
+    is_fresh: bool,
+}
+
+/// What a watcher does not want to see.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Filter {
+    pub(crate) no_put: bool,
+    pub(crate) no_delete: bool,
+}
+
+impl Filter {
+    fn passes(self, change: &Record) -> bool {
+        if change.is_deletion() { !self.no_delete } else { !self.no_put }
+    }
+}
+
+/// A watch to be made.
+#[derive(Debug)]
+pub(crate) struct WatchRequest {
+    /// 0 asks for any id.
+    pub(crate) id: i64,
+    pub(crate) span: Span,
+    /// 0 means from now on.
+    pub(crate) start_revision: i64,
+    pub(crate) filter: Filter,
+    pub(crate) prev_kv: bool,
+    pub(crate) fragment: bool,
+    pub(crate) progress_notify: bool,
+}
+
+/// What a stream is to say next.
+#[derive(Debug)]
+pub(crate) enum Message {
+    Created {
+        id: i64,
+        revision: i64,
+    },
+    /// A watch that was not made.
+    Refused {
+        revision: i64,
+        reason: &'static str,
+    },
+    Canceled {
+        id: i64,
+        revision: i64,
+    },
+    /// A watch that ended because it wanted to know what was forgotten.
+    Compacted {
+        id: i64,
+        compact_revision: i64,
+    },
+    /// Everything up to the revision was told; -1 speaks for the whole stream.
+    Progress {
+        id: i64,
+        revision: i64,
+    },
+    Events {
+        id: i64,
+        revision: i64,
+        events: Vec<Told>,
+        fragment: bool,
+    },
+}
+
+/// One event.
+#[derive(Debug)]
+pub(crate) struct Told {
+    pub(crate) record: Arc<Record>,
+    pub(crate) prev: Option<Arc<Record>>,
+}
+
+/// The answer to [`Hub::poll`].
+#[derive(Debug)]
+pub(crate) enum Polled {
+    Message(Message),
+    /// Nothing to say now; the waker will be called.
+    Pending,
+    /// The history is long: let others at the store, then ask again.
+    Again,
+    /// The server stops.
+    Closed,
+}
+
+impl Hub {
+    pub(crate) fn open(&mut self) -> StreamKey {
+        self.streams.insert(Stream::default())
+    }
+
+    /// Forgets a stream and its watchers.
+    pub(crate) fn drop_stream(&mut self, stream: StreamKey) {
+        let Stream { by_id, .. } = self.streams.remove(stream);
+        for watcher in by_id.into_values() {
+            self.remove(watcher);
+        }
+    }
+
+    /// Ends all streams.
+    pub(crate) fn close(&mut self) {
+        self.closed = true;
+        self.wakers.extend(self.streams.iter_mut().filter_map(|(_, stream)| stream.waker.take()));
+    }
+
+    /// The number of watchers.
+    pub(crate) fn len(&self) -> usize {
+        self.watchers.len()
+    }
+
+    /// The number of streams.
+    pub(crate) fn stream_count(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// Roughly the memory of the watchers.
+    pub(crate) fn weight(&self) -> usize {
+        (self.watchers.len() + self.streams.len()) * WEIGHT
+    }
+
+    /// Answers that wait to be read. A stream that has many gets no more requests carried out.
+    pub(crate) fn answers_waiting(&self, stream: StreamKey) -> usize {
+        let stream = &self.streams[stream];
+        stream.answers.len() + stream.progress_asked
+    }
+
+    /// Makes a watch, or refuses it; either way the answer waits on the stream.
+    pub(crate) fn create(&mut self, store: &Store, stream: StreamKey, request: WatchRequest) {
+        let revision = store.revision();
+        let answer = match self.try_create(revision, stream, request) {
+            Ok(id) => Message::Created { id, revision },
+            Err(reason) => Message::Refused { revision, reason },
+        };
+        self.streams[stream].answers.push_back(answer);
+    }
+
+    /// Answers a watch that the server has no room for.
+    pub(crate) fn refuse(&mut self, store: &Store, stream: StreamKey, reason: &'static str) {
+        self.streams[stream].answers.push_back(Message::Refused { revision: store.revision(), reason });
+    }
+
+    fn try_create(
+        &mut self,
+        revision: i64,
+        key: StreamKey,
+        request: WatchRequest,
+    ) -> Result<i64, &'static str> {
+        let stream = &mut self.streams[key];
+        if request.span.is_empty() {
+            return Err("mvcc: watcher range is empty");
+        }
+        let id = match request.id {
+            0 => {
+                while stream.by_id.contains_key(&stream.next_id) {
+                    stream.next_id += 1;
+                }
+                stream.next_id += 1;
+                stream.next_id - 1
+            }
+            id if stream.by_id.contains_key(&id) => {
+                return Err("mvcc: duplicate watch ID provided on the WatchStream");
+            }
+            id => id,
+        };
+        let next = if request.start_revision == 0 { revision + 1 } else { request.start_revision };
+        let is_behind = next <= revision;
+        let entry = self.watchers.vacant_entry();
+        let watcher = entry.key();
+        stream.by_id.insert(id, watcher);
+        if is_behind {
+            stream.behind.push_back(watcher);
+        }
+        entry.insert(Watcher {
+            stream: key,
+            id,
+            slot: self.index.insert(&request.span, watcher),
+            span: request.span,
+            next,
+            is_behind,
+            filter: request.filter,
+            prev_kv: request.prev_kv,
+            fragment: request.fragment,
+            progress_notify: request.progress_notify,
+            is_fresh: true,
+        });
+        Ok(id)
+    }
+
+    /// Ends a watch. One that does not exist gets no answer.
+    pub(crate) fn cancel(&mut self, store: &Store, stream: StreamKey, id: i64) {
+        let Some(watcher) = self.streams[stream].by_id.remove(&id) else { return };
+        self.remove(watcher);
+        let stream = &mut self.streams[stream];
+        stream.behind.retain(|behind| *behind != watcher);
+        stream.answers.push_back(Message::Canceled { id, revision: store.revision() });
+    }
+
+    /// Asks for the progress of a stream.
+    pub(crate) fn ask_progress(&mut self, stream: StreamKey) {
+        self.streams[stream].progress_asked += 1;
+    }
+
+    /// Tells the watchers that want to know their progress, if they were told nothing since the last round.
+    pub(crate) fn notify_progress(&mut self, store: &Store, key: StreamKey) {
+        let stream = &mut self.streams[key];
+        for (id, watcher) in &stream.by_id {
+            let watcher = &mut self.watchers[*watcher];
+            if watcher.progress_notify && !watcher.is_behind && !watcher.is_fresh {
+                stream.answers.push_back(Message::Progress { id: *id, revision: store.revision() });
+            }
+            watcher.is_fresh = false;
+        }
+    }
+
+    /// Marks the watchers of a change that was just committed.
+    pub(crate) fn publish(&mut self, change: &Record) {
+        let Hub { watchers, streams, index, wakers, .. } = self;
+        index.for_each(&change.key, |key| {
+            let watcher = &mut watchers[key];
+            if watcher.is_behind || change.mod_revision < watcher.next || !watcher.filter.passes(change) {
+                return;
+            }
+            // Nothing before this change concerned it.
+            watcher.next = change.mod_revision;
+            watcher.is_behind = true;
+            let stream = &mut streams[watcher.stream];
+            stream.behind.push_back(key);
+            wakers.extend(stream.waker.take());
+        });
+    }
+
+    /// Those to be woken, now that the store is free.
+    pub(crate) fn take_wakers(&mut self) -> Vec<Waker> {
+        std::mem::take(&mut self.wakers)
+    }
+
+    /// What a stream is to say next.
+    pub(crate) fn poll(&mut self, store: &Store, key: StreamKey, waker: &Waker) -> Polled {
+        if self.closed {
+            return Polled::Closed;
+        }
+        let mut scan_left = SCAN_LIMIT;
+        loop {
+            let stream = &mut self.streams[key];
+            if let Some(answer) = stream.answers.pop_front() {
+                return Polled::Message(answer);
+            }
+            let Some(watcher) = stream.behind.pop_front() else { break };
+            if scan_left == 0 {
+                stream.behind.push_front(watcher);
+                return Polled::Again;
+            }
+            if let Some(message) = self.catch_up(store, watcher, &mut scan_left) {
+                return Polled::Message(message);
+            }
+        }
+        let stream = &mut self.streams[key];
+        if stream.progress_asked > 0 {
+            stream.progress_asked -= 1;
+            return Polled::Message(Message::Progress { id: -1, revision: store.revision() });
+        }
+        stream.waker = Some(waker.clone());
+        Polled::Pending
+    }
+
+    /// The next message to one watcher. It stays behind if there is more.
+    fn catch_up(&mut self, store: &Store, key: WatcherKey, scan_left: &mut usize) -> Option<Message> {
+        let watcher = &mut self.watchers[key];
+        let id = watcher.id;
+        if watcher.next < store.compacted() {
+            let stream = watcher.stream;
+            self.streams[stream].by_id.remove(&id);
+            self.remove(key);
+            return Some(Message::Compacted { id, compact_revision: store.compacted() });
+        }
+        let mut events = Vec::new();
+        let mut bytes = 0;
+        let mut next = store.revision() + 1;
+        let mut last = watcher.next;
+        for change in store.changes_from(watcher.next) {
+            // A revision is never split.
+            if change.mod_revision > last && (*scan_left == 0 || bytes >= BATCH_BYTES) {
+                next = change.mod_revision;
+                break;
+            }
+            last = change.mod_revision;
+            *scan_left = scan_left.saturating_sub(1);
+            if watcher.span.contains(&change.key) && watcher.filter.passes(change) {
+                let prev =
+                    if watcher.prev_kv { store.get_at(&change.key, change.mod_revision - 1) } else { None };
+                bytes += change.weight() + prev.map_or(0, |prev| prev.weight());
+                events.push(Told { record: Arc::clone(change), prev: prev.cloned() });
+            }
+        }
+        watcher.next = next;
+        watcher.is_behind = next <= store.revision();
+        if watcher.is_behind {
+            self.streams[watcher.stream].behind.push_back(key);
+        }
+        if events.is_empty() {
+            return None;
+        }
+        watcher.is_fresh = true;
+        Some(Message::Events { id, revision: store.revision(), events, fragment: watcher.fragment })
+    }
+
+    fn remove(&mut self, key: WatcherKey) {
+        let watcher = self.watchers.remove(key);
+        if let Some(moved) = self.index.remove(&watcher.span, watcher.slot) {
+            self.watchers[moved].slot = watcher.slot;
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "hub_tests.rs"]
+mod tests;
