@@ -93,9 +93,7 @@ impl ErrorKind {
             ErrorKind::Timeout => "no answer in time",
             ErrorKind::Interrupted => "interrupted before an answer came",
             ErrorKind::Busy => "the server is busy or has no leader",
-            ErrorKind::TooLarge => {
-                "larger than the server takes (etcd's default is 1.5 MiB, --max-request-bytes)"
-            }
+            ErrorKind::TooLarge => "larger than the server takes in one request",
             ErrorKind::NoSpace => "the server's database is full (its quota is --quota-backend-bytes)",
             ErrorKind::Compacted => "that revision is no longer kept",
             ErrorKind::LeaseNotFound => "no such lease",

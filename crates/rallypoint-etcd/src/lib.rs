@@ -5,8 +5,10 @@
 //! says what was tried on which key at which endpoint, and why it failed.
 
 mod error;
+mod failover;
 mod tls;
 pub mod v2;
 pub mod v3;
 
 pub use error::{Error, ErrorKind, Result};
+pub use failover::Repeat;

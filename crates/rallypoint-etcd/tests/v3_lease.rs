@@ -97,7 +97,7 @@ async fn one_failed_refresh_is_no_death() {
 
 #[tokio::test]
 async fn a_lease_outlives_a_server_that_was_away_for_longer() {
-    let mut etcd = Etcd::start(Version::V35);
+    let mut etcd = Etcd::start(Version::V34);
     let client = connect(&etcd.endpoint()).await;
     let mut lease = client.lease(TTL).await.unwrap();
     put(&client, "key", &lease).await;

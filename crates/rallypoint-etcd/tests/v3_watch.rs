@@ -97,7 +97,7 @@ async fn a_connection_that_is_cut_again_and_again_loses_nothing() {
 
 #[tokio::test]
 async fn a_restarted_and_a_paused_server_lose_nothing() {
-    let mut etcd = Etcd::start(Version::V35);
+    let mut etcd = Etcd::start(Version::V34);
     let client = connect(&etcd.endpoint()).await;
     let mut watch = client.watch(KeyRange::key("n"), 1);
     count(&client, "n", 0, 5).await;

@@ -75,7 +75,11 @@ async fn adds_while_the_server_is_killed_and_restarted_are_counted_once() {
         }
         for _ in 0..3 {
             tokio::time::sleep(Duration::from_millis(400)).await;
-            etcd.kill();
+            // 3.5.1 would forget what it has answered; see `Etcd::kill`.
+            match version {
+                Version::V34 => etcd.kill(),
+                Version::V35 => etcd.terminate(),
+            }
             etcd.restart();
         }
         tokio::time::sleep(Duration::from_millis(400)).await;

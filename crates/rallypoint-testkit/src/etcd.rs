@@ -191,7 +191,22 @@ impl Etcd {
         self.paused = false;
     }
 
+    /// Asks the process to end (SIGTERM) and waits until it is gone. Requests under way are cut off; what it
+    /// has answered is on disk.
+    pub fn terminate(&mut self) {
+        if self.paused {
+            self.resume();
+        }
+        self.signal(Signal::TERM);
+        if let Some(mut child) = self.child.take() {
+            let _ = child.wait();
+        }
+    }
+
     /// Kills the process (SIGKILL) and waits until it is gone. The data stays for a [`Etcd::restart`].
+    ///
+    /// Not so on etcd 3.5.1: killed under load, it comes back without some of the v3 writes that it had answered
+    /// (a bug of 3.5.0 to 3.5.2). A test that counts what a killed server has kept runs on 3.4, or terminates it.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             // Both fail only for a process that is gone.

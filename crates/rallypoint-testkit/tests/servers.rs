@@ -24,7 +24,7 @@ fn each_version_answers_and_keeps_its_data_over_a_restart() {
         let (endpoint, pid) = (etcd.endpoint(), etcd.pid());
 
         assert_eq!(etcd.etcdctl(&["put", "color", "green"]).trim(), "OK");
-        etcd.kill();
+        etcd.terminate();
         assert!(!runs(pid));
         etcd.restart();
 

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use rallypoint_core::EtcdSettings;
 use reqwest::Method;
+use tokio::time::Instant;
 
-use super::failover::Failover;
 use super::path::{form, path};
-use super::transport::{Body, MAX_FORM, Reply, Request};
+use super::transport::{Body, MAX_FORM, Reply, Request, Transport};
 use super::watch::{Polled, Watcher};
 use super::{Code, Delete, Get, Lookup, Put, Refusal, Response, Version};
+use crate::failover::Failover;
 use crate::{Error, ErrorKind, Result};
 
 /// A client of etcd's v2 API. Cheap to clone; clones share their connections.
@@ -36,17 +37,29 @@ use crate::{Error, ErrorKind, Result};
 /// ```
 #[derive(Debug, Clone)]
 pub struct Client {
-    failover: Arc<Failover>,
+    shared: Arc<Shared>,
     /// The settings' prefix, as the server writes it.
     prefix: Arc<str>,
     retry_timeout: Duration,
+}
+
+#[derive(Debug)]
+struct Shared {
+    transport: Transport,
+    urls: Vec<String>,
+    failover: Failover,
 }
 
 impl Client {
     /// Connects to the first endpoint that answers.
     pub async fn connect(settings: EtcdSettings) -> Result<Client> {
         let client = Client::connect_lazily(settings)?;
-        client.failover.connect(&version_request("connect")).await?;
+        let Shared { transport, urls, failover } = &*client.shared;
+        let deadline = Instant::now() + client.settings().connect_timeout;
+        let request = version_request("connect");
+        failover
+            .connect(deadline, async |at| transport.send(&urls[at], &request, deadline).await.map(|_| ()))
+            .await?;
         Ok(client)
     }
 
@@ -54,7 +67,10 @@ impl Client {
     pub fn connect_lazily(settings: EtcdSettings) -> Result<Client> {
         let retry_timeout = settings.retry_timeout;
         let prefix = clean(&settings.prefix).into();
-        Ok(Client { failover: Arc::new(Failover::new(settings)?), prefix, retry_timeout })
+        let urls = settings.urls();
+        let failover = Failover::new(urls.len());
+        let transport = Transport::new(settings)?;
+        Ok(Client { shared: Arc::new(Shared { transport, urls, failover }), prefix, retry_timeout })
     }
 
     /// The same client, with another time for a request and its retries.
@@ -66,7 +82,7 @@ impl Client {
     /// What it was connected with.
     #[must_use]
     pub fn settings(&self) -> &EtcdSettings {
-        self.failover.settings()
+        self.shared.transport.settings()
     }
 
     /// Whether `key` can be asked for: etcd hangs up on paths of more than about 4,000 bytes, as percent
@@ -131,7 +147,7 @@ impl Client {
     /// What server answers.
     pub async fn version(&self) -> Result<Version> {
         let request = version_request("version");
-        let reply = self.failover.call(&request, self.retry_timeout).await?;
+        let reply = self.send(&request).await?;
         serde_json::from_slice(reply.text())
             .map_err(|cause| request.error(ErrorKind::Protocol).because(cause))
     }
@@ -146,7 +162,7 @@ impl Client {
         }
         let mut request = self.request("watch", Method::GET, key, &form(&fields), None)?;
         request.poll = Some(time);
-        let reply = self.failover.call(&request, self.retry_timeout).await?;
+        let reply = self.send(&request).await?;
         match reply.body {
             Body::Quiet => Ok(Polled::Quiet),
             Body::Cut => Ok(Polled::Cut),
@@ -163,8 +179,14 @@ impl Client {
         form: Option<String>,
     ) -> Result<Response> {
         let request = self.request(what, method, key, query, form)?;
-        let reply = self.failover.call(&request, self.retry_timeout).await?;
+        let reply = self.send(&request).await?;
         self.response(&request, &reply)
+    }
+
+    async fn send(&self, request: &Request<'_>) -> Result<Reply> {
+        let Shared { transport, urls, failover } = &*self.shared;
+        let send = async |at: usize, deadline| transport.send(&urls[at], request, deadline).await;
+        failover.call(request.repeat(), self.retry_timeout, send).await
     }
 
     fn request<'a>(

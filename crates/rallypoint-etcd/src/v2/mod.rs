@@ -9,7 +9,6 @@
 
 mod client;
 mod code;
-mod failover;
 mod options;
 mod path;
 mod refusal;

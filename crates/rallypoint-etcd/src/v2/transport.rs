@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::Refusal;
 use crate::tls::Pem;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Repeat, Result};
 
 /// The largest form that is sent; a value counts as it is encoded. etcd reads forms of 10 MiB, but it cannot
 /// start again once its log has an entry of that size, so this stays a little below.
@@ -45,8 +45,8 @@ impl Request<'_> {
     }
 
     /// Whether it can be sent twice without harm.
-    pub(super) fn is_read(&self) -> bool {
-        self.method == Method::GET
+    pub(super) fn repeat(&self) -> Repeat {
+        if self.method == Method::GET { Repeat::Safe } else { Repeat::Unsafe }
     }
 }
 

@@ -8,24 +8,14 @@ use etcd_client::{
     DeleteOptions, DeleteResponse, GetOptions, GetResponse, LeaseGrantOptions, PutOptions, PutResponse,
     ResponseHeader, StatusResponse, Txn, TxnResponse,
 };
-use rallypoint_core::{Backoff, EtcdSettings};
+use rallypoint_core::EtcdSettings;
 use tokio::time::Instant;
-use tracing::debug;
 
 use super::connections::{Connection, Connections};
 use super::lease::Lease;
 use super::watch::{KeyRange, Watch};
 use super::watch_hub::WatchHub;
-use crate::{Error, ErrorKind, Result};
-
-/// Whether a request may be sent again when its answer was lost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Repeat {
-    /// Carried out twice it does no more than once: reads, and transactions whose comparisons see to it.
-    Safe,
-    /// Sent again only if it is certain that it was not carried out.
-    Unsafe,
-}
+use crate::{Error, ErrorKind, Repeat, Result};
 
 /// A client of etcd v3. Cheap to clone; clones share the connection and the watches.
 ///
@@ -181,57 +171,26 @@ impl Client {
     }
 
     /// Tries `request` until it succeeds, fails for good, or its time is over.
-    async fn call<T, F, Fut>(&self, what: &'static str, key: &[u8], repeat: Repeat, request: F) -> Result<T>
+    async fn call<T, F>(
+        &self,
+        what: &'static str,
+        key: &[u8],
+        repeat: Repeat,
+        request: impl Fn(Arc<Connection>) -> F,
+    ) -> Result<T>
     where
-        F: Fn(Arc<Connection>) -> Fut,
-        Fut: Future<Output = Result<T, etcd_client::Error>>,
+        F: Future<Output = Result<T, etcd_client::Error>>,
     {
-        let deadline = Instant::now() + self.retry_timeout;
-        let mut backoff = Backoff::default();
-        let mut tries = 0;
-        let mut untrusted = 0;
-        let mut maybe_applied = false;
-        loop {
-            tries += 1;
-            let error = match self.try_once(what, deadline, &request).await {
-                Ok(answer) => return Ok(answer),
-                Err(error) => error,
-            };
-            maybe_applied |= error.may_have_applied();
-            untrusted = if error.kind() == ErrorKind::Tls { untrusted + 1 } else { 0 };
-
-            let elsewhere = untrusted > 0 && untrusted < self.connections.len();
-            let again = error.is_transient() && (repeat == Repeat::Safe || !error.may_have_applied());
-            // A round through all endpoints, then a pause.
-            let wait = match tries as usize % self.connections.len() {
-                0 => backoff.next(fastrand::f64()),
-                _ => Duration::ZERO,
-            };
-            if !(again || elsewhere) || Instant::now() + wait >= deadline {
-                let error = error.tries(tries).maybe_applied(maybe_applied);
-                return Err(if key.is_empty() { error } else { error.key(key) });
+        let send = async |at, deadline: Instant| {
+            let connection = self.connections.at(at).await?;
+            let limit = deadline.min(Instant::now() + self.settings().request_timeout);
+            match tokio::time::timeout_at(limit, request(Arc::clone(&connection))).await {
+                Ok(answer) => answer.map_err(|error| connection.error(what, error)),
+                Err(_) => Err(Error::new(ErrorKind::Timeout, what).endpoint(&connection.url)),
             }
-            debug!(%error, "trying again");
-            tokio::time::sleep(wait).await;
-        }
-    }
-
-    async fn try_once<T, F, Fut>(&self, what: &'static str, deadline: Instant, request: &F) -> Result<T>
-    where
-        F: Fn(Arc<Connection>) -> Fut,
-        Fut: Future<Output = Result<T, etcd_client::Error>>,
-    {
-        let connection = self.connections.current().await?;
-        let limit = deadline.min(Instant::now() + self.settings().request_timeout);
-        let error = match tokio::time::timeout_at(limit, request(Arc::clone(&connection))).await {
-            Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(error)) => connection.error(what, error),
-            Err(_) => Error::new(ErrorKind::Timeout, what).endpoint(&connection.url),
         };
-        if error.is_transient() || error.kind() == ErrorKind::Tls {
-            self.connections.failed(&connection);
-        }
-        Err(error)
+        let answer = self.connections.failover.call(repeat, self.retry_timeout, send).await;
+        answer.map_err(|error| if key.is_empty() { error } else { error.key(key) })
     }
 }
 

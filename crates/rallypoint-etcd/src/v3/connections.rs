@@ -5,20 +5,19 @@
 //! failure moves on to the next.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use etcd_client::{
     Channel, ConnectOptions, KvClient, KvClientPrefix, LeaseClient, MaintenanceClient, WatchClient,
 };
-use futures::stream::{FuturesUnordered, StreamExt};
 use rallypoint_core::EtcdSettings;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
-use tracing::{debug, warn};
+use tracing::warn;
 
 use super::classify::classify;
+use crate::failover::Failover;
 use crate::tls::Pem;
 use crate::{Error, ErrorKind, Result};
 
@@ -28,9 +27,6 @@ const MAX_ANSWER: usize = 256 << 20;
 /// etcd drops clients that ping more often than every 5 s, or while they have no request under way.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// How long one endpoint is waited for before the next is asked as well.
-const STAGGER: Duration = Duration::from_millis(250);
 
 /// A connection that requests can be sent on.
 pub(super) struct Connection {
@@ -46,7 +42,7 @@ pub(super) struct Connection {
 pub(super) struct Connections {
     pub(super) settings: EtcdSettings,
     endpoints: Vec<Slot>,
-    current: AtomicUsize,
+    pub(super) failover: Failover,
 }
 
 /// An endpoint and its connection, once it was needed.
@@ -77,86 +73,40 @@ impl Connections {
             Ok(Slot { url, endpoint, connection: Mutex::new(None) })
         };
         let endpoints = settings.urls().into_iter().map(slot).collect::<Result<Vec<_>>>()?;
-        // A random start spreads many clients over the servers of a cluster.
-        let current = AtomicUsize::new(fastrand::usize(..endpoints.len()));
-        Ok(Connections { settings, endpoints, current })
+        let failover = Failover::new(endpoints.len());
+        Ok(Connections { settings, endpoints, failover })
     }
 
-    /// How many endpoints there are.
-    pub(super) fn len(&self) -> usize {
-        self.endpoints.len()
-    }
-
-    /// The connection in use. Asks the server only where a password must be shown to it first.
+    /// The connection in use.
     pub(super) async fn current(&self) -> Result<Arc<Connection>> {
-        self.connection(self.current.load(Ordering::Relaxed)).await
+        self.at(self.failover.current()).await.inspect_err(|_| self.failover.failed(self.failover.current()))
     }
 
     /// Moves on from a connection that failed, unless somebody has.
     pub(super) fn failed(&self, connection: &Connection) {
-        self.move_on(connection.index);
-    }
-
-    fn move_on(&self, from: usize) {
-        let next = (from + 1) % self.endpoints.len();
-        let _ = self.current.compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed);
+        self.failover.failed(connection.index);
     }
 
     /// Finds an endpoint that answers, and stays with it.
-    ///
-    /// Endpoints are asked one after the other, each a moment after the one before, so that one that is dead
-    /// or silent costs that moment and not the whole timeout.
     pub(super) async fn connect(&self) -> Result<()> {
         let deadline = Instant::now() + self.settings.connect_timeout;
-        let first = self.current.load(Ordering::Relaxed);
-        let mut waiting: Vec<usize> = (0..self.len()).rev().map(|i| (first + i) % self.len()).collect();
-        let mut asked = FuturesUnordered::new();
-        let mut failures = Vec::new();
-
-        loop {
-            if asked.is_empty() {
-                match waiting.pop() {
-                    Some(index) => asked.push(self.answers(index)),
-                    None => break,
-                }
-            }
-            let stagger = if waiting.is_empty() { deadline } else { Instant::now() + STAGGER };
-            tokio::select! {
-                Some((index, result)) = asked.next() => match result {
-                    Ok(()) => {
-                        self.current.store(index, Ordering::Relaxed);
-                        return Ok(());
-                    }
-                    Err(error) => {
-                        debug!(%error, "an endpoint does not answer");
-                        failures.push(error);
-                    }
-                },
-                () = tokio::time::sleep_until(stagger.min(deadline)) => {
-                    if Instant::now() >= deadline {
-                        let url = self.endpoints[first].url.clone();
-                        failures.push(Error::new(ErrorKind::Timeout, "connect").endpoint(url));
-                        break;
-                    }
-                    if let Some(index) = waiting.pop() {
-                        asked.push(self.answers(index));
-                    }
-                }
-            }
-        }
-        Err(worst(failures, self.len()))
-    }
-
-    async fn answers(&self, index: usize) -> (usize, Result<()>) {
-        let result = async {
-            let connection = self.connection(index).await?;
-            connection.maintenance().status().await.map_err(|error| connection.error("connect", error))?;
-            Ok(())
+        let ask = async |at: usize| {
+            let answer = tokio::time::timeout_at(deadline, self.answers(at)).await;
+            answer.unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::Timeout, "connect").endpoint(&self.endpoints[at].url))
+            })
         };
-        (index, result.await)
+        self.failover.connect(deadline, ask).await
     }
 
-    async fn connection(&self, index: usize) -> Result<Arc<Connection>> {
+    async fn answers(&self, at: usize) -> Result<()> {
+        let connection = self.at(at).await?;
+        let status = connection.maintenance().status().await;
+        status.map(|_| ()).map_err(|error| connection.error("connect", error))
+    }
+
+    /// The connection to an endpoint. Asks the server only where a password must be shown to it first.
+    pub(super) async fn at(&self, index: usize) -> Result<Arc<Connection>> {
         let slot = &self.endpoints[index];
         let mut made = slot.connection.lock().await;
         if let Some(connection) = &*made {
@@ -166,11 +116,9 @@ impl Connections {
         let client = match tokio::time::timeout(self.settings.request_timeout, authenticate).await {
             Ok(Ok(client)) => client,
             Ok(Err(error)) => {
-                self.move_on(index);
                 return Err(Error::new(classify(&error), "connect").endpoint(&slot.url).because(error));
             }
             Err(_) => {
-                self.move_on(index);
                 // Only the password was sent: no request of the caller's can have been carried out.
                 let late = std::io::Error::from(std::io::ErrorKind::TimedOut);
                 return Err(Error::new(ErrorKind::Unreachable, "connect").endpoint(&slot.url).because(late));
@@ -248,11 +196,4 @@ fn tls_config(pem: Option<&Pem>) -> ClientTlsConfig {
         config = config.identity(Identity::from_pem(cert, key));
     }
     config
-}
-
-/// The failure that tells most about a set of them: one that somebody has to mend comes first.
-fn worst(mut failures: Vec<Error>, endpoints: usize) -> Error {
-    let at = failures.iter().position(|error| !error.is_transient()).unwrap_or(0);
-    let tries = u32::try_from(endpoints).unwrap_or(u32::MAX);
-    failures.swap_remove(at).tries(tries)
 }

@@ -15,10 +15,12 @@ mod lease;
 mod watch;
 mod watch_hub;
 
-pub use client::{Client, Repeat, revision_of};
+pub use client::{Client, revision_of};
 pub use entry::{Entry, Event};
 pub use lease::{Lease, LeaseState};
 pub use watch::{KeyRange, Watch, WatchUpdate};
+
+pub use crate::Repeat;
 
 /// The requests and answers of the v3 API.
 pub mod api {

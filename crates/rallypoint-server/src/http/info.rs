@@ -58,15 +58,15 @@ fn member(service: &Service, host: Option<&str>) -> Value {
     json!({ "id": id(), "name": service.identity.name, "peerURLs": urls, "clientURLs": urls })
 }
 
-/// URLs that this client can reach. One that listens everywhere says so in its URL, which leads nowhere; the
-/// client has found us under the name in `Host`.
 fn client_urls(service: &Service, host: Option<&str>) -> Vec<String> {
-    let everywhere = ["://0.0.0.0", "://[::]"];
-    let reachable = |url: &String| {
-        let Some(host) = host.map(host_name) else { return url.clone() };
-        everywhere.iter().fold(url.clone(), |url, everywhere| url.replace(everywhere, &format!("://{host}")))
-    };
-    service.identity.client_urls.iter().map(reachable).collect()
+    service.identity.client_urls.iter().map(|url| reachable(url, host)).collect()
+}
+
+/// The URL as this client can reach it. A server that listens everywhere has a URL that leads nowhere; but the
+/// client has found it under the name in `Host`.
+fn reachable(url: &str, host: Option<&str>) -> String {
+    let Some(name) = host.map(host_name) else { return url.to_owned() };
+    url.replace("://0.0.0.0:", &format!("://{name}:")).replace("://[::]:", &format!("://{name}:"))
 }
 
 /// The name without the port.
@@ -127,6 +127,18 @@ mod tests {
             ("10.0.0.1:2379", "10.0.0.1"),
         ] {
             assert_eq!(host_name(host), name);
+        }
+    }
+
+    #[test]
+    fn a_url_that_leads_nowhere_is_replaced_by_the_name_the_client_used() {
+        for (url, host, wanted) in [
+            ("http://0.0.0.0:2379", Some("node7:99"), "http://node7:2379"),
+            ("https://[::]:2379", Some("[fe80::1]:99"), "https://[fe80::1]:2379"),
+            ("http://10.0.0.1:2379", Some("node7"), "http://10.0.0.1:2379"),
+            ("http://0.0.0.0:2379", None, "http://0.0.0.0:2379"),
+        ] {
+            assert_eq!(reachable(url, host), wanted);
         }
     }
 

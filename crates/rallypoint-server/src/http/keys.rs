@@ -9,7 +9,9 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures::stream;
 use http::{Method, StatusCode, header};
+use http_body::Body as _;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use tokio::sync::SemaphorePermit;
 use tokio::time::timeout;
 
 use super::reply;
@@ -31,14 +33,11 @@ pub(super) async fn serve(service: &Arc<Service>, key: &[u8], request: Request) 
 
 async fn answer(service: &Arc<Service>, key: &[u8], request: Request) -> Result<Response, Error> {
     let (head, body) = request.into_parts();
-    let body = match head.method {
-        Method::PUT | Method::POST => {
-            let content_type = head.headers.get(header::CONTENT_TYPE).map(http::HeaderValue::as_bytes);
-            if v2::is_form(content_type)? { read(service, body).await? } else { Bytes::new() }
-        }
-        // Go reads no form from other methods.
-        _ => Bytes::new(),
-    };
+    let content_type = head.headers.get(header::CONTENT_TYPE).map(http::HeaderValue::as_bytes);
+    // Go reads no form from other methods.
+    let writes = matches!(head.method, Method::PUT | Method::POST);
+    let (body, _room) =
+        if writes && v2::is_form(content_type)? { read(service, body).await? } else { Default::default() };
     let query = head.uri.query().unwrap_or_default();
     let request = v2::Request::parse(&head.method, Path::clean(key), query.as_bytes(), &body)?;
     let no_value = request.no_value;
@@ -56,11 +55,19 @@ async fn answer(service: &Arc<Service>, key: &[u8], request: Request) -> Result<
     Ok(reply::with_number(response, "x-raft-term", RAFT_TERM))
 }
 
-async fn read(service: &Service, body: Body) -> Result<Bytes, Error> {
+/// The body, and the room that it takes until the request is carried out.
+async fn read(service: &Service, body: Body) -> Result<(Bytes, Option<SemaphorePermit<'_>>), Error> {
     let limits = &service.limits;
+    // One that does not say how large it is may become as large as any.
+    let size = body.size_hint().upper().and_then(|size| usize::try_from(size).ok()).unwrap_or(usize::MAX);
+    let kibibytes = u32::try_from(size.min(limits.body).div_ceil(1 << 10)).unwrap_or(u32::MAX);
+    let room = service.room.try_acquire_many(kibibytes).map_err(|_| {
+        let cause = format!("too many requests: their bodies are limited to {} bytes", limits.bodies);
+        Error::new(Code::Internal, cause, 0)
+    })?;
     let failed = |cause: String| Error::parse(Code::InvalidForm, cause);
     match timeout(limits.body_time, Limited::new(body, limits.body).collect()).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Ok(body)) => Ok((body.to_bytes(), Some(room))),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(failed("http: POST too large".to_owned())),
         Ok(Err(error)) => Err(failed(error.to_string())),
         Err(_) => Err(failed(format!("the body did not arrive within {:?}", limits.body_time))),

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, timeout};
 
 use crate::identity::Identity;
@@ -18,6 +18,8 @@ pub(crate) type V3Metrics = Arc<dyn Fn() -> String + Send + Sync>;
 pub(crate) struct Limits {
     /// The bytes of a body.
     pub(crate) body: usize,
+    /// Roughly the bytes of all bodies that have not come in whole, or wait for their turn.
+    pub(crate) bodies: usize,
     /// How long a body may take to arrive.
     pub(crate) body_time: Duration,
     /// What the store takes in.
@@ -27,7 +29,12 @@ pub(crate) struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         // A form of 10 MiB is etcd's limit on v2.
-        Limits { body: 10 << 20, body_time: Duration::from_secs(60), store: v2::Limits::default() }
+        Limits {
+            body: 10 << 20,
+            bodies: 512 << 20,
+            body_time: Duration::from_secs(60),
+            store: v2::Limits::default(),
+        }
     }
 }
 
@@ -37,6 +44,8 @@ pub(super) struct Service {
     pub(super) limits: Limits,
     pub(super) v3_metrics: V3Metrics,
     pub(super) started: Time,
+    /// What is left for bodies, in KiB.
+    pub(super) room: Semaphore,
     store: Mutex<Store>,
     clock: Clock,
     /// Told when something ends earlier than all before, and when the service ends.
@@ -64,6 +73,7 @@ impl Service {
             identity,
             v3_metrics,
             started: clock.now(),
+            room: Semaphore::new(limits.bodies >> 10),
             store: Mutex::new(Store::new(limits.store.clone())),
             limits,
             clock,

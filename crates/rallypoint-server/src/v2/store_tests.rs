@@ -402,3 +402,65 @@ fn limits_are_kept_and_named() {
     // What is answered from the past waits for nothing.
     assert_eq!(told(&mut world.watch("/a", "waitIndex=4")), ["set /a"]);
 }
+
+#[test]
+fn random_requests_never_panic_and_leave_nothing_behind() {
+    const METHODS: [Method; 5] = [Method::GET, Method::HEAD, Method::PUT, Method::POST, Method::DELETE];
+    const FIELDS: [&str; 20] = [
+        "value=1",
+        "value=2",
+        "dir=true",
+        "dir=x",
+        "ttl=1",
+        "ttl=0",
+        "ttl=9223372037",
+        "ttl=",
+        "prevExist=true",
+        "prevExist=false",
+        "prevIndex=5",
+        "prevValue=1",
+        "refresh=true",
+        "recursive=true",
+        "wait=true",
+        "stream=true",
+        "waitIndex=7",
+        "noValueOnSuccess=true",
+        "%ff%zz",
+        "a;b",
+    ];
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let is_json = |text: &[u8]| assert!(serde_json::from_slice::<serde_json::Value>(text).is_ok());
+    let mut world = World::with(Limits { nodes: 1 << 15, history: 1 << 16, watchers: 50 });
+    let mut watches = Vec::new();
+    for _ in 0..50_000 {
+        let path: Vec<u8> = (0..rng.usize(..8)).map(|_| b"/ab_.\xff"[rng.usize(..6)]).collect();
+        let fields: Vec<&str> = (0..rng.usize(..5)).map(|_| FIELDS[rng.usize(..FIELDS.len())]).collect();
+        let (method, text) = (&METHODS[rng.usize(..METHODS.len())], fields.join("&"));
+        let (query, body) = text.split_at(rng.usize(..=text.len()));
+        if let Ok(request) = Request::parse(method, Path::clean(&path), query.as_bytes(), body.as_bytes()) {
+            match world.store.apply(world.now(), &request.path, request.op) {
+                Ok(Answer::Watch(watch)) => watches.push(watch),
+                Ok(Answer::Event(event)) => is_json(&event.to_json()),
+                Err(error) => is_json(&error.to_json()),
+            }
+        }
+        if watches.len() > 60 {
+            let watch = watches.swap_remove(rng.usize(..watches.len()));
+            world.store.unwatch(&watch.place);
+        }
+        world.pass(rng.u64(..100));
+    }
+    for watch in watches {
+        world.store.unwatch(&watch.place);
+    }
+    let Content::Dir(children) = &world.store.root.content else { unreachable!() };
+    for name in children.keys().cloned().collect::<Vec<_>>() {
+        let path = Path::default().child(&name);
+        let delete = Op::Delete { dir: true, recursive: true };
+        assert!(world.store.apply(world.now(), &path, delete).is_ok());
+    }
+    assert_eq!((world.store.nodes, world.store.weight, world.store.hub.count()), (0, 0, 0));
+    assert_eq!(world.store.next_end(), None);
+}

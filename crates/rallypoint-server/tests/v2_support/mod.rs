@@ -5,6 +5,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use rallypoint_server::{Config, Server};
 use rallypoint_testkit::{Etcd, Version};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Method, Response};
@@ -20,7 +21,29 @@ pub(crate) struct Target {
     pub(crate) name: &'static str,
     pub(crate) address: SocketAddr,
     pub(crate) client: Client,
-    etcd: Option<Etcd>,
+    _runs: Runs,
+}
+
+/// What runs for as long as the target is there.
+#[derive(Debug)]
+enum Runs {
+    Etcd(Etcd),
+    Embedded(Server),
+    /// Ends with the runtime of the test.
+    Task,
+}
+
+/// What the v2 half takes at most: watchers, bytes of a body, bytes of all bodies.
+pub(crate) struct Limits {
+    pub(crate) watchers: usize,
+    pub(crate) body: usize,
+    pub(crate) bodies: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { watchers: 1000, body: 1 << 20, bodies: 16 << 20 }
+    }
 }
 
 impl Target {
@@ -31,21 +54,25 @@ impl Target {
             Version::V34 => "etcd 3.4",
             Version::V35 => "etcd 3.5",
         };
-        Target { name, address: etcd.endpoint().parse().unwrap(), client: client(), etcd: Some(etcd) }
+        Target { name, address: etcd.endpoint().parse().unwrap(), client: client(), _runs: Runs::Etcd(etcd) }
     }
 
-    /// Ours.
+    /// Ours, as it is started anywhere.
     pub(crate) async fn embedded() -> Self {
-        Self::embedded_with(100_000, 10 << 20).await
+        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let server = Server::bind(Config { listen, ..Config::default() }).unwrap();
+        let address = server.address();
+        Target { name: "embedded", address, client: client(), _runs: Runs::Embedded(server) }
     }
 
-    /// Ours, with limits.
-    pub(crate) async fn embedded_with(watchers: usize, body: usize) -> Self {
+    /// Ours, its v2 half alone, with limits that a test can reach.
+    pub(crate) async fn embedded_with(limits: Limits) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let router = rallypoint_server::v2_alone(format!("http://{address}"), watchers, body);
+        let Limits { watchers, body, bodies } = limits;
+        let router = rallypoint_server::v2_alone(format!("http://{address}"), watchers, body, bodies);
         tokio::spawn(axum::serve(listener, router).into_future());
-        Target { name: "embedded", address, client: client(), etcd: None }
+        Target { name: "embedded", address, client: client(), _runs: Runs::Task }
     }
 
     /// One of each kind.
