@@ -27,10 +27,10 @@ async fn check(target: &Target, rule: &str) {
     assert!(name.starts_with("# "), "{name}");
     while let Some(request) = lines.next() {
         let mut wanted = lines.next().unwrap().trim_start();
-        if let Some(differs) = lines.next_if(|line| line.trim_start().starts_with("3.5: ")) {
-            if target.name == "etcd 3.5" {
-                wanted = differs.trim_start().trim_start_matches("3.5: ");
-            }
+        if let Some(differs) = lines.next_if(|line| line.trim_start().starts_with("3.5: "))
+            && target.name == "etcd 3.5"
+        {
+            wanted = differs.trim_start().trim_start_matches("3.5: ");
         }
         let answer = send(target, &with_indices(request, base)).await;
         assert!(answer.has_cluster && answer.content_type == "application/json", "{answer:?}");

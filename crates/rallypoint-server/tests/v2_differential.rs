@@ -67,7 +67,7 @@ async fn compare(seed: u64) {
                 (etcd.send(Method::GET, key, &fields).await, ours.send(Method::GET, key, &fields).await);
             watches.push((format!("watch {key}?{fields}, opened in step {step}"), pair));
         }
-        if step % (STEPS / 3) == STEPS / 6 {
+        if step % (STEPS / 2) == STEPS / 4 {
             end_some(&etcd, &ours, &mut rng).await;
         }
         let (method, key, fields) = random_request(&mut rng, current);
@@ -94,7 +94,7 @@ async fn compare(seed: u64) {
 
 /// Lets a few nodes end on both, and waits until they have.
 async fn end_some(etcd: &Target, ours: &Target, rng: &mut Rng) {
-    let fields = if rng.bool() { "value=1&ttl=1" } else { "dir=true&ttl=1" };
+    let fields = if rng.bool() { "value=1&ttl=2" } else { "dir=true&ttl=2" };
     for key in ["/ends/in/a", "/ends/b", "/ends/in/_c"] {
         assert_same(key, &etcd.put(key, fields).await, &ours.put(key, fields).await);
     }

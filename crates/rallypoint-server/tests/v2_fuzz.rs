@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use v2_support::{TIMEOUT, Target};
 
-const REQUESTS: usize = 4000;
+const REQUESTS: usize = 6000;
 const CONNECTIONS: usize = 16;
 
 /// What requests are made of.

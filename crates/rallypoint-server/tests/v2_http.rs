@@ -199,7 +199,7 @@ async fn the_cluster_id_never_changes_and_raft_goes_on() {
 async fn metrics_count_requests_keys_and_watchers() {
     let target = Target::embedded().await;
     target.put("/d/a", "value=1").await;
-    target.put("/d/b", "value=1&ttl=1").await;
+    target.put("/d/b", "value=1&ttl=4").await;
     target.put("/d/a", "prevExist=false").await;
     target.get("/d/a", "").await;
     let watch = target.watch("/d/b", "").await;

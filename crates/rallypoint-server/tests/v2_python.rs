@@ -74,12 +74,12 @@ cleared = fails(etcd.EtcdEventIndexCleared, client.watch, "/d/a", index=index)
 assert cleared.payload["index"] == client.read("/flood").etcd_index
 
 # TTLs.
-ends = client.write("/ends", "x", ttl=2)
-assert ends.ttl == 2
+ends = client.write("/ends", "x", ttl=20)
+assert ends.ttl == 20
 client.refresh("/ends", ttl=30)
 assert 28 <= client.read("/ends").ttl <= 30 and client.read("/ends").value == "x"
-client.write("/soon", None, dir=True, ttl=1)
-expired = client.watch("/soon", index=client.read("/flood").etcd_index + 1, timeout=20)
+soon = client.write("/soon", None, dir=True, ttl=1)
+expired = client.watch("/soon", index=soon.modifiedIndex + 1, timeout=20)
 assert expired.action == "expire" and expired.dir
 
 # About the server.

@@ -29,4 +29,4 @@ pub use etcd::{Etcd, EtcdBuilder};
 pub use net::{Silent, closed_port, refused_endpoint};
 pub use proxy::Proxy;
 pub use python::{Python, run_python};
-pub use tools::{Version, torch_python};
+pub use tools::{Version, etcdctl, torch_python};

@@ -17,7 +17,9 @@ impl Version {
     /// Every release, oldest first.
     pub const ALL: [Version; 2] = [Version::V34, Version::V35];
 
-    pub(crate) fn binary(self) -> PathBuf {
+    /// The program itself.
+    #[must_use]
+    pub fn binary(self) -> PathBuf {
         match self {
             Version::V34 => tool("RALLYPOINT_ETCD_34", "etcd-3.4/etcd", "etcd-3.4"),
             Version::V35 => tool("RALLYPOINT_ETCD_35", "etcd-3.5/etcd", "etcd-3.5"),
@@ -35,7 +37,8 @@ impl fmt::Display for Version {
 }
 
 /// etcd's command line client; the one of 3.5 talks to both releases.
-pub(crate) fn etcdctl() -> PathBuf {
+#[must_use]
+pub fn etcdctl() -> PathBuf {
     tool("RALLYPOINT_ETCDCTL", "etcd-3.5/etcdctl", "etcd-3.5")
 }
 

@@ -6,9 +6,15 @@
 //! - [`Store`] and its implementations: data that the nodes of a job share, with the meaning of PyTorch's c10d
 //!   `Store`.
 //! - [`etcd`]: the clients beneath, for v3 and for v2.
+//! - [`server`]: a server of etcd's protocols inside the program, or a real etcd as its child.
+
+#[cfg(feature = "cli")]
+#[doc(hidden)]
+pub mod cli;
 
 pub use rallypoint_core::{Credentials, Endpoint, Endpoints, EtcdSettings, TlsSettings};
 pub use rallypoint_etcd as etcd;
+pub use rallypoint_server as server;
 pub use rallypoint_store::{
     BlockingStore, DEFAULT_TIMEOUT, EtcdStore, EtcdV2Store, MemoryStore, PrefixStore, Store, StoreError,
 };

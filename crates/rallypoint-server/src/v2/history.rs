@@ -40,8 +40,8 @@ impl History {
         recursive: bool,
     ) -> Result<impl Iterator<Item = &Arc<Event>>, u64> {
         let oldest = self.events.front().map_or(0, |event| event.index());
-        // A future index wraps nothing: it lies past the end of the window.
         let offset = index.checked_sub(oldest).ok_or(oldest)?;
+        // An index of the future has no event yet.
         let offset = usize::try_from(offset).unwrap_or(usize::MAX).min(self.events.len());
         Ok(self.events.range(offset..).filter(move |event| is_told(event, path, recursive)))
     }

@@ -132,33 +132,24 @@ impl Store {
     /// Carries out a request.
     pub(crate) fn apply(&mut self, now: Time, path: &Path, op: Op) -> Result<Answer> {
         self.expire(now);
-        let action = match &op {
-            Op::Get { .. } => Action::Get,
-            Op::Set(_) => Action::Set,
-            Op::Create(_) | Op::Append(_) => Action::Create,
-            Op::Update(_) => Action::Update,
-            Op::CompareAndSwap(..) => Action::CompareAndSwap,
-            Op::Delete { .. } => Action::Delete,
-            Op::CompareAndDelete(_) => Action::CompareAndDelete,
+        let (action, result) = match op {
             Op::Watch { recursive, stream, since } => {
-                return self.watch(path, *recursive, *stream, *since).map(Answer::Watch);
+                return self.watch(path, recursive, stream, since).map(Answer::Watch);
+            }
+            Op::Get { recursive } => (Action::Get, self.get(now, path, recursive)),
+            Op::Set(put) => (Action::Set, self.set(now, path, put)),
+            Op::Create(put) => (Action::Create, self.place(now, path, Action::Create, put, None)),
+            Op::Append(put) => (Action::Create, self.append(now, path, put)),
+            Op::Update(put) => (Action::Update, self.update(now, path, put)),
+            Op::CompareAndSwap(compare, put) => {
+                (Action::CompareAndSwap, self.compare_and_swap(now, path, &compare, put))
+            }
+            Op::Delete { dir, recursive } => (Action::Delete, self.delete(now, path, dir, recursive)),
+            Op::CompareAndDelete(compare) => {
+                (Action::CompareAndDelete, self.compare_and_delete(now, path, &compare))
             }
         };
         self.raft_index += u64::from(action != Action::Get);
-        let result = match op {
-            Op::Get { recursive } => self.get(now, path, recursive),
-            Op::Set(put) => self.set(now, path, put),
-            Op::Create(put) => self.place(now, path, Action::Create, put, None),
-            Op::Append(put) => {
-                let name = format!("{:020}", self.index + 1);
-                self.place(now, &path.child(name.as_bytes()), Action::Create, put, None)
-            }
-            Op::Update(put) => self.update(now, path, put),
-            Op::CompareAndSwap(compare, put) => self.compare_and_swap(now, path, &compare, put),
-            Op::Delete { dir, recursive } => self.delete(now, path, dir, recursive),
-            Op::CompareAndDelete(compare) => self.compare_and_delete(now, path, &compare),
-            Op::Watch { .. } => unreachable!("answered above"),
-        };
         self.stats.count(action, result.is_ok());
         result.map(Answer::Event)
     }
@@ -186,6 +177,11 @@ impl Store {
         self.place(now, path, Action::Set, put, Some(prev))
     }
 
+    fn append(&mut self, now: Time, directory: &Path, put: Put) -> Result<Arc<Event>> {
+        let name = format!("{:020}", self.index + 1);
+        self.place(now, &directory.child(name.as_bytes()), Action::Create, put, None)
+    }
+
     /// Puts a new node at `path`, in the place of the file `replaced` if there is one.
     fn place(
         &mut self,
@@ -201,7 +197,12 @@ impl Store {
             Ok(_) | Err(NoWay::Missing(_)) => {}
             Err(no_way) => return Err(self.no_way(no_way)),
         }
-        self.room_for(path, put.value.len())?;
+        let old = replaced.as_ref().and_then(|file| file.value.as_ref());
+        self.room_for(match old {
+            Some(old) => put.value.len().saturating_sub(old.len()),
+            // At most: some of the directories may be there.
+            None => path.depth() * Node::weight_of(path, 0) + put.value.len(),
+        })?;
         if replaced.is_some() {
             self.take(path);
         }
@@ -233,11 +234,12 @@ impl Store {
         self.change(now, path, Action::CompareAndSwap, put)
     }
 
-    /// Gives the node at `path`, which is there, a new value and a new end.
+    /// Gives the node at `path` a new value and a new end.
     fn change(&mut self, now: Time, path: &Path, action: Action, put: Put) -> Result<Arc<Event>> {
-        self.room_for(path, put.value.len())?;
+        let old = self.find(path)?.value().map_or(0, Bytes::len);
+        self.room_for(put.value.len().saturating_sub(old))?;
         self.index += 1;
-        let node = self.root.find_mut(path).expect("the caller has found it");
+        let node = self.root.find_mut(path).expect("it was found just now");
         let prev = node.view(path.clone(), now);
         let weight = node.weight(path);
         // etcd says that a directory was modified, and shows its old index ever after.
@@ -387,10 +389,10 @@ impl Store {
         if path.is_root() { Err(self.error(Code::RootReadOnly, "/")) } else { Ok(()) }
     }
 
-    /// Whether a value of this size and the directories to it may be taken in.
-    fn room_for(&self, path: &Path, value: usize) -> Result<()> {
-        let node = Node::new(0, None, Content::Dir([].into()));
-        match self.weight + path.depth() * node.weight(path) + value > self.limits.nodes {
+    /// Whether so many bytes more may be taken in. What does not grow always may: a full store must not end
+    /// the TTLs of its users.
+    fn room_for(&self, more: usize) -> Result<()> {
+        match more > 0 && self.weight + more > self.limits.nodes {
             true => Err(self.error(Code::Internal, "etcdserver: mvcc: database space exceeded")),
             false => Ok(()),
         }

@@ -393,6 +393,9 @@ fn limits_are_kept_and_named() {
         world.call(&Method::POST, "/q", "");
     }
     assert!(world.store.weight() <= 10_000);
+    // What does not grow can still be changed.
+    assert!(world.put("/a", "refresh=true&ttl=100").contains("\"set\""));
+    assert!(world.put("/a", &format!("value={}", "y".repeat(9000))).contains("\"set\""));
     world.delete("/a", "");
     assert!(world.put("/b", &format!("value={}", "x".repeat(1000))).contains("\"set\""));
 

@@ -58,7 +58,12 @@ impl Node {
 
     /// About the memory it takes at `path`, without what is in it. The whole path counts: a listing repeats it.
     pub(crate) fn weight(&self, path: &Path) -> usize {
-        NODE_WEIGHT + path.as_bytes().len() + self.value().map_or(0, Bytes::len)
+        Node::weight_of(path, self.value().map_or(0, Bytes::len))
+    }
+
+    /// The weight of a node with a value of this size.
+    pub(crate) fn weight_of(path: &Path, value: usize) -> usize {
+        NODE_WEIGHT + path.as_bytes().len() + value
     }
 
     /// The node at `path`, seen from the root.

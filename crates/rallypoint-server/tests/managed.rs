@@ -1,0 +1,160 @@
+//! `EtcdServer`: a real etcd as a child where there is one, the embedded server where there is none.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rallypoint_etcd::v2;
+use rallypoint_server::{EtcdServer, EtcdServerError, EtcdServerOptions};
+use rallypoint_testkit::Version;
+
+fn options(binary: impl Into<PathBuf>) -> EtcdServerOptions {
+    EtcdServerOptions { binary: Some(binary.into()), ..EtcdServerOptions::default() }
+}
+
+/// A program of its own, made from a shell script.
+fn script(folder: &Path, text: &str) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let path = folder.join("etcd");
+    std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+fn listens(port: u16) -> bool {
+    std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
+}
+
+/// The folders that servers of this process have made and not removed.
+fn folders(process: u32) -> usize {
+    let made = format!("rallypoint-etcd-{process}-");
+    let all = std::fs::read_dir(std::env::temp_dir()).unwrap();
+    all.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(&made)).count()
+}
+
+async fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < Duration::from_secs(10), "{what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_real_etcd_serves_both_protocols_and_is_gone_when_stopped() {
+    for version in Version::ALL {
+        let server = EtcdServer::start(options(version.binary())).await.unwrap();
+        assert!(!server.is_embedded());
+        assert_eq!(server.endpoint(), format!("{}:{}", server.host(), server.port()));
+        server.client().await.unwrap().put("a", "1", None).await.unwrap();
+        let v2 = server.client_v2().await.unwrap();
+        v2.set("/a", "2").await.unwrap();
+        assert_eq!(v2.get("/a", v2::Get::new()).await.unwrap().node.value.unwrap(), "2");
+        let port = server.port();
+        server.stop().await;
+        assert!(!listens(port), "it is gone on return");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_server_ends_with_its_folder() {
+    let server = EtcdServer::start(options(Version::V35.binary())).await.unwrap();
+    let port = server.port();
+    drop(server);
+    eventually("the port is free", || !listens(port)).await;
+    eventually("the folder is gone", || folders(std::process::id()) == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_data_folder_of_the_callers_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let data_dir = Some(folder.path().to_owned());
+    let server = EtcdServer::start(EtcdServerOptions { data_dir, ..options(Version::V34.binary()) }).await;
+    server.unwrap().stop().await;
+    assert!(folder.path().join("1/data/member").is_dir());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_there_is_no_etcd_the_embedded_server_has_the_same_face() {
+    let server = EtcdServer::start_embedded().unwrap();
+    assert!(server.is_embedded());
+    server.client().await.unwrap().put("a", "1", None).await.unwrap();
+    server.client_v2().await.unwrap().set("/a", "2").await.unwrap();
+    let port = server.port();
+    server.stop().await;
+    assert!(!listens(port));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_etcd_that_fails_is_tried_three_times_and_its_last_words_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let count = folder.path().join("count");
+    let fails = format!(
+        "[ \"$1\" = --help ] && exit 0\necho x >> {}\necho 'disk on fire' >&2\nexit 7",
+        count.display()
+    );
+    let error = EtcdServer::start(options(script(folder.path(), &fails))).await.unwrap_err();
+    assert!(matches!(error, EtcdServerError::Ended { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("disk on fire") && text.contains("status: 7") && text.contains("etcd"), "{text}");
+    assert_eq!(std::fs::read_to_string(&count).unwrap().lines().count(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_etcd_that_never_answers_is_given_up_and_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let pid = folder.path().join("pid");
+    let hangs = format!(
+        "[ \"$1\" = --help ] && exit 0\necho $$ > {}\necho 'still thinking'\nexec sleep 600",
+        pid.display()
+    );
+    let slow = EtcdServerOptions {
+        timeout: Duration::from_millis(500),
+        tries: 1,
+        ..options(script(folder.path(), &hangs))
+    };
+    let error = EtcdServer::start(slow).await.unwrap_err();
+    assert!(matches!(error, EtcdServerError::Timeout { .. }), "{error:?}");
+    assert!(error.to_string().contains("still thinking"), "{error}");
+    let pid = std::fs::read_to_string(&pid).unwrap();
+    assert!(!Path::new(&format!("/proc/{}", pid.trim())).exists(), "it does not go on");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_that_is_none_is_named() {
+    let error =
+        EtcdServer::start(EtcdServerOptions { tries: 1, ..options("/no/such/etcd") }).await.unwrap_err();
+    assert!(error.to_string().contains("/no/such/etcd"), "{error}");
+}
+
+/// Set in the process that is started only to be killed.
+const VICTIM: &str = "RALLYPOINT_MANAGED_VICTIM";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_ends_with_the_process_that_started_it_even_if_that_is_killed() {
+    if std::env::var_os(VICTIM).is_some() {
+        let server = EtcdServer::start(options(Version::V35.binary())).await.unwrap();
+        println!("port {}", server.port());
+        std::future::pending::<()>().await;
+    }
+    let name = "a_server_ends_with_the_process_that_started_it_even_if_that_is_killed";
+    let mut victim = Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture"])
+        .env(VICTIM, "1")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let output = std::io::BufReader::new(victim.stdout.take().unwrap());
+    let port: u16 = std::io::BufRead::lines(output)
+        .map_while(Result::ok)
+        .find_map(|line| line.split_once("port ")?.1.trim().parse().ok())
+        .unwrap();
+    assert!(listens(port));
+    assert_eq!(folders(victim.id()), 1);
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    eventually("the server ends", || !listens(port)).await;
+    eventually("its folder goes with it", || folders(victim.id()) == 0).await;
+}

@@ -1,0 +1,347 @@
+//! etcd's flags, and what they mean here.
+
+use std::ffi::OsString;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command, Error};
+use rallypoint::server::{Config, Tls};
+
+/// What was asked for.
+#[derive(Debug)]
+pub(super) struct Flags {
+    pub(super) config: Config,
+    pub(super) log_level: String,
+    /// Flags that were given and change nothing.
+    pub(super) without_meaning: Vec<String>,
+}
+
+/// The flags with a meaning here: name, default, what they do.
+const VALUES: &[(&str, &str, &str)] = &[
+    ("name", "default", "The name of the one member"),
+    ("listen-client-urls", "http://localhost:2379", "Where to listen: one URL"),
+    ("advertise-client-urls", "", "What clients are told to use [default: where it listens]"),
+    ("cert-file", "", "PEM file of the server's certificate, for https"),
+    ("key-file", "", "PEM file of its key"),
+    ("trusted-ca-file", "", "PEM file of the authority of clients' certificates"),
+    ("max-request-bytes", "1572864", "Bytes of one request that writes"),
+    ("max-txn-ops", "128", "Operations in a transaction"),
+    ("quota-backend-bytes", "0", "Roughly the bytes of all v3 keys; 0 for 2 GiB"),
+    ("experimental-watch-progress-notify-interval", "10m", "How often idle watches that ask for it hear"),
+    ("log-level", "info", "debug, info, warn, error"),
+];
+
+const SWITCHES: &[(&str, &str)] =
+    &[("client-cert-auth", "Turn clients without a certificate of the trusted authority away")];
+
+/// Flags of etcd that a server in memory, alone, has no use for.
+const NO_MEANING: &[&str] = &[
+    "data-dir",
+    "wal-dir",
+    "snapshot-count",
+    "heartbeat-interval",
+    "election-timeout",
+    "listen-peer-urls",
+    "max-snapshots",
+    "max-wals",
+    "backend-bbolt-freelist-type",
+    "backend-batch-interval",
+    "backend-batch-limit",
+    "max-concurrent-streams",
+    "grpc-keepalive-min-time",
+    "grpc-keepalive-interval",
+    "grpc-keepalive-timeout",
+    "initial-advertise-peer-urls",
+    "initial-cluster",
+    "initial-cluster-state",
+    "initial-cluster-token",
+    "discovery",
+    "discovery-fallback",
+    "discovery-proxy",
+    "discovery-srv",
+    "discovery-srv-name",
+    "auto-compaction-retention",
+    "auto-compaction-mode",
+    "v2-deprecation",
+    "client-crl-file",
+    "client-cert-allowed-hostname",
+    "peer-cert-file",
+    "peer-key-file",
+    "peer-trusted-ca-file",
+    "peer-cert-allowed-cn",
+    "peer-cert-allowed-hostname",
+    "self-signed-cert-validity",
+    "peer-crl-file",
+    "cipher-suites",
+    "cors",
+    "host-whitelist",
+    "auth-token",
+    "bcrypt-cost",
+    "auth-token-ttl",
+    "metrics",
+    "listen-metrics-urls",
+    "logger",
+    "log-outputs",
+    "log-rotation-config-json",
+    "log-package-levels",
+    "experimental-distributed-tracing-address",
+    "experimental-distributed-tracing-service-name",
+    "experimental-distributed-tracing-instance-id",
+    "proxy",
+    "proxy-failure-wait",
+    "proxy-refresh-interval",
+    "proxy-dial-timeout",
+    "proxy-write-timeout",
+    "proxy-read-timeout",
+    "experimental-corrupt-check-time",
+    "experimental-enable-v2v3",
+    "experimental-backend-bbolt-freelist-type",
+    "experimental-compaction-batch-limit",
+    "experimental-warning-apply-duration",
+    "experimental-bootstrap-defrag-threshold-megabytes",
+];
+
+const NO_MEANING_SWITCHES: &[&str] = &[
+    "enable-v2",
+    "initial-election-tick-advance",
+    "socket-reuse-port",
+    "socket-reuse-address",
+    "strict-reconfig-check",
+    "pre-vote",
+    "auto-tls",
+    "peer-client-cert-auth",
+    "peer-auto-tls",
+    "enable-pprof",
+    "enable-log-rotation",
+    "experimental-enable-distributed-tracing",
+    "experimental-initial-corrupt-check",
+    "experimental-enable-lease-checkpoint",
+    "experimental-peer-skip-client-san-verification",
+    "experimental-txn-mode-write-with-shared-buffer",
+    "force-new-cluster",
+    "unsafe-no-fsync",
+    "debug",
+];
+
+fn command() -> Command {
+    let value = |name: &'static str| Arg::new(name).long(name).env(variable(name)).num_args(1);
+    // Go's switches stand alone or have their value after an equals sign.
+    let switch = |name: &'static str| {
+        value(name)
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("true")
+            .value_parser(["true", "false", "1", "0", "t", "f"])
+            .value_name("true|false")
+    };
+    let mut command = Command::new("rallypoint-server")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Serves etcd's v3 and v2 protocols, in memory, under etcd's own flags")
+        .after_help(
+            "Each flag can also be given as in etcd's environment, --data-dir as ETCD_DATA_DIR. The other flags \
+             of etcd 3.4 and 3.5 are accepted and ignored, with a word in the log.\n\
+             What is stored ends with this process. Exit codes: 0 stopped, 1 cannot serve, 2 wrong usage.",
+        )
+        .args_override_self(true);
+    for (name, default, help) in VALUES {
+        let arg = value(name).help(help).action(ArgAction::Set);
+        command = command.arg(if default.is_empty() { arg } else { arg.default_value(default) });
+    }
+    for (name, help) in SWITCHES {
+        command = command.arg(switch(name).help(help));
+    }
+    for name in NO_MEANING {
+        command = command.arg(value(name).hide(true));
+    }
+    for name in NO_MEANING_SWITCHES {
+        command = command.arg(switch(name).hide(true));
+    }
+    command
+}
+
+fn variable(flag: &str) -> String {
+    format!("ETCD_{}", flag.replace('-', "_").to_uppercase())
+}
+
+/// Go takes one dash for two.
+fn two_dashes(arg: OsString) -> OsString {
+    match arg.to_str() {
+        Some(text) if text.len() > 2 && text.starts_with('-') && !text.starts_with("--") => {
+            format!("-{text}").into()
+        }
+        _ => arg,
+    }
+}
+
+pub(super) fn parse(args: impl Iterator<Item = OsString>) -> Result<Flags, Error> {
+    let mut command = command();
+    let matches = command.try_get_matches_from_mut(args.map(two_dashes))?;
+    let text =
+        |name: &str| matches.get_one::<String>(name).map(String::as_str).filter(|text| !text.is_empty());
+    let mut wrong = |problem: String| command.error(ErrorKind::ValueValidation, problem);
+
+    let url = text("listen-client-urls").unwrap_or_default();
+    let (https, listen) = listen_address(url).map_err(&mut wrong)?;
+    let tls = match (https, text("cert-file"), text("key-file")) {
+        (false, ..) => None,
+        (true, Some(cert), Some(key)) => {
+            let client_ca_file = match (is_on(&matches, "client-cert-auth"), text("trusted-ca-file")) {
+                (true, None) => return Err(wrong("--client-cert-auth needs --trusted-ca-file".into())),
+                (true, Some(ca)) => Some(ca.into()),
+                (false, _) => None,
+            };
+            Some(Tls { cert_file: cert.into(), key_file: key.into(), client_ca_file })
+        }
+        (true, ..) => return Err(wrong(format!("{url} needs --cert-file and --key-file"))),
+    };
+
+    let defaults = Config::default();
+    let mut number = |name: &str| -> Result<usize, Error> {
+        let text = text(name).unwrap_or_default();
+        text.parse().map_err(|_| wrong(format!("--{name} {text:?} is not a number")))
+    };
+    let (max_request_bytes, max_txn_ops) = (number("max-request-bytes")?, number("max-txn-ops")?);
+    let quota_bytes = match number("quota-backend-bytes")? {
+        0 => defaults.quota_bytes,
+        bytes => bytes,
+    };
+    let interval = text("experimental-watch-progress-notify-interval").unwrap_or_default();
+    let progress_interval = duration(interval)
+        .ok_or_else(|| wrong(format!("{interval:?} is not a time, such as 10m or 1h30m")))?;
+
+    let config = Config {
+        listen,
+        name: text("name").unwrap_or_default().to_owned(),
+        advertise: text("advertise-client-urls")
+            .map(|urls| urls.split(',').map(str::to_owned).collect())
+            .unwrap_or_default(),
+        tls,
+        max_request_bytes,
+        max_txn_ops,
+        quota_bytes,
+        progress_interval,
+        ..defaults
+    };
+    let given = |name: &&&str| matches!(matches.value_source(name), Some(ValueSource::CommandLine));
+    let without_meaning = NO_MEANING.iter().chain(NO_MEANING_SWITCHES).filter(given);
+    Ok(Flags {
+        config,
+        log_level: text("log-level").unwrap_or("info").to_owned(),
+        without_meaning: without_meaning.map(|name| (*name).to_owned()).collect(),
+    })
+}
+
+fn is_on(matches: &ArgMatches, switch: &str) -> bool {
+    matches.get_one::<String>(switch).is_some_and(|value| matches!(value.as_str(), "true" | "1" | "t"))
+}
+
+/// Whether the URL is https, and the address it names.
+fn listen_address(url: &str) -> Result<(bool, SocketAddr), String> {
+    let wrong = |problem: &str| format!("--listen-client-urls {url:?}: {problem}");
+    if url.contains(',') {
+        return Err(wrong("this server listens on one address; give one URL"));
+    }
+    let (https, rest) = match url.split_once("://") {
+        Some(("http", rest)) => (false, rest),
+        Some(("https", rest)) => (true, rest),
+        _ => return Err(wrong("give http://host:port or https://host:port")),
+    };
+    let addresses: Vec<SocketAddr> =
+        rest.trim_end_matches('/').to_socket_addrs().map_err(|error| wrong(&error.to_string()))?.collect();
+    // `localhost` may be both; clients that try one after the other find either.
+    let first = addresses.iter().find(|address| address.is_ipv4()).or(addresses.first());
+    first.map(|address| (https, *address)).ok_or_else(|| wrong("no such host"))
+}
+
+/// A time as Go writes it: `1h30m`, `500ms`.
+fn duration(text: &str) -> Option<Duration> {
+    let mut rest = text;
+    let mut total = 0.0;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let (number, after) = rest.split_at(digits);
+        let (unit, seconds) =
+            [("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9), ("h", 3600.0), ("m", 60.0), ("s", 1.0)]
+                .into_iter()
+                .find(|(unit, _)| after.starts_with(unit))?;
+        total += number.parse::<f64>().ok()? * seconds;
+        rest = &after[unit.len()..];
+    }
+    (!text.is_empty()).then(|| Duration::try_from_secs_f64(total).ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags(args: &[&str]) -> Result<Flags, String> {
+        let args = ["rallypoint-server"].iter().chain(args).map(OsString::from);
+        parse(args).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_pytorch_starts_an_etcd_with_is_understood() {
+        let flags = flags(&[
+            "--enable-v2",
+            "--data-dir",
+            "/tmp/x/0",
+            "--listen-client-urls",
+            "http://localhost:4001",
+            "--advertise-client-urls",
+            "http://localhost:4001",
+            "--listen-peer-urls",
+            "http://localhost:4002",
+        ])
+        .unwrap();
+        assert_eq!(flags.config.listen, "127.0.0.1:4001".parse().unwrap());
+        assert_eq!(flags.config.advertise, ["http://localhost:4001"]);
+        assert_eq!(flags.without_meaning, ["data-dir", "listen-peer-urls", "enable-v2"]);
+    }
+
+    #[test]
+    fn go_writes_flags_in_several_ways() {
+        let flags =
+            flags(&["-name=a", "-max-txn-ops", "7", "--enable-v2=false", "--pre-vote", "--name", "b"])
+                .unwrap();
+        assert_eq!((flags.config.name.as_str(), flags.config.max_txn_ops), ("b", 7));
+        assert_eq!(flags.config.max_request_bytes, 1_572_864);
+    }
+
+    #[test]
+    fn tls_takes_its_files_together() {
+        let https = "--listen-client-urls=https://127.0.0.1:1";
+        let both = flags(&[https, "--cert-file=c", "--key-file=k"]).unwrap().config.tls.unwrap();
+        assert_eq!((both.cert_file.to_str(), both.client_ca_file), (Some("c"), None));
+        assert!(flags(&[https]).unwrap_err().contains("--cert-file and --key-file"));
+        let mutual = [https, "--cert-file=c", "--key-file=k", "--client-cert-auth"];
+        assert!(flags(&mutual).unwrap_err().contains("--trusted-ca-file"));
+        let mutual = flags(&[&mutual[..], &["--trusted-ca-file=ca"]].concat()).unwrap();
+        assert_eq!(mutual.config.tls.unwrap().client_ca_file, Some("ca".into()));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (args, problem) in [
+            (&["--listen-client-urls", "http://a:1,http://b:2"][..], "one address"),
+            (&["--listen-client-urls", "127.0.0.1:1"], "http://host:port"),
+            (&["--max-txn-ops", "many"], "\"many\" is not a number"),
+            (&["--dta-dir", "x"], "--data-dir"),
+            (&["--experimental-watch-progress-notify-interval", "10"], "is not a time"),
+        ] {
+            let error = flags(args).unwrap_err();
+            assert!(error.contains(problem), "{args:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn times_are_read_as_go_writes_them() {
+        for (text, seconds) in [("10m", 600.0), ("1h30m", 5400.0), ("500ms", 0.5), ("1.5s", 1.5)] {
+            assert_eq!(duration(text), Some(Duration::from_secs_f64(seconds)), "{text}");
+        }
+        for text in ["", "10", "m", "1x", "-1s"] {
+            assert_eq!(duration(text), None, "{text}");
+        }
+    }
+}

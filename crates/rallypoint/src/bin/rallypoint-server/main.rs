@@ -1,0 +1,29 @@
+//! The embedded server under etcd's own flags, for programs that start an etcd.
+
+mod flags;
+
+use std::process::ExitCode;
+
+use rallypoint::cli::{LogFormat, failed, serve, start_log};
+
+fn main() -> ExitCode {
+    let flags = match flags::parse(std::env::args_os()) {
+        Ok(flags) => flags,
+        Err(error) => error.exit(),
+    };
+    if let Err(problem) = start_log(&flags.log_level, LogFormat::Text) {
+        eprintln!("error: {problem}");
+        return ExitCode::from(2);
+    }
+    for flag in &flags.without_meaning {
+        tracing::info!("--{flag} has no meaning for a server in memory and is ignored");
+    }
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&error),
+    };
+    match runtime.block_on(serve(flags.config)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failed(&*error),
+    }
+}

@@ -1,0 +1,217 @@
+//! The commands, as their users run them.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail")]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rallypoint::{EtcdSettings, EtcdStore, Store};
+use rallypoint_testkit::Version;
+
+const RALLYPOINT: &str = env!("CARGO_BIN_EXE_rallypoint");
+const SERVER: &str = env!("CARGO_BIN_EXE_rallypoint-server");
+
+/// A command that serves, killed when dropped.
+struct Serving {
+    child: Child,
+    endpoint: String,
+    log: BufReader<std::process::ChildStderr>,
+}
+
+impl Serving {
+    /// Starts it and reads from its log where it listens.
+    fn start(program: &str, args: &[&str]) -> Self {
+        let mut child = Command::new(program).args(args).stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        let endpoint = loop {
+            line.clear();
+            assert!(log.read_line(&mut line).unwrap() > 0, "it ended before it listened");
+            if let Some((_, rest)) = line.split_once("address=") {
+                break rest.split_whitespace().next().unwrap().to_owned();
+            }
+        };
+        assert!(line.contains("in memory"), "it says what it is: {line}");
+        Serving { child, endpoint, log }
+    }
+
+    fn terminate(mut self) -> Option<i32> {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        // A full pipe would keep it from ending.
+        std::io::copy(&mut self.log, &mut std::io::sink()).unwrap();
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn run(program: &str, args: &[&str]) -> Output {
+    Command::new(program).args(args).output().unwrap()
+}
+
+#[tokio::test]
+async fn both_commands_serve_and_stop_in_good_order() {
+    for (program, args) in [
+        (RALLYPOINT, &["serve", "--listen", "127.0.0.1:0"][..]),
+        (SERVER, &["--listen-client-urls", "http://127.0.0.1:0", "--data-dir", "x", "--enable-v2"]),
+    ] {
+        let serving = Serving::start(program, args);
+        let settings = EtcdSettings::new(&serving.endpoint).unwrap();
+        let store = EtcdStore::connect(settings, "/x").await.unwrap();
+        assert_eq!(store.add(b"c", 2).await.unwrap(), 2);
+        let began = Instant::now();
+        assert_eq!(serving.terminate(), Some(0));
+        assert!(began.elapsed() < Duration::from_secs(5));
+    }
+    assert!(!std::path::Path::new("x").exists(), "nothing is written");
+}
+
+#[test]
+fn what_cannot_be_served_is_one_line_and_an_exit_code() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let url = format!("http://{address}");
+    for (program, args, code, word) in [
+        (RALLYPOINT, &["serve", "--listen", &address][..], 1, address.as_str()),
+        (SERVER, &["--listen-client-urls", &url], 1, &address),
+        (RALLYPOINT, &["serve", "--listen", "127.0.0.1"], 2, "--listen"),
+        (RALLYPOINT, &["serve", "--lisen", "127.0.0.1:1"], 2, "--listen"),
+        (RALLYPOINT, &["serve", "--cert", "a.pem"], 2, "--key"),
+        (
+            RALLYPOINT,
+            &["serve", "--listen", "127.0.0.1:0", "--cert", "no.pem", "--key", "no.key"],
+            1,
+            "no.pem",
+        ),
+        (RALLYPOINT, &["serve", "--log-level", "lo=ud=er"], 2, "log level"),
+        (RALLYPOINT, &["server"], 2, "serve"),
+        (SERVER, &["--no-such-flag"], 2, "--no-such-flag"),
+    ] {
+        let output = run(program, args);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
+        assert!(text.contains(word), "{args:?}: {text}");
+        assert!(!text.contains("panicked"), "{text}");
+    }
+}
+
+#[test]
+fn every_flag_of_etcd_is_known() {
+    let mut checked = 0;
+    for version in Version::ALL {
+        let help = Command::new(version.binary()).arg("--help").output().unwrap();
+        let help = String::from_utf8([help.stdout, help.stderr].concat()).unwrap();
+        for line in help.lines().filter_map(|line| line.strip_prefix("  --")) {
+            let mut words = line.split_whitespace();
+            let flag = words.next().unwrap();
+            // A switch shows its default as a word; the others take a value. Help ends the command before it serves.
+            let switch = matches!(words.next(), Some("'true'" | "'false'"));
+            let args = if switch { vec![format!("--{flag}")] } else { vec![format!("--{flag}"), "1".into()] };
+            let output = Command::new(SERVER).args(&args).arg("--help").output().unwrap();
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "--{flag} of etcd {version}: {text}");
+            checked += 1;
+        }
+    }
+    assert!(checked > 100, "the help was understood: {checked}");
+}
+
+#[test]
+fn help_version_and_completions_are_there() {
+    for (args, word) in [
+        (&["--help"][..], "serve"),
+        (&["serve", "--help"], "RALLYPOINT_LISTEN"),
+        (&["--version"], env!("CARGO_PKG_VERSION")),
+        (&["completions", "bash"], "complete -F"),
+        (&["completions", "zsh"], "#compdef rallypoint"),
+    ] {
+        let output = run(RALLYPOINT, args);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && text.contains(word), "{args:?}: {text}");
+    }
+}
+
+#[test]
+fn settings_come_from_the_environment_too() {
+    let mut command = Command::new(RALLYPOINT);
+    command.arg("serve").env("RALLYPOINT_LISTEN", "nonsense");
+    let text = String::from_utf8(command.output().unwrap().stderr).unwrap();
+    assert!(text.contains("nonsense"), "{text}");
+    let mut command = Command::new(SERVER);
+    command.env("ETCD_LISTEN_CLIENT_URLS", "nonsense");
+    let text = String::from_utf8(command.output().unwrap().stderr).unwrap();
+    assert!(text.contains("nonsense"), "{text}");
+}
+
+#[test]
+fn pytorchs_own_etcd_server_class_starts_ours() {
+    const SCRIPT: &str = r#"
+import os, sys
+os.environ["TORCHELASTIC_ETCD_BINARY_PATH"] = sys.argv[1]
+from torch.distributed.elastic.rendezvous.etcd_server import EtcdServer
+server = EtcdServer()
+server.start(timeout=30, num_retries=1)
+client = server.get_client()
+client.write("/a/b", "1")
+print(client.read("/a/b").value, client.leader["name"])
+server.stop()
+"#;
+    let output = rallypoint_testkit::run_python(SCRIPT, &[SERVER]);
+    assert_eq!(output.trim(), "1 default");
+}
+
+/// Two agents of unmodified torchrun, with a script that meets over gloo.
+#[test]
+fn unmodified_torchrun_meets_on_it_with_both_etcd_backends() {
+    const WORKER: &str = r#"
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(total)
+print(f"sum {total.item()} of {dist.get_world_size()}", flush=True)
+dist.destroy_process_group()
+"#;
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("worker.py");
+    std::fs::write(&script, WORKER).unwrap();
+    let serving = Serving::start(RALLYPOINT, &["serve", "--listen", "127.0.0.1:0"]);
+    for backend in ["etcd", "etcd-v2"] {
+        let agents: Vec<Child> = (0..2)
+            .map(|_| {
+                Command::new(rallypoint_testkit::torch_python())
+                    .args([
+                        "-m",
+                        "torch.distributed.run",
+                        "--nnodes=2",
+                        "--nproc-per-node=1",
+                        "--max-restarts=0",
+                    ])
+                    .args([
+                        format!("--rdzv-backend={backend}"),
+                        format!("--rdzv-endpoint={}", serving.endpoint),
+                    ])
+                    .args([format!("--rdzv-id={backend}"), "--local-addr=127.0.0.1".to_owned()])
+                    .arg(&script)
+                    .env("OMP_NUM_THREADS", "1")
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::piped())
+                    .spawn()
+                    .unwrap()
+            })
+            .collect();
+        for agent in agents {
+            let output = agent.wait_with_output().unwrap();
+            let (out, err) =
+                (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            assert!(output.status.success(), "{backend}: {out}{err}");
+            assert!(out.contains("sum 3 of 2"), "{backend}: {out}{err}");
+        }
+    }
+}
