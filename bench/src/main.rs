@@ -5,6 +5,7 @@
 
 mod measure;
 mod report;
+mod server;
 mod store;
 mod torch;
 
@@ -25,6 +26,8 @@ struct Cli {
 enum What {
     /// The Store: set, get, add and wait, against the raw client and PyTorch's EtcdStore.
     Store(Options),
+    /// The embedded server: put, get, txn, watch fan-out, memory and start, against a real etcd without fsync.
+    Server(Options),
 }
 
 #[derive(clap::Args)]
@@ -44,9 +47,15 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    let What::Store(options) = Cli::parse().what;
+    let cli = Cli::parse();
+    let (What::Store(options) | What::Server(options)) = &cli.what;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime starts");
-    let report = runtime.block_on(store::run(&options));
+    let report = runtime.block_on(async {
+        match &cli.what {
+            What::Store(_) => store::run(options).await,
+            What::Server(_) => server::run(options).await,
+        }
+    });
     print!("{report}");
     if let Some(path) = &options.json
         && let Err(error) = std::fs::write(path, report.to_json())

@@ -7,12 +7,13 @@ use std::env;
 use std::time::Duration;
 
 use fastrand::Rng;
+use futures::future::join_all;
 use rallypoint_testkit::Version;
 use reqwest::{Method, Response};
 use v2_support::{Answer, Target, is_alike, without_times};
 
 const SEEDS: [u64; 3] = [1, 2, 3];
-const STEPS: usize = 1500;
+const STEPS: usize = 2000;
 /// Watches that stay open to the end.
 const WATCHES: usize = 60;
 
@@ -83,13 +84,14 @@ async fn compare(seed: u64) {
             tokio::join!(etcd.delete(key, "recursive=true"), ours.delete(key, "recursive=true"));
         assert_same(&format!("seed {seed}, at the end: DELETE {key}"), &theirs, &ours);
     }
-    for (what, (theirs, ours)) in watches {
+    let compared = watches.into_iter().map(async |(what, (theirs, ours))| {
         let what = format!("seed {seed}: {what}");
         assert_eq!(theirs.status(), ours.status(), "{what}");
         assert_eq!(theirs.headers().get("x-etcd-index"), ours.headers().get("x-etcd-index"), "{what}");
         let (theirs, ours) = tokio::join!(events(theirs), events(ours));
         assert_eq!(theirs, ours, "{what}");
-    }
+    });
+    join_all(compared).await;
 }
 
 /// Lets a few nodes end on both, and waits until they have.
@@ -192,7 +194,7 @@ fn assert_same(what: &str, theirs: &Answer, ours: &Answer) {
 async fn events(mut response: Response) -> Vec<String> {
     let mut text = Vec::new();
     // All that comes is on its way already.
-    while let Ok(Ok(Some(chunk))) = tokio::time::timeout(Duration::from_millis(200), response.chunk()).await {
+    while let Ok(Ok(Some(chunk))) = tokio::time::timeout(Duration::from_secs(1), response.chunk()).await {
         text.extend_from_slice(&chunk);
     }
     let text = String::from_utf8(text).unwrap();

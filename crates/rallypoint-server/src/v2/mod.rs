@@ -1,7 +1,7 @@
 //! The v2 API without IO: a tree of files and directories with an index, TTLs, a history and watchers.
 //!
 //! Bytes of a request become a [`Request`] in [`request`] (with [`form`] and [`path`]); [`Store::apply`] carries
-//! it out at a time that the caller gives, and answers with an [`Event`], a [`Watch`] or an [`Error`]; [`event`]
+//! it out at a time that the caller gives, and answers with an [`event::Event`], a [`Watch`] or an [`Error`]; [`event`]
 //! and [`error`] write them as etcd does, byte for byte. What ends does so when the caller calls
 //! [`Store::expire`]; [`Store::next_end`] says when that is due.
 //!

@@ -10,6 +10,7 @@ mod suite;
 
 use rallypoint_core::EtcdSettings;
 use rallypoint_etcd::{v2, v3};
+use rallypoint_server::EtcdServer;
 use rallypoint_store::{EtcdStore, EtcdV2Store, MemoryStore, PrefixStore, Store};
 use rallypoint_testkit::{Etcd, Version};
 
@@ -30,9 +31,8 @@ async fn prefix_store_on_memory() {
     Suite::new(None, open).run().await;
 }
 
-async fn v3_store(version: Version) {
-    let etcd = Etcd::start(version);
-    let settings = EtcdSettings::new(&etcd.endpoint()).unwrap();
+async fn v3_store(endpoint: &str) {
+    let settings = EtcdSettings::new(endpoint).unwrap();
     let client = v3::Client::connect(settings).await.unwrap();
     let open = move |name: String| {
         let store = EtcdStore::new(client.clone(), &format!("/conformance/{name}"));
@@ -43,12 +43,12 @@ async fn v3_store(version: Version) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn etcd_store_on_etcd_3_4() {
-    v3_store(Version::V34).await;
+    v3_store(&Etcd::start(Version::V34).endpoint()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn etcd_store_on_etcd_3_5() {
-    v3_store(Version::V35).await;
+    v3_store(&Etcd::start(Version::V35).endpoint()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -72,9 +72,8 @@ async fn etcd_store_under_a_client_prefix_and_a_prefix_store() {
     );
 }
 
-async fn v2_store(version: Version, prefix: &str) {
-    let etcd = Etcd::builder(version).v2().start();
-    let mut settings = EtcdSettings::new(&etcd.endpoint()).unwrap();
+async fn v2_store(endpoint: &str, prefix: &str) {
+    let mut settings = EtcdSettings::new(endpoint).unwrap();
     settings.prefix = prefix.to_owned();
     let client = v2::Client::connect(settings).await.unwrap();
     let open = move |name: String| {
@@ -86,10 +85,17 @@ async fn v2_store(version: Version, prefix: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn v2_store_on_etcd_3_4() {
-    v2_store(Version::V34, "").await;
+    v2_store(&Etcd::builder(Version::V34).v2().start().endpoint(), "").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn v2_store_on_etcd_3_5_under_a_client_prefix() {
-    v2_store(Version::V35, "/tenant/").await;
+    v2_store(&Etcd::builder(Version::V35).v2().start().endpoint(), "/tenant/").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_stores_on_the_embedded_server() {
+    let server = EtcdServer::start_embedded().unwrap();
+    v3_store(&server.endpoint()).await;
+    v2_store(&server.endpoint(), "").await;
 }
