@@ -5,12 +5,13 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use http_body_util::Either;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -252,14 +253,14 @@ async fn speak<S>(socket: S, front: Front, mut stopping: watch::Receiver<bool>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let mut http = auto::Builder::new(TokioExecutor::new());
+    let mut http = auto::Builder::new(InPlace);
     http.http1().timer(TokioTimer::new());
     http.http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_STREAMS)
         .keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT);
-    let service = service_fn(move |request| front.clone().call(request));
+    let service = service_fn(move |request| Box::pin(front.clone().call(request)));
     let connection = http.serve_connection(TokioIo::new(socket), service);
     tokio::pin!(connection);
     let ended = tokio::select! {
@@ -271,6 +272,25 @@ where
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "a connection ended badly");
+    }
+}
+
+/// Runs a request where it came in, and makes a task of it only if it has to wait.
+///
+/// Most have come in whole and are answered at once; a task for each would cost more than its answer.
+#[derive(Debug, Clone, Copy)]
+struct InPlace;
+
+impl<F> hyper::rt::Executor<F> for InPlace
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    fn execute(&self, request: F) {
+        let mut request = Box::pin(request);
+        // The task polls it again, with a waker of its own.
+        if request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            tokio::spawn(request);
+        }
     }
 }
 

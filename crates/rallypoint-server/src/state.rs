@@ -55,7 +55,7 @@ impl State {
     pub(crate) fn put(&mut self, request: PbPutRequest) -> Result<PbPutResponse, Error> {
         mvcc::check_put(&request)?;
         self.check_size(&request)?;
-        self.check_quota()?;
+        self.make_room()?;
         let leases = &self.leases;
         let response = mvcc::put(&mut self.store, request, &|id| leases.contains(id))?;
         self.commit();
@@ -75,7 +75,7 @@ impl State {
         if !mvcc::is_read_only(&request) {
             self.check_size(&request)?;
             if mvcc::has_put(&request) {
-                self.check_quota()?;
+                self.make_room()?;
             }
         }
         let leases = &self.leases;
@@ -96,7 +96,7 @@ impl State {
     }
 
     pub(crate) fn grant(&mut self, now: Instant, id: i64, ttl: i64) -> Result<(i64, i64), Error> {
-        self.check_quota()?;
+        self.make_room()?;
         self.leases.grant(now, id, ttl)
     }
 
@@ -125,20 +125,16 @@ impl State {
     }
 
     pub(crate) fn watch(&mut self, stream: StreamKey, request: WatchRequest) {
-        if self.check_quota().is_ok() {
+        if self.make_room().is_ok() {
             self.hub.create(&self.store, stream, request);
         } else {
-            self.hub.refuse(&self.store, stream, "etcdserver: too many requests");
+            self.hub.refuse(&self.store, stream, "etcdserver: mvcc: database space exceeded");
         }
     }
 
     /// Ends a revision: tells the leases and the watchers, and forgets what need not be kept.
     fn commit(&mut self) {
-        let first = self.store.revision() + 1;
-        if !self.store.commit() {
-            return;
-        }
-        for change in self.store.changes_from(first) {
+        for change in self.store.commit() {
             self.leases.attach(&change.key, change.lease);
             self.hub.publish(change);
         }
@@ -152,7 +148,13 @@ impl State {
         Ok(())
     }
 
-    fn check_quota(&self) -> Result<(), Error> {
+    /// Whether there is room for more. The past goes before anything is refused.
+    fn make_room(&mut self) -> Result<(), Error> {
+        if self.weight() <= self.limits.quota_bytes {
+            return Ok(());
+        }
+        // It fails only when there is no past left.
+        let _ = self.store.compact(self.store.revision());
         if self.weight() > self.limits.quota_bytes { Err(Error::NoSpace) } else { Ok(()) }
     }
 }

@@ -28,4 +28,6 @@ mod documents {
     mod store {}
     #[doc = include_str!("../../../docs/connecting.md")]
     mod connecting {}
+    #[doc = include_str!("../../../docs/server.md")]
+    mod server {}
 }

@@ -9,6 +9,8 @@ use bytes::Bytes;
 use http_body::{Body, Frame};
 use tonic::Status;
 
+use crate::mvcc::Error;
+
 /// Before each message of gRPC: a flag, and the length in four bytes.
 const PREFIX: usize = 5;
 /// Roughly the memory of a request besides its messages.
@@ -30,7 +32,7 @@ impl Budget {
     fn take(&self, bytes: usize) -> Result<(), Status> {
         let taken =
             self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
-        taken.map(drop).map_err(|_| Status::resource_exhausted("etcdserver: too many requests"))
+        taken.map(drop).map_err(|_| Error::TooManyRequests.into())
     }
 
     fn give_back(&self, bytes: usize) {

@@ -62,8 +62,8 @@ fn client_urls(service: &Service, host: Option<&str>) -> Vec<String> {
     service.identity.client_urls.iter().map(|url| reachable(url, host)).collect()
 }
 
-/// The URL as this client can reach it. A server that listens everywhere has a URL that leads nowhere; but the
-/// client has found it under the name in `Host`.
+/// The URL as this client can reach it. A server that listens everywhere has a URL that leads nowhere; but
+/// the client has found it under the name in `Host`.
 fn reachable(url: &str, host: Option<&str>) -> String {
     let Some(name) = host.map(host_name) else { return url.to_owned() };
     url.replace("://0.0.0.0:", &format!("://{name}:")).replace("://[::]:", &format!("://{name}:"))

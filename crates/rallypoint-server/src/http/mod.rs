@@ -1,8 +1,8 @@
 //! The HTTP/1.1 side, a thin shell: the v2 API and what monitors ask for.
 //!
 //! [`keys`] turns requests on keys into calls of the store and events into bodies, [`info`] answers what is
-//! about the server itself, [`metrics`] writes Prometheus' text, [`service`] holds the store with its clock and
-//! ends what has a TTL, [`reply`] has what they share.
+//! about the server itself, [`metrics`] writes Prometheus' text, [`service`] holds the store with its clock
+//! and ends what has a TTL, [`reply`] has what they share.
 
 mod info;
 mod keys;
@@ -23,8 +23,8 @@ pub(crate) use service::{Limits, V3Metrics};
 
 /// Everything that is not gRPC. `v3_metrics` gives the lines of the v3 half in Prometheus' text format.
 ///
-/// To be called inside a tokio runtime: what has a TTL is ended by a task of its own, for as long as the router
-/// lives.
+/// To be called inside a tokio runtime: what has a TTL is ended by a task of its own, for as long as the
+/// router lives.
 pub(crate) fn router(identity: Arc<Identity>, v3_metrics: V3Metrics) -> Router {
     router_with_limits(identity, v3_metrics, Limits::default())
 }

@@ -20,6 +20,11 @@ impl Record {
         self.version == 0
     }
 
+    /// The first version of a key that was not there, or was deleted.
+    pub(crate) fn is_creation(&self) -> bool {
+        self.version == 1
+    }
+
     /// Roughly what it holds in memory, the indices included.
     pub(crate) fn weight(&self) -> usize {
         /// The record itself, its counters and its places in the index and the log.

@@ -25,12 +25,6 @@ impl<T: AsRef<[u8]>> Span<T> {
         }
     }
 
-    pub(crate) fn start(&self) -> &[u8] {
-        match self {
-            Span::One(key) | Span::Until(key, _) | Span::From(key) => key.as_ref(),
-        }
-    }
-
     pub(crate) fn contains(&self, key: &[u8]) -> bool {
         match self {
             Span::One(one) => key == one.as_ref(),

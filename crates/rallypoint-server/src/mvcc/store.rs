@@ -152,13 +152,13 @@ impl Store {
         self.log.push_back(change);
     }
 
-    /// Makes the changes since the last commit visible as one revision. Whether there were any.
-    pub(crate) fn commit(&mut self) -> bool {
-        let changed = self.view_revision() > self.revision;
-        if changed {
+    /// Makes the changes since the last commit visible as one revision; those changes.
+    pub(crate) fn commit(&mut self) -> impl Iterator<Item = &Arc<Record>> {
+        let new = self.log.iter().rev().take_while(|change| change.mod_revision > self.revision).count();
+        if new > 0 {
             self.revision += 1;
         }
-        changed
+        self.log.range(self.log.len() - new..)
     }
 
     /// Takes the changes since the last commit back.
@@ -183,46 +183,34 @@ impl Store {
         if revision > self.revision {
             return Err(Error::FutureRevision);
         }
-        self.compacted = revision;
+        let was = std::mem::replace(&mut self.compacted, revision);
         let past = self.log.partition_point(|change| change.mod_revision <= revision);
-        let mut last = Vec::new();
-        for change in self.log.drain(..past) {
-            self.log_weight -= change.weight();
-            self.weight -= forget_before(&mut self.index, &change);
-            if change.mod_revision == revision {
-                last.push(change);
-            }
+        for change in self.log.range(..past).filter(|change| change.mod_revision > was) {
+            self.weight -= forget_before(&mut self.index, change);
         }
-        // A watch may start at the compaction itself, and is told of what is still there.
-        for change in last.into_iter().rev() {
-            let versions = self.index.get(&change.key);
-            if versions.and_then(VecDeque::front).is_some_and(|first| Arc::ptr_eq(first, &change)) {
-                self.log_weight += change.weight();
-                self.log.push_front(change);
-            }
-        }
+        // A watch may start at the compaction itself, so the changes of that revision stay.
+        let older = self.log.partition_point(|change| change.mod_revision < revision);
+        self.log_weight -= self.log.drain(..older).map(|change| change.weight()).sum::<usize>();
         Ok(())
     }
 
-    /// Compacts as far as the retention asks for, if it does. Called after each commit.
+    /// Compacts if there is more of the past than the retention asks for. Called after each commit.
     pub(crate) fn enforce_retention(&mut self) {
         let Retention { changes, bytes } = self.retention;
         if self.log.len() <= changes && self.log_weight <= bytes {
             return;
         }
+        // Somewhat more than needed, so that it is not needed again at once.
+        let (changes, bytes) = (changes - changes / 8, bytes - bytes / 8);
         let mut weight = self.log_weight;
-        let mut length = self.log.len();
-        let mut target = self.compacted;
-        for change in &self.log {
-            if length <= changes && weight <= bytes {
-                break;
-            }
-            length -= 1;
+        let surplus = self.log.iter().enumerate().find(|(at, change)| {
+            let is_enough = self.log.len() - at <= changes && weight <= bytes;
             weight -= change.weight();
-            target = change.mod_revision;
-        }
-        // Nothing to do when the newest revision alone is over the bound.
-        let _ = self.compact(target.min(self.revision - 1));
+            is_enough
+        });
+        let first_kept = surplus.map_or(self.revision, |(_, change)| change.mod_revision);
+        // It fails when the newest revision alone is too much.
+        let _ = self.compact(first_kept.min(self.revision - 1));
     }
 }
 

@@ -70,8 +70,8 @@ pub(crate) fn txn(
     lease_exists: LeaseExists<'_>,
 ) -> Result<PbTxnResponse, Error> {
     let plan = Plan::new(store, request);
-    plan.check(store, &|op| check_put(store, op, lease_exists))?;
-    plan.check(store, &|op| check_range(store, op))?;
+    plan.check(&|op| check_put(store, op, lease_exists))?;
+    plan.check(&|op| check_range(store, op))?;
     let mut response = plan.apply(store, lease_exists)?;
     response.header = Some(header(store.view_revision()));
     Ok(response)
@@ -99,14 +99,10 @@ impl Plan {
         Plan { succeeded, steps: steps.collect() }
     }
 
-    fn check(
-        &self,
-        store: &Store,
-        check: &dyn Fn(&PbTxnOpRequest) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    fn check(&self, check: &dyn Fn(&PbTxnOpRequest) -> Result<(), Error>) -> Result<(), Error> {
         self.steps.iter().try_for_each(|step| match step {
             Step::Op(op) => check(op),
-            Step::Txn(nested) => nested.check(store, check),
+            Step::Txn(nested) => nested.check(check),
         })
     }
 

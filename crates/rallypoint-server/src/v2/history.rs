@@ -31,8 +31,8 @@ impl History {
         }
     }
 
-    /// The events since an index that a watcher of `path` is told of, oldest first. An index that is no longer
-    /// kept is an error: the oldest that is.
+    /// The events since an index that a watcher of `path` is told of, oldest first. An index that is no
+    /// longer kept is an error: the oldest that is.
     pub(crate) fn since(
         &self,
         index: u64,

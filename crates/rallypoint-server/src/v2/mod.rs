@@ -1,13 +1,13 @@
 //! The v2 API without IO: a tree of files and directories with an index, TTLs, a history and watchers.
 //!
-//! Bytes of a request become a [`Request`] in [`request`] (with [`form`] and [`path`]); [`Store::apply`] carries
-//! it out at a time that the caller gives, and answers with an [`event::Event`], a [`Watch`] or an [`Error`]; [`event`]
-//! and [`error`] write them as etcd does, byte for byte. What ends does so when the caller calls
-//! [`Store::expire`]; [`Store::next_end`] says when that is due.
+//! Bytes of a request become a [`Request`] in [`request`] (with [`form`] and [`path`]); [`Store::apply`]
+//! carries it out at a time that the caller gives, and answers with an [`event::Event`], a [`Watch`] or an
+//! [`Error`]; [`event`] and [`error`] write them as etcd does, byte for byte. What ends does so when the
+//! caller calls [`Store::expire`]; [`Store::next_end`] says when that is due.
 //!
 //! All is as in etcd 3.4, but for a few things nobody can want: a stream of the past gets all events and not
-//! just the first, the end of a node is told to its streams once and not twice, a TTL longer than etcd can count
-//! never ends, and there are limits to depth, memory and watchers.
+//! just the first, the end of a node is told to its streams once and not twice, a TTL longer than etcd can
+//! count never ends, and there are limits to depth, memory and watchers.
 
 mod error;
 mod event;

@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 
-/// The clean path of a node: `/a/b`, and nothing at all for the root, as etcd shows it. Any bytes but `/` make
-/// a name.
+/// The clean path of a node: `/a/b`, and nothing at all for the root, as etcd shows it. Any bytes but `/`
+/// make a name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(crate) struct Path(Bytes);
 

@@ -68,8 +68,8 @@ pub(crate) struct Compare {
 }
 
 impl Request {
-    /// Reads a request on the key at `path`. The order of the checks is etcd's: of several errors it shows the
-    /// same one.
+    /// Reads a request on the key at `path`. The order of the checks is etcd's: of several errors it shows
+    /// the same one.
     pub(crate) fn parse(method: &Method, path: Path, query: &[u8], body: &[u8]) -> Result<Self> {
         let fields = Fields(Form::parse(body, query)?);
         let prev_index = fields.number("prevIndex", Code::IndexNotANumber)?.and_then(NonZeroU64::new);

@@ -56,7 +56,8 @@ impl Node {
         }
     }
 
-    /// About the memory it takes at `path`, without what is in it. The whole path counts: a listing repeats it.
+    /// About the memory it takes at `path`, without what is in it. The whole path counts: a listing repeats
+    /// it.
     pub(crate) fn weight(&self, path: &Path) -> usize {
         Node::weight_of(path, self.value().map_or(0, Bytes::len))
     }

@@ -345,8 +345,9 @@ impl Hub {
             last = change.mod_revision;
             *scan_left = scan_left.saturating_sub(1);
             if watcher.span.contains(&change.key) && watcher.filter.passes(change) {
-                let prev =
-                    if watcher.prev_kv { store.get_at(&change.key, change.mod_revision - 1) } else { None };
+                let prev = Some(change)
+                    .filter(|change| watcher.prev_kv && !change.is_creation())
+                    .and_then(|change| store.get_at(&change.key, change.mod_revision - 1));
                 bytes += change.weight() + prev.map_or(0, |prev| prev.weight());
                 events.push(Told { record: Arc::clone(change), prev: prev.cloned() });
             }

@@ -24,9 +24,7 @@ impl Bench {
     }
 
     fn commit(&mut self) {
-        let first = self.store.revision() + 1;
-        self.store.commit();
-        for change in self.store.changes_from(first) {
+        for change in self.store.commit() {
             self.hub.publish(change);
         }
     }

@@ -191,8 +191,8 @@ impl Answer {
     }
 }
 
-/// Whether two bodies are the same but for the moments when things end, on which no two servers agree, and for
-/// what may pass of a TTL between two answers.
+/// Whether two bodies are the same but for the moments when things end, on which no two servers agree, and
+/// for what may pass of a TTL between two answers.
 pub(crate) fn is_alike(one: &str, other: &str) -> bool {
     let ((one, one_ttls), (other, other_ttls)) = (without_times(one), without_times(other));
     let close = |(one, other): (&u64, &u64)| one.abs_diff(*other) <= 5;

@@ -58,6 +58,8 @@ pub(super) struct Once {
     next_place: AtomicU64,
     free: Mutex<Vec<Place>>,
     lease: tokio::sync::Mutex<Option<Lease>>,
+    /// Where it was made; the last handle may be dropped on a thread that has no runtime.
+    runtime: Option<Handle>,
 }
 
 #[derive(Debug)]
@@ -81,6 +83,7 @@ impl Once {
             next_place: AtomicU64::new(0),
             free: Mutex::new(Vec::new()),
             lease: tokio::sync::Mutex::new(None),
+            runtime: Handle::try_current().ok(),
         }
     }
 
@@ -202,7 +205,7 @@ impl Once {
 impl Drop for Once {
     /// Gives the places back at once where that is possible; elsewhere they go with their lease.
     fn drop(&mut self) {
-        if let (Some(Lease { id, .. }), Ok(runtime)) = (*self.lease.get_mut(), Handle::try_current()) {
+        if let (Some(Lease { id, .. }), Some(runtime)) = (*self.lease.get_mut(), &self.runtime) {
             let client = self.client.retrying_for(Duration::from_secs(1));
             runtime.spawn(async move {
                 if let Err(error) = client.lease_revoke(id).await {

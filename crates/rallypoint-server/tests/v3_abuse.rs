@@ -1,0 +1,237 @@
+//! Clients that send nonsense, too much, or do not read: no panic, no hang, no growth.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod v3_support;
+
+use std::time::Duration;
+
+use bytes::{Buf, BufMut};
+use etcd_client::proto::{
+    PbPutRequest, PbRangeRequest, PbTxnOpRequest, PbTxnRequest, PbTxnRequestOp, PbWatchRequest,
+};
+use fastrand::Rng;
+use prost::Message;
+use rallypoint_server::Config;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status};
+use v3_support::{Raw, Target, Watch, within};
+
+const UNARY: &[&str] = &[
+    "/etcdserverpb.KV/Range",
+    "/etcdserverpb.KV/Put",
+    "/etcdserverpb.KV/DeleteRange",
+    "/etcdserverpb.KV/Txn",
+    "/etcdserverpb.KV/Compact",
+    "/etcdserverpb.Lease/LeaseGrant",
+    "/etcdserverpb.Lease/LeaseRevoke",
+    "/etcdserverpb.Lease/LeaseTimeToLive",
+    "/etcdserverpb.Lease/LeaseLeases",
+    "/etcdserverpb.Maintenance/Status",
+    "/etcdserverpb.Maintenance/Alarm",
+    "/etcdserverpb.Cluster/MemberList",
+    "/grpc.health.v1.Health/Check",
+    "/etcdserverpb.Auth/Authenticate",
+    "/v3lockpb.Lock/Lock",
+];
+const STREAMING: &[&str] = &["/etcdserverpb.Watch/Watch", "/etcdserverpb.Lease/LeaseKeepAlive"];
+const REQUESTS: usize = 5000;
+
+/// Messages as they are.
+#[derive(Debug, Clone, Copy)]
+struct Verbatim;
+
+impl Codec for Verbatim {
+    type Encode = Vec<u8>;
+    type Decode = Vec<u8>;
+    type Encoder = Verbatim;
+    type Decoder = Verbatim;
+
+    fn encoder(&mut self) -> Verbatim {
+        Verbatim
+    }
+
+    fn decoder(&mut self) -> Verbatim {
+        Verbatim
+    }
+}
+
+impl Encoder for Verbatim {
+    type Item = Vec<u8>;
+    type Error = Status;
+
+    fn encode(&mut self, message: Vec<u8>, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.put_slice(&message);
+        Ok(())
+    }
+}
+
+impl Decoder for Verbatim {
+    type Item = Vec<u8>;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Vec<u8>>, Status> {
+        Ok(Some(buffer.copy_to_bytes(buffer.remaining()).to_vec()))
+    }
+}
+
+/// A message that was valid once, or never was.
+fn mutated(rng: &mut Rng) -> Vec<u8> {
+    let key = || b"k".to_vec();
+    let mut message = match rng.u32(0..6) {
+        0 => {
+            PbRangeRequest { key: key(), range_end: vec![0], limit: 3, sort_target: 2, ..Default::default() }
+                .encode_to_vec()
+        }
+        1 => PbPutRequest { key: key(), value: b"v".to_vec(), lease: 1, prev_kv: true, ..Default::default() }
+            .encode_to_vec(),
+        2 => PbTxnRequest {
+            success: vec![PbTxnRequestOp {
+                request: Some(PbTxnOpRequest::RequestPut(PbPutRequest { key: key(), ..Default::default() })),
+            }],
+            ..Default::default()
+        }
+        .encode_to_vec(),
+        3 => PbWatchRequest::from(Watch { start_revision: 1, prev_kv: true, ..Watch::span("a", "z") })
+            .encode_to_vec(),
+        4 => (0..200).fold(Vec::new(), |inner, _| {
+            // Deeper than any decoder wants to go.
+            let mut outer = vec![0x12, 0x22];
+            prost::encode_length_delimiter(inner.len(), &mut outer).unwrap();
+            outer.truncate(2 + inner.len().min(1));
+            outer.extend(inner);
+            outer
+        }),
+        _ => (0..rng.usize(0..64)).map(|_| rng.u8(..)).collect(),
+    };
+    for _ in 0..rng.usize(0..4) {
+        if message.is_empty() {
+            break;
+        }
+        let at = rng.usize(0..message.len());
+        match rng.u32(0..4) {
+            0 => message[at] = rng.u8(..),
+            1 => drop(message.remove(at)),
+            2 => message.insert(at, rng.u8(..)),
+            _ => message.truncate(at),
+        }
+    }
+    message
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_and_mutated_requests_are_answered() {
+    let target = Target::ours();
+    let seed = std::env::var("RALLYPOINT_SEED").map_or(1, |seed| seed.parse().unwrap());
+    println!("RALLYPOINT_SEED={seed}");
+    let mut rng = Rng::with_seed(seed);
+    let channel = Channel::from_shared(target.url()).unwrap().connect().await.unwrap();
+    for _ in 0..REQUESTS {
+        let mut grpc = tonic::client::Grpc::new(channel.clone());
+        grpc.ready().await.unwrap();
+        if rng.u32(0..10) == 0 {
+            let path = PathAndQuery::from_static(rng.choice(STREAMING).unwrap());
+            let messages: Vec<_> = (0..rng.usize(0..4)).map(|_| mutated(&mut rng)).collect();
+            let stream = Request::new(futures::stream::iter(messages));
+            if let Ok(answers) = within(grpc.streaming(stream, path, Verbatim)).await {
+                // What can be read at once; then it is dropped with its watches.
+                let mut answers = answers.into_inner();
+                let _ = tokio::time::timeout(Duration::from_millis(1), answers.message()).await;
+            }
+        } else {
+            let path = PathAndQuery::from_static(rng.choice(UNARY).unwrap());
+            if let Err(status) = within(grpc.unary(Request::new(mutated(&mut rng)), path, Verbatim)).await {
+                assert_ne!(status.code(), Code::Unknown, "{status:?}");
+                assert_ne!(status.code(), Code::Cancelled, "{status:?}");
+            }
+        }
+    }
+    let client = target.client().await;
+    client.put_kv("alive", "1").await;
+}
+
+/// What ends a real etcd.
+#[tokio::test]
+async fn a_delete_and_a_put_that_keeps_the_value_of_one_key_are_refused() {
+    let target = Target::ours();
+    let client = target.client().await;
+    let before = client.put_kv("k", "1").await;
+    let delete = etcd_client::proto::PbDeleteRequest { key: "a".into(), range_end: vec![0], prev_kv: false };
+    let put = PbPutRequest { key: "k".into(), ignore_value: true, ..Default::default() };
+    let ops = [PbTxnOpRequest::RequestDeleteRange(delete), PbTxnOpRequest::RequestPut(put)];
+    let success = ops.map(|op| PbTxnRequestOp { request: Some(op) }).to_vec();
+    let status = client.txn(PbTxnRequest { success, ..Default::default() }).await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::InvalidArgument, "etcdserver: key not found"));
+    let kept = client.range(PbRangeRequest { key: "k".into(), ..Default::default() }).await.unwrap();
+    assert_eq!((kept.kvs.len(), kept.header.unwrap().revision), (1, before), "nothing of it was applied");
+}
+
+#[tokio::test]
+async fn a_full_store_takes_deletes_and_nothing_else() {
+    let target =
+        Target::ours_with(Config { quota_bytes: 1 << 20, history_bytes: 1 << 16, ..Config::default() });
+    let client = target.client().await;
+    let mut stored = 0;
+    let status = loop {
+        let put = PbPutRequest {
+            key: format!("k/{stored:05}").into(),
+            value: vec![0; 10_000],
+            ..Default::default()
+        };
+        match client.put(put).await {
+            Ok(_) => stored += 1,
+            Err(status) => break status,
+        }
+        assert!(stored < 1000, "it never fills");
+    };
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert_eq!(status.message(), "etcdserver: mvcc: database space exceeded");
+    assert_eq!(client.grant(0, 60).await.unwrap_err().code(), Code::ResourceExhausted);
+    let mut watcher = client.watcher(Watch::key("k")).await;
+    assert!(watcher.next().await.canceled);
+    let all =
+        etcd_client::proto::PbDeleteRequest { key: "k/".into(), range_end: "k0".into(), prev_kv: false };
+    assert_eq!(client.delete(all).await.unwrap().deleted, stored);
+    // What was deleted is forgotten as the history goes on.
+    for _ in 0..200 {
+        client.put_kv("other", &"v".repeat(1000)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_watcher_that_does_not_read_holds_nobody_up_and_is_told_what_it_missed() {
+    let target = Target::ours_with(Config { history_bytes: 4 << 20, ..Config::default() });
+    let client = target.client().await;
+    let mut slow = client.watching(Watch::key("k")).await;
+    let mut quick = Raw::connect(target.url()).await.watching(Watch::key("k")).await;
+    let value = "v".repeat(100_000);
+    let writer = Raw::connect(target.url()).await;
+    let mut last = 0;
+    for _ in 0..300 {
+        last = writer.put_kv("k", &value).await;
+        quick.events_until(last).await;
+    }
+    // 30 MB went by, which neither the connection nor the history could hold for the slow one.
+    let told = loop {
+        let answer = slow.next().await;
+        if answer.canceled {
+            break answer.compact_revision;
+        }
+    };
+    assert!(told > 1 && told <= last);
+}
+
+#[tokio::test]
+async fn a_job_of_weeks_does_not_fill_the_memory() {
+    let target = Target::ours_with(Config { history_changes: 100, ..Config::default() });
+    let client = target.client().await;
+    for _ in 0..1000 {
+        client.put_kv("k", "1").await;
+    }
+    let old = PbRangeRequest { key: "k".into(), revision: 10, ..Default::default() };
+    assert_eq!(client.range(old).await.unwrap_err().code(), Code::OutOfRange);
+    let now = client.range(PbRangeRequest { key: "k".into(), ..Default::default() }).await.unwrap();
+    assert_eq!(now.kvs[0].version, 1000);
+}

@@ -1,0 +1,123 @@
+//! Starting, stopping, TLS, and errors that say what is wrong.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod v3_support;
+
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
+use rallypoint_server::{Config, Server, ServerError, Tls};
+use rallypoint_testkit::Certs;
+use tokio::net::TcpListener;
+use v3_support::{Raw, Target, Watch, within};
+
+fn anywhere() -> Config {
+    Config { listen: "127.0.0.1:0".parse().unwrap(), ..Config::default() }
+}
+
+#[tokio::test]
+async fn it_serves_only_this_machine_unless_told_otherwise() {
+    assert!(Config::default().listen.ip().is_loopback());
+}
+
+#[tokio::test]
+async fn an_address_in_use_is_named() {
+    let server = Server::bind(anywhere()).unwrap();
+    let error = Server::bind(Config { listen: server.address(), ..Config::default() }).unwrap_err();
+    assert!(matches!(error, ServerError::AddressInUse { .. }));
+    assert!(error.to_string().contains(&server.endpoint()), "{error}");
+    assert!(error.source().is_some());
+}
+
+#[tokio::test]
+async fn it_is_ready_in_no_time() {
+    let start = Instant::now();
+    let server = Server::bind(anywhere()).unwrap();
+    Raw::connect(server.url().to_owned()).await.put_kv("a", "1").await;
+    // The bound is 50 ms; a loaded machine gets some more.
+    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn it_stops_when_told_to_and_ends_the_watches() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let server = tokio::spawn(Server::serve(listener, Config::default(), async {
+        let _ = stopped.await;
+    }));
+    let client = Raw::connect(url.clone()).await;
+    let mut watcher = client.watching(Watch::key("a")).await;
+    let lease = client.grant(0, 60).await.unwrap().id;
+    client.keep_alive(lease).await;
+    let start = Instant::now();
+    stop.send(()).unwrap();
+    let status = within(watcher.answers.message()).await.unwrap_err();
+    assert_eq!(status.code(), tonic::Code::Unavailable);
+    within(server).await.unwrap().unwrap();
+    assert!(start.elapsed() < Duration::from_secs(10));
+    assert!(tokio::net::TcpStream::connect(url.trim_start_matches("http://")).await.is_err());
+}
+
+#[tokio::test]
+async fn dropped_it_is_gone() {
+    let target = Target::ours();
+    let client = target.client().await;
+    client.put_kv("a", "1").await;
+    drop(target);
+    assert!(within(client.put(Default::default())).await.is_err());
+}
+
+fn tls(certs: &Certs, mutual: bool) -> Config {
+    let tls = Tls {
+        cert_file: certs.server_cert().into(),
+        key_file: certs.server_key().into(),
+        client_ca_file: mutual.then(|| certs.ca().into()),
+    };
+    Config { tls: Some(tls), ..anywhere() }
+}
+
+async fn put_over_tls(server: &Server, options: TlsOptions) -> Result<(), etcd_client::Error> {
+    let options = ConnectOptions::new().with_tls(options).with_timeout(Duration::from_secs(20));
+    let mut client = Client::connect([server.url()], Some(options)).await?;
+    client.put("a", "1", None).await.map(drop)
+}
+
+#[tokio::test]
+async fn tls_and_mutual_tls() {
+    let certs = Certs::generate();
+    let pem = |path| std::fs::read(path).unwrap();
+    let trusting = || TlsOptions::new().ca_certificate(Certificate::from_pem(pem(certs.ca())));
+    let known = || trusting().identity(Identity::from_pem(pem(certs.client_cert()), pem(certs.client_key())));
+
+    let server = Server::bind(tls(&certs, false)).unwrap();
+    assert!(server.url().starts_with("https://"));
+    put_over_tls(&server, trusting()).await.unwrap();
+    let stranger = TlsOptions::new().ca_certificate(Certificate::from_pem(pem(certs.other_ca())));
+    put_over_tls(&server, stranger).await.unwrap_err();
+
+    let server = Server::bind(tls(&certs, true)).unwrap();
+    put_over_tls(&server, known()).await.unwrap();
+    put_over_tls(&server, trusting()).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn bad_certificate_files_are_named() {
+    let certs = Certs::generate();
+    let error = |change: &dyn Fn(&mut Tls)| {
+        let mut config = tls(&certs, true);
+        change(config.tls.as_mut().unwrap());
+        Server::bind(config).unwrap_err()
+    };
+    let missing = error(&|tls| tls.cert_file = "no/such/file.pem".into());
+    assert_eq!(missing.to_string(), "cannot read the certificate in no/such/file.pem");
+    assert!(missing.source().is_some());
+    let swapped = error(&|tls| tls.key_file = tls.cert_file.clone());
+    assert!(swapped.to_string().starts_with("cannot read the private key in "), "{swapped}");
+    let wrong = error(&|tls| tls.key_file = certs.client_key().into());
+    assert!(matches!(wrong, ServerError::Tls { .. }), "{wrong}");
+    let empty = error(&|tls| tls.client_ca_file = Some(certs.server_key().into()));
+    assert!(empty.to_string().starts_with("cannot read the client authority in "), "{empty}");
+}
