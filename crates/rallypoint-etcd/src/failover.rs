@@ -99,7 +99,7 @@ impl Failover {
     where
         F: Future<Output = Result<T>>,
     {
-        let deadline = Instant::now() + time;
+        let deadline = after(time);
         let mut backoff = Backoff::default();
         let mut tries = 0;
         let mut untrusted = 0;
@@ -129,6 +129,12 @@ impl Failover {
             tokio::time::sleep(pause).await;
         }
     }
+}
+
+/// The moment when `time` is over; of a time beyond all clocks, one beyond all jobs.
+pub(crate) fn after(time: Duration) -> Instant {
+    const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+    Instant::now() + time.min(FOR_EVER)
 }
 
 fn count(number: usize) -> u32 {

@@ -201,18 +201,82 @@ async fn thousands_of_watches_share_a_stream_come_back_after_a_cut_and_end_when_
     }
 }
 
+/// An etcd with a user `root` (password `secret`), and one `guest` who may do nothing.
+fn with_users(etcd: Etcd) -> Etcd {
+    for args in [
+        &["user", "add", "root:secret"][..],
+        &["user", "grant-role", "root", "root"],
+        &["user", "add", "guest:guest"],
+        &["auth", "enable"],
+    ] {
+        let _ = etcd.etcdctl(args);
+    }
+    etcd
+}
+
+async fn connect_as(endpoint: &str, user: &str, password: &str) -> Client {
+    let mut settings = EtcdSettings::new(endpoint).unwrap();
+    settings.request_timeout = Duration::from_secs(2);
+    settings.credentials = Some(Credentials { user: user.into(), password: password.into() });
+    Client::connect(settings).await.unwrap()
+}
+
 #[tokio::test]
 async fn a_key_that_may_not_be_watched_is_an_error() {
-    let etcd = Etcd::start(Version::V35);
-    let _ = etcd.etcdctl(&["user", "add", "root:secret"]);
-    let _ = etcd.etcdctl(&["user", "grant-role", "root", "root"]);
-    let _ = etcd.etcdctl(&["user", "add", "guest:guest"]);
-    let _ = etcd.etcdctl(&["auth", "enable"]);
-    let mut settings = EtcdSettings::new(&etcd.endpoint()).unwrap();
-    settings.credentials = Some(Credentials { user: "guest".into(), password: "guest".into() });
-    let client = Client::connect(settings).await.unwrap();
-    let mut watch = client.watch(KeyRange::key("secret"), 1);
-    let error = tokio::time::timeout(Duration::from_secs(10), watch.next()).await.unwrap().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::PermissionDenied);
-    assert!(error.to_string().contains("\"secret\""), "{error}");
+    for version in Version::ALL {
+        let etcd = with_users(Etcd::start(version));
+        let client = connect_as(&etcd.endpoint(), "guest", "guest").await;
+        let mut watch = client.watch(KeyRange::key("secret"), 1);
+        let error = tokio::time::timeout(Duration::from_secs(10), watch.next()).await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+        assert!(error.to_string().contains("\"secret\""), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_password_whose_token_the_server_has_forgotten_is_shown_again() {
+    for version in Version::ALL {
+        let mut etcd = with_users(Etcd::start(version));
+        let client = connect_as(&etcd.endpoint(), "root", "secret").await;
+        let mut watch = client.watch(KeyRange::key("n"), 1);
+        client.put("n", "0", None).await.unwrap();
+        assert_eq!(events(&mut watch).await, ["n=0"]);
+        // Tokens are in the server's memory alone.
+        etcd.terminate();
+        etcd.restart();
+        client.status().await.unwrap();
+        client.put("n", "1", None).await.unwrap();
+        let last = loop {
+            match next(&mut watch).await {
+                WatchUpdate::Events(events) => break text(events.last().unwrap()),
+                WatchUpdate::Snapshot { entries, .. } => {
+                    let value = entries[0].value.escape_ascii().to_string();
+                    if value == "1" {
+                        break "n=1".to_owned();
+                    }
+                }
+            }
+        };
+        assert_eq!(last, "n=1");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_comes_back_with_less_is_read_afresh() {
+    let one = Etcd::start(Version::V35);
+    let proxy = Proxy::start(&one.endpoint());
+    let client = connect(&proxy.endpoint()).await;
+    let writer = connect(&one.endpoint()).await;
+    count(&writer, "n", 0, 20).await;
+    let mut watch = client.watch(KeyRange::key("n"), 21);
+    assert_eq!(events(&mut watch).await, ["n=19"]);
+    // Another, empty, server answers where the first did.
+    let two = Etcd::start(Version::V35);
+    let _ = two.etcdctl(&["put", "n", "new"]);
+    proxy.retarget(&two.endpoint());
+    proxy.cut();
+    let WatchUpdate::Snapshot { revision, entries } = next(&mut watch).await else { panic!("a fresh read") };
+    assert_eq!((revision, entries[0].value.as_slice()), (2, &b"new"[..]));
+    let _ = two.etcdctl(&["put", "n", "newer"]);
+    assert_eq!(events(&mut watch).await, ["n=newer"]);
 }

@@ -12,7 +12,8 @@ use etcd_client::{Client, Compare, CompareOp, ConnectOptions, Txn, TxnOp, WatchO
 const WATCHERS: usize = 10_000;
 const LEASES: usize = 10_000;
 
-#[tokio::main]
+// On one thread: the other processor is the server's.
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     for server in args.chunks(2) {

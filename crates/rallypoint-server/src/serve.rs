@@ -257,6 +257,7 @@ where
     http.http1().timer(TokioTimer::new());
     http.http2()
         .timer(TokioTimer::new())
+        .auto_date_header(false)
         .max_concurrent_streams(MAX_STREAMS)
         .keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT);

@@ -1,6 +1,6 @@
 //! The state behind its lock, for all connections.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use tokio::sync::Notify;
@@ -75,8 +75,13 @@ impl Shared {
         }
     }
 
-    /// A panic cannot leave the state half changed for long: what was not committed is not visible.
+    /// After a panic, what it left half done is taken back.
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(|poisoned| {
+            let mut state = poisoned.into_inner();
+            state.store.rollback();
+            self.state.clear_poison();
+            state
+        })
     }
 }

@@ -235,3 +235,30 @@ async fn a_job_of_weeks_does_not_fill_the_memory() {
     let now = client.range(PbRangeRequest { key: "k".into(), ..Default::default() }).await.unwrap();
     assert_eq!(now.kvs[0].version, 1000);
 }
+
+#[tokio::test]
+async fn a_client_that_does_not_read_large_answers_gets_errors() {
+    let target = Target::ours_with(Config { inflight_bytes: 16 << 20, ..Config::default() });
+    let client = target.client().await;
+    client.put_kv("large", &"v".repeat(1 << 20)).await;
+    let range = PbRangeRequest { key: "large".into(), ..Default::default() }.encode_to_vec();
+    let channel = Channel::from_shared(target.url()).unwrap().connect().await.unwrap();
+    let path = PathAndQuery::from_static("/etcdserverpb.KV/Range");
+    let mut unread = Vec::new();
+    let refused = loop {
+        assert!(unread.len() < 100, "all of them are held");
+        let mut grpc = tonic::client::Grpc::new(channel.clone());
+        grpc.ready().await.unwrap();
+        match within(grpc.server_streaming(Request::new(range.clone()), path.clone(), Verbatim)).await {
+            Ok(answer) => unread.push(answer),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    // Once it gives them up, all is well.
+    drop(unread);
+    let mut answer = client.range(PbRangeRequest { key: "large".into(), ..Default::default() }).await;
+    while answer.is_err() {
+        answer = client.range(PbRangeRequest { key: "large".into(), ..Default::default() }).await;
+    }
+}

@@ -62,6 +62,20 @@ async fn it_stops_when_told_to_and_ends_the_watches() {
 }
 
 #[tokio::test]
+async fn a_thousand_watches_may_each_have_a_stream_on_one_connection() {
+    let target = Target::ours();
+    let client = target.client().await;
+    let mut watchers = Vec::new();
+    for _ in 0..1000 {
+        watchers.push(client.watching(Watch::key("a")).await);
+    }
+    let revision = client.put_kv("a", "1").await;
+    for watcher in &mut watchers {
+        assert_eq!(watcher.events_until(revision).await.len(), 1);
+    }
+}
+
+#[tokio::test]
 async fn dropped_it_is_gone() {
     let target = Target::ours();
     let client = target.client().await;

@@ -26,6 +26,8 @@ use crate::store::Store;
 pub struct BlockingStore {
     store: Box<dyn Store>,
     runtime: Arc<Runtime>,
+    /// The process whose threads the runtime has.
+    process: u32,
 }
 
 impl BlockingStore {
@@ -33,10 +35,14 @@ impl BlockingStore {
     pub fn open<S: Store + 'static>(opening: impl Future<Output = Result<S>>) -> Result<Self> {
         let runtime = shared_runtime();
         let store = Box::new(block_on(&runtime, opening)?);
-        Ok(BlockingStore { store, runtime })
+        Ok(BlockingStore { store, runtime, process: std::process::id() })
     }
 
     fn run<T>(&self, operation: impl Future<Output = Result<T>>) -> Result<T> {
+        // The runtime's threads did not come along: it would wait for ever.
+        if self.process != std::process::id() {
+            return Err(StoreError::Forked);
+        }
         block_on(&self.runtime, operation)
     }
 
@@ -134,7 +140,11 @@ impl BlockingStore {
 
 impl Clone for BlockingStore {
     fn clone(&self) -> Self {
-        BlockingStore { store: self.store.clone_store(), runtime: Arc::clone(&self.runtime) }
+        BlockingStore {
+            store: self.store.clone_store(),
+            runtime: Arc::clone(&self.runtime),
+            process: self.process,
+        }
     }
 }
 

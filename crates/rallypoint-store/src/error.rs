@@ -22,17 +22,13 @@ pub enum StoreError {
         after: Duration,
     },
     /// A pop that does not wait found nothing.
-    #[error("the queue \"{}\" is empty", key.escape_ascii())]
+    #[error("the queue {} is empty", name(key))]
     QueueEmpty {
         /// The queue.
         key: Vec<u8>,
     },
     /// `add` on a value that does not begin with a number.
-    #[error(
-        "cannot add to \"{}\": its value is not a number: \"{}\"",
-        key.escape_ascii(),
-        value[..value.len().min(40)].escape_ascii()
-    )]
+    #[error("cannot add to {}: its value is not a number: {}", name(key), name(&value[..value.len().min(40)]))]
     NotANumber {
         /// The key.
         key: Vec<u8>,
@@ -49,9 +45,9 @@ pub enum StoreError {
     },
     /// Larger than the server takes.
     #[error(
-        "cannot store {size} bytes under \"{}\": the server's limit is about {limit} bytes for key and value \
-         together; raise it there, or store less",
-        key[..key.len().min(120)].escape_ascii()
+        "cannot store {size} bytes under {}: the server's limit is about {limit} bytes for key and value together; \
+         raise it there, or store less: {source}",
+        name(key)
     )]
     TooLarge {
         /// The key.
@@ -64,7 +60,7 @@ pub enum StoreError {
         source: rallypoint_etcd::Error,
     },
     /// The reply to a write was lost, and whether it was carried out can no longer be found out.
-    #[error("cannot tell whether {what} \"{}\" was carried out", key.escape_ascii())]
+    #[error("cannot tell whether {what} {} was carried out: {source}", name(key))]
     OutcomeUnknown {
         /// The operation.
         what: &'static str,
@@ -74,7 +70,7 @@ pub enum StoreError {
         source: rallypoint_etcd::Error,
     },
     /// What is stored was not written by a store of this kind.
-    #[error("the value of \"{}\" is damaged: {problem}", key.escape_ascii())]
+    #[error("the value of {} is damaged: {problem}", name(key))]
     Corrupt {
         /// The key.
         key: Vec<u8>,
@@ -84,6 +80,9 @@ pub enum StoreError {
     /// The blocking face was used on a thread that runs async tasks, which it would have stopped.
     #[error("a blocking store call on a thread of an async runtime: use the async Store there")]
     BlockingInAsync,
+    /// A store that was opened before the process was forked, used after.
+    #[error("a store that was opened in another process, before a fork: open one in this process")]
+    Forked,
     /// etcd failed.
     #[error(transparent)]
     Etcd(#[from] rallypoint_etcd::Error),
@@ -91,13 +90,18 @@ pub enum StoreError {
 
 fn names(keys: &[Vec<u8>]) -> String {
     const SHOWN: usize = 8;
-    let mut text: Vec<String> = keys
-        .iter()
-        .take(SHOWN)
-        .map(|key| format!("\"{}\"", key[..key.len().min(120)].escape_ascii()))
-        .collect();
+    let mut text: Vec<String> = keys.iter().take(SHOWN).map(|key| name(key)).collect();
     if keys.len() > SHOWN {
         text.push(format!("and {} more", keys.len() - SHOWN));
     }
     text.join(", ")
+}
+
+/// A key as people read it: quoted, with what is not text escaped, and not without end.
+fn name(key: &[u8]) -> String {
+    const SHOWN: usize = 120;
+    match key.get(..SHOWN) {
+        Some(start) if key.len() > SHOWN => format!("\"{}\"... ({} bytes)", start.escape_ascii(), key.len()),
+        _ => format!("\"{}\"", key.escape_ascii()),
+    }
 }

@@ -1,6 +1,6 @@
 //! The contract: what every store promises, whatever it is kept in.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 
@@ -11,8 +11,9 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A key-value store that the nodes of a job share, with the meaning of PyTorch's c10d `Store`.
 ///
-/// Keys and values are any bytes, empty ones too. Every operation is atomic. Operations that wait do so until
-/// the store's [`timeout`](Store::timeout), and so do retries while the server is away.
+/// Keys and values are any bytes, empty ones too. Every operation is atomic; `multi_set` as far as one request
+/// reaches. Operations that wait do so until the store's [`timeout`](Store::timeout), and so do retries while
+/// the server is away.
 ///
 /// Queues are apart from keys: they are not counted or listed, and deleting a key of the same name leaves them
 /// alone; only `check` and `wait` see a queue that is not empty as a key that is there.
@@ -83,15 +84,19 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// that has opened stays open.
     async fn barrier(&self, key: &[u8], world_size: u64, timeout: Option<Duration>) -> Result<()> {
         let after = timeout.unwrap_or_else(|| self.timeout());
+        let store = self.clone_store();
+        store.set_timeout(after);
+        let began = Instant::now();
         let members = [key, b"/num_members"].concat();
         let last = [key, b"/last_member"].concat();
-        let arrived = self.add(&members, 1).await?;
+        let arrived = store.add(&members, 1).await?;
         // Not "equal": whoever comes after the last one must not wait for what has happened.
         if u64::try_from(arrived).is_ok_and(|arrived| arrived >= world_size) {
-            self.set(&last, b"1").await?;
+            store.set(&last, b"1").await?;
         }
-        self.wait(&[&last], Some(after)).await.map_err(|error| match error {
-            StoreError::Timeout { after, .. } => {
+        let left = after.saturating_sub(began.elapsed());
+        store.wait(&[&last], Some(left)).await.map_err(|error| match error {
+            StoreError::Timeout { .. } => {
                 StoreError::Timeout { what: "barrier", keys: vec![key.to_vec()], after }
             }
             error => error,
@@ -102,7 +107,9 @@ pub trait Store: Send + Sync + std::fmt::Debug {
 /// The number at the beginning of `value`, as C's `strtoll` finds it.
 pub(crate) fn parse_number(key: &[u8], value: &[u8]) -> Result<i64> {
     let error = || StoreError::NotANumber { key: key.to_vec(), value: value.to_vec() };
-    let text = value.trim_ascii_start();
+    // C's white space has one more than ASCII's here: the vertical tab.
+    let space = |byte: &u8| byte.is_ascii_whitespace() || *byte == 0x0b;
+    let text = &value[value.iter().take_while(|byte| space(byte)).count()..];
     let digits = text.iter().skip(usize::from(matches!(text.first(), Some(b'+' | b'-'))));
     let sign = text.len() - digits.len();
     let end = sign + digits.take_while(|byte| byte.is_ascii_digit()).count();
@@ -119,7 +126,7 @@ mod tests {
             ("0", 0),
             ("-7", -7),
             ("+5", 5),
-            (" \t\n41abc", 41),
+            (" \t\n\x0b41abc", 41),
             ("12 13", 12),
             ("9223372036854775807", i64::MAX),
             ("-9223372036854775808", i64::MIN),

@@ -266,3 +266,53 @@ async fn a_store_leaves_nothing_but_its_data() {
     tokio::time::timeout(Duration::from_secs(10), gone).await.expect("the records go with their store");
     assert_eq!(keys(), 1, "the data stays");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_that_went_with_its_lease_is_no_reason_to_count_twice() {
+    let etcd = Etcd::start(Version::V35);
+    let proxy = Proxy::start(&etcd.endpoint());
+    let store = open(&proxy.endpoint()).await;
+    assert_eq!(store.add(b"c", 1).await.unwrap(), 1);
+    proxy.drop_replies(true);
+    let adding = tokio::spawn({
+        let store = store.clone();
+        async move { store.add(b"c", 1).await }
+    });
+    // The add has arrived; its reply has not, and the lease of its record ends.
+    let direct = open(&etcd.endpoint()).await;
+    while direct.get(b"c").await.unwrap() != b"2" {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let leases = etcd.etcdctl(&["lease", "list"]);
+    for lease in leases.lines().skip(1) {
+        let _ = etcd.etcdctl(&["lease", "revoke", lease]);
+    }
+    proxy.drop_replies(false);
+    proxy.cut();
+    let error = adding.await.unwrap().unwrap_err();
+    assert!(matches!(error, StoreError::OutcomeUnknown { .. }), "{error:?}");
+    assert_eq!(direct.get(b"c").await.unwrap(), b"2");
+    assert_eq!(store.add(b"c", 1).await.unwrap(), 3, "the store goes on");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_waits_longer_than_his_own_timeout_because_of_others() {
+    let mut etcd = Etcd::start(Version::V35);
+    let store = open(&etcd.endpoint()).await;
+    etcd.pause();
+    let patient = tokio::spawn({
+        let store = store.clone();
+        async move { store.set(b"a", b"").await }
+    });
+    let began = Instant::now();
+    let hasty = join_all((0..16).map(|_| {
+        let store = store.clone().with_timeout(Duration::from_secs(1));
+        async move { store.set(b"b", b"").await.unwrap_err() }
+    }));
+    hasty.await;
+    let barrier = store.barrier(b"gate", 2, Some(Duration::from_secs(1))).await;
+    assert!(barrier.is_err());
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    etcd.resume();
+    patient.await.unwrap().unwrap();
+}

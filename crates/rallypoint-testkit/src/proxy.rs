@@ -17,7 +17,6 @@ pub struct Proxy {
 
 #[derive(Debug)]
 struct Shared {
-    target: String,
     drop_replies: AtomicBool,
     state: Mutex<State>,
 }
@@ -25,6 +24,7 @@ struct Shared {
 /// Under one lock, so that no connection slips in between `refuse(true)` and `cut()`.
 #[derive(Debug, Default)]
 struct State {
+    target: String,
     ended: bool,
     refuse: bool,
     accepted: u64,
@@ -38,9 +38,8 @@ impl Proxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port on 127.0.0.1");
         let address = listener.local_addr().expect("a bound socket has an address");
         let shared = Arc::new(Shared {
-            target: target.to_owned(),
             drop_replies: AtomicBool::new(false),
-            state: Mutex::default(),
+            state: Mutex::new(State { target: target.to_owned(), ..State::default() }),
         });
         let acceptor = thread::spawn({
             let shared = Arc::clone(&shared);
@@ -59,6 +58,11 @@ impl Proxy {
     #[must_use]
     pub fn accepted(&self) -> u64 {
         self.shared.state().accepted
+    }
+
+    /// Leads new connections to another endpoint. Live ones go on.
+    pub fn retarget(&self, target: &str) {
+        self.shared.state().target = target.to_owned();
     }
 
     /// Closes every live connection, on both sides. New ones are served.
@@ -123,15 +127,15 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
 }
 
 fn serve(client: &TcpStream, shared: &Shared) {
-    let id = {
+    let (id, target) = {
         let mut state = shared.state();
         state.accepted += 1;
         if state.refuse {
             return;
         }
-        state.accepted
+        (state.accepted, state.target.clone())
     };
-    let Ok(server) = TcpStream::connect(&shared.target) else { return };
+    let Ok(server) = TcpStream::connect(target) else { return };
     // The proxy must not add delays of its own.
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     {

@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use rallypoint_core::EtcdSettings;
 use reqwest::Method;
-use tokio::time::Instant;
 
 use super::path::{form, path};
 use super::transport::{Body, MAX_FORM, Reply, Request, Transport};
 use super::watch::{Polled, Watcher};
 use super::{Code, Delete, Get, Lookup, Put, Refusal, Response, Version};
-use crate::failover::Failover;
+use crate::failover::{Failover, after};
 use crate::{Error, ErrorKind, Result};
 
 /// A client of etcd's v2 API. Cheap to clone; clones share their connections.
@@ -55,7 +54,7 @@ impl Client {
     pub async fn connect(settings: EtcdSettings) -> Result<Client> {
         let client = Client::connect_lazily(settings)?;
         let Shared { transport, urls, failover } = &*client.shared;
-        let deadline = Instant::now() + client.settings().connect_timeout;
+        let deadline = after(client.settings().connect_timeout);
         let request = version_request("connect");
         failover
             .connect(deadline, async |at| transport.send(&urls[at], &request, deadline).await.map(|_| ()))
@@ -155,8 +154,9 @@ impl Client {
     /// One poll of a watch, for a change from index `from` on.
     pub(super) async fn poll(&self, key: &str, recursive: bool, from: u64, time: Duration) -> Result<Polled> {
         // Index 0 would mean "from now on".
-        let from = from.max(1).to_string();
-        let mut fields = vec![("wait", "true"), ("waitIndex", from.as_str())];
+        let from = from.max(1);
+        let index = from.to_string();
+        let mut fields = vec![("wait", "true"), ("waitIndex", index.as_str())];
         if recursive {
             fields.insert(0, ("recursive", "true"));
         }
@@ -164,6 +164,7 @@ impl Client {
         request.poll = Some(time);
         let reply = self.send(&request).await?;
         match reply.body {
+            Body::Quiet if reply.etcd_index + 1 < from => Ok(Polled::Behind),
             Body::Quiet => Ok(Polled::Quiet),
             Body::Cut => Ok(Polled::Cut),
             Body::Whole(_) => self.response(&request, &reply).map(|event| Polled::Event(Box::new(event))),

@@ -14,6 +14,7 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio::time::{Instant, timeout_at};
 
 use super::Refusal;
+use crate::failover::after;
 use crate::tls::Pem;
 use crate::{Error, ErrorKind, Repeat, Result};
 
@@ -108,7 +109,7 @@ impl Transport {
     /// Sends `request` to the server at `url` and reads the answer, until `deadline` or the end of one try.
     pub(super) async fn send(&self, url: &str, request: &Request<'_>, deadline: Instant) -> Result<Reply> {
         let error = |kind| request.error(kind).endpoint(url);
-        let deadline = deadline.min(Instant::now() + self.settings.request_timeout);
+        let deadline = deadline.min(after(self.settings.request_timeout));
         let sending = self.build(url, request).send();
         let response = match timeout_at(deadline, sending).await {
             Ok(Ok(response)) => response,
@@ -119,7 +120,7 @@ impl Transport {
         let etcd_index = response.headers().get("x-etcd-index").and_then(index).unwrap_or_default();
 
         let poll = request.poll.filter(|_| status.is_success());
-        let deadline = poll.map_or(deadline, |poll| Instant::now() + poll);
+        let deadline = poll.map_or(deadline, after);
         let body = match timeout_at(deadline, read(response)).await {
             Ok(Ok(Some(body))) => body,
             Ok(Ok(None)) => {

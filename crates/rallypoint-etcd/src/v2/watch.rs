@@ -11,8 +11,8 @@ use crate::{ErrorKind, Result};
 const LONG_POLL: Duration = Duration::from_secs(20);
 
 /// How long a poll is waited for that is about the past. The server has looked when it begins to answer, and
-/// what it found it sends right after.
-const PAST: Duration = Duration::from_secs(1);
+/// sends what it found right after; the rest is for a slow network, as silence is taken for an answer.
+const PAST: Duration = Duration::from_secs(5);
 
 /// What one poll comes to.
 pub(super) enum Polled {
@@ -21,6 +21,8 @@ pub(super) enum Polled {
     Quiet,
     /// The answer broke off: something may have happened.
     Cut,
+    /// The server has not come to that index: it has lost data, or lags behind the others.
+    Behind,
 }
 
 /// What a [`Watcher`] comes back with.
@@ -87,6 +89,7 @@ impl Watcher {
                     return Ok(Some(Watched::Event(event)));
                 }
                 Ok(Polled::Quiet) => return Ok(None),
+                Ok(Polled::Behind) => return Ok(Some(Watched::Cleared)),
                 // A server that hangs up at once would otherwise be asked without end.
                 Ok(Polled::Cut) => tokio::time::sleep(backoff.next(fastrand::f64())).await,
                 Err(error) if error.kind() == ErrorKind::V2(Code::EventIndexCleared) => {

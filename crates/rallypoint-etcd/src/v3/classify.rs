@@ -23,7 +23,20 @@ pub(super) fn classify(error: &etcd_client::Error) -> ErrorKind {
     }
 }
 
+/// Whether the server wants to be shown the password again: its users have changed since.
+pub(super) fn is_outdated_login(error: &etcd_client::Error) -> bool {
+    matches!(error, etcd_client::Error::GRpcStatus(status) if says_outdated_login(status))
+}
+
+fn says_outdated_login(status: &Status) -> bool {
+    status.message().contains("revision in header is old") || status.message().contains("auth store is old")
+}
+
 fn classify_status(status: &Status) -> ErrorKind {
+    // Refused before anything was done; shown the password again, it may be accepted.
+    if says_outdated_login(status) {
+        return ErrorKind::Busy;
+    }
     if let Some(kind) = never_sent(status) {
         return kind;
     }
@@ -99,6 +112,8 @@ mod tests {
             ),
             (Code::NotFound, "etcdserver: requested lease not found", ErrorKind::LeaseNotFound),
             (Code::FailedPrecondition, "etcdserver: lease already exists", ErrorKind::LeaseExists),
+            (Code::Unknown, "auth: revision in header is old", ErrorKind::Busy),
+            (Code::InvalidArgument, "etcdserver: revision of auth store is old", ErrorKind::Busy),
             (Code::Unknown, "transport error", ErrorKind::Interrupted),
             (Code::Unimplemented, "unknown service", ErrorKind::Rejected),
         ] {

@@ -10,11 +10,14 @@ use etcd_client::{
 };
 use rallypoint_core::EtcdSettings;
 use tokio::time::Instant;
+use uuid::Uuid;
 
+use super::classify::is_outdated_login;
 use super::connections::{Connection, Connections};
 use super::lease::Lease;
 use super::watch::{KeyRange, Watch};
 use super::watch_hub::WatchHub;
+use crate::failover::after;
 use crate::{Error, ErrorKind, Repeat, Result};
 
 /// A client of etcd v3. Cheap to clone; clones share the connection and the watches.
@@ -129,6 +132,10 @@ impl Client {
     /// Every event of `range` from revision `from` on.
     ///
     /// Read the range first and watch from the revision after that read's: then nothing is missed.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
     #[must_use]
     pub fn watch(&self, range: KeyRange, from: i64) -> Watch {
         Watch::new(self.clone(), self.hub.clone(), range, from)
@@ -143,19 +150,26 @@ impl Client {
     /// A lease that nobody keeps alive: its id, and the time that the server granted.
     pub async fn lease_grant(&self, ttl: Duration) -> Result<(i64, Duration)> {
         let seconds = i64::try_from(ttl.as_secs_f64().ceil() as u64).unwrap_or(i64::MAX);
-        // Our own id makes a repeat harmless: the second grant finds the first one's lease.
-        let id = fastrand::i64(1..i64::MAX);
-        let options = LeaseGrantOptions::new().with_id(id);
-        let granted = self
-            .call("lease grant", b"", Repeat::Safe, |on| {
-                let options = options.clone();
-                async move { on.lease().grant(seconds, Some(options)).await }
-            })
-            .await;
-        match granted {
-            Ok(answer) => Ok((id, Duration::from_secs(answer.ttl().max(1).unsigned_abs()))),
-            Err(error) if error.kind() == ErrorKind::LeaseExists && error.may_have_applied() => Ok((id, ttl)),
-            Err(error) => Err(error),
+        loop {
+            // Our own id makes a repeat harmless: the second grant finds the first one's lease. It is drawn by
+            // the system, as two processes that were one before a fork would draw the same.
+            let id = (Uuid::new_v4().as_u64_pair().0 >> 1).cast_signed().max(1);
+            let options = LeaseGrantOptions::new().with_id(id);
+            let granted = self
+                .call("lease grant", b"", Repeat::Safe, |on| {
+                    let options = options.clone();
+                    async move { on.lease().grant(seconds, Some(options)).await }
+                })
+                .await;
+            match granted {
+                Ok(answer) => return Ok((id, Duration::from_secs(answer.ttl().max(1).unsigned_abs()))),
+                Err(error) if error.kind() == ErrorKind::LeaseExists => {
+                    if error.may_have_applied() {
+                        return Ok((id, ttl));
+                    }
+                }
+                Err(error) => return Err(error),
+            }
         }
     }
 
@@ -182,11 +196,21 @@ impl Client {
         F: Future<Output = Result<T, etcd_client::Error>>,
     {
         let send = async |at, deadline: Instant| {
-            let connection = self.connections.at(at).await?;
-            let limit = deadline.min(Instant::now() + self.settings().request_timeout);
+            let limit = deadline.min(after(self.settings().request_timeout));
+            let late = |kind| Error::new(kind, what).endpoint(self.connections.url(at));
+            // Until there is a connection, nothing can have been carried out.
+            let connecting = tokio::time::timeout_at(limit, self.connections.at(at)).await;
+            let connection =
+                connecting.map_err(|_| late(ErrorKind::Unreachable).because("no answer in time"))??;
             match tokio::time::timeout_at(limit, request(Arc::clone(&connection))).await {
-                Ok(answer) => answer.map_err(|error| connection.error(what, error)),
-                Err(_) => Err(Error::new(ErrorKind::Timeout, what).endpoint(&connection.url)),
+                Ok(Ok(answer)) => Ok(answer),
+                Ok(Err(error)) => {
+                    if is_outdated_login(&error) {
+                        self.connections.forget(at).await;
+                    }
+                    Err(connection.error(what, error))
+                }
+                Err(_) => Err(late(ErrorKind::Timeout)),
             }
         };
         let answer = self.connections.failover.call(repeat, self.retry_timeout, send).await;

@@ -12,12 +12,11 @@ use etcd_client::{
 };
 use rallypoint_core::EtcdSettings;
 use tokio::sync::Mutex;
-use tokio::time::Instant;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 use tracing::warn;
 
 use super::classify::classify;
-use crate::failover::Failover;
+use crate::failover::{Failover, after};
 use crate::tls::Pem;
 use crate::{Error, ErrorKind, Result};
 
@@ -79,7 +78,8 @@ impl Connections {
 
     /// The connection in use.
     pub(super) async fn current(&self) -> Result<Arc<Connection>> {
-        self.at(self.failover.current()).await.inspect_err(|_| self.failover.failed(self.failover.current()))
+        let at = self.failover.current();
+        self.at(at).await.inspect_err(|_| self.failover.failed(at))
     }
 
     /// Moves on from a connection that failed, unless somebody has.
@@ -89,7 +89,7 @@ impl Connections {
 
     /// Finds an endpoint that answers, and stays with it.
     pub(super) async fn connect(&self) -> Result<()> {
-        let deadline = Instant::now() + self.settings.connect_timeout;
+        let deadline = after(self.settings.connect_timeout);
         let ask = async |at: usize| {
             let answer = tokio::time::timeout_at(deadline, self.answers(at)).await;
             answer.unwrap_or_else(|_| {
@@ -97,6 +97,16 @@ impl Connections {
             })
         };
         self.failover.connect(deadline, ask).await
+    }
+
+    /// Forgets the connection to an endpoint, and who we were there.
+    pub(super) async fn forget(&self, at: usize) {
+        *self.endpoints[at].connection.lock().await = None;
+    }
+
+    /// The URL of an endpoint.
+    pub(super) fn url(&self, at: usize) -> &str {
+        &self.endpoints[at].url
     }
 
     async fn answers(&self, at: usize) -> Result<()> {

@@ -35,6 +35,8 @@ struct Watcher {
     range: KeyRange,
     /// The first revision whose events it has not been sent.
     next_revision: i64,
+    /// Whether the server has taken it in, on the stream that is open.
+    created: bool,
     messages: mpsc::Sender<Result<Vec<Event>>>,
 }
 
@@ -51,7 +53,7 @@ impl WatchHub {
         let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
         let (sender, messages) = mpsc::channel(BACKLOG);
         // Revision 0 would mean "from now on", a now that moves with every reconnection.
-        let watcher = Watcher { range, next_revision: from.max(1), messages: sender };
+        let watcher = Watcher { range, next_revision: from.max(1), created: false, messages: sender };
         self.send(Command::Subscribe(id, watcher));
         Subscription { hub: self.clone(), id, messages }
     }
@@ -74,7 +76,7 @@ impl WatchHub {
             let (sender, commands) = mpsc::unbounded_channel();
             sender.send(command).unwrap_or_else(|_| unreachable!("the receiver is right here"));
             let connections = Arc::clone(&self.0.connections);
-            tokio::spawn(Task { connections, commands, watchers: HashMap::new() }.run());
+            tokio::spawn(Task { connections, commands, watchers: HashMap::new(), heard: false }.run());
             *task = Some(sender);
         }
     }
@@ -84,6 +86,8 @@ struct Task {
     connections: Arc<Connections>,
     commands: mpsc::UnboundedReceiver<Command>,
     watchers: HashMap<i64, Watcher>,
+    /// The server has said something on the stream that was no refusal.
+    heard: bool,
 }
 
 /// Why a stream is over.
@@ -116,8 +120,12 @@ impl Task {
             }
             let end = match self.open().await {
                 Ok((connection, requests, mut answers)) => {
-                    backoff = Backoff::default();
+                    self.heard = false;
                     let end = self.serve(&connection, &requests, &mut answers).await;
+                    // A stream that opens and refuses everything must not be opened again and again at once.
+                    if self.heard {
+                        backoff = Backoff::default();
+                    }
                     if matches!(end, End::Failed(_)) {
                         self.connections.failed(&connection);
                     }
@@ -157,6 +165,7 @@ impl Task {
     /// Opens a stream with all watches on it, each from where it was.
     async fn open(&mut self) -> Result<(Arc<Connection>, Requests, WatchResponseStream)> {
         let connection = self.connections.current().await?;
+        self.watchers.values_mut().for_each(|watcher| watcher.created = false);
         let mut watchers = self.watchers.iter();
         let (&id, first) = watchers.next().expect("a stream is opened only for watches");
         let options = options(id, &first.range, first.next_revision);
@@ -237,40 +246,55 @@ impl Task {
         if answer.canceled() {
             return self.canceled(answer, on);
         }
+        self.heard = true;
         let Some(watcher) = self.watchers.get_mut(&id) else { return Ok(()) };
+        let revision = answer.header().map_or(0, etcd_client::ResponseHeader::revision);
+        if answer.created() {
+            watcher.created = true;
+            // A server behind what this watch has seen has lost data, or lags: what it would send from there on
+            // says nothing of what happened before.
+            if revision < watcher.next_revision - 1 {
+                self.read_afresh(id, requests);
+            }
+            return Ok(());
+        }
         let prefix = self.connections.settings.prefix.len();
         let events: Vec<Event> =
             answer.events().iter().filter_map(|event| Event::from_api(event, prefix)).collect();
         let Some(last) = events.last() else {
             // No events up to here: a later reconnection need not start further back.
-            if !answer.created() {
-                let revision = answer.header().map_or(0, etcd_client::ResponseHeader::revision);
-                watcher.next_revision = watcher.next_revision.max(revision + 1);
-            }
+            watcher.next_revision = watcher.next_revision.max(revision + 1);
             return Ok(());
         };
         watcher.next_revision = last.revision() + 1;
         if watcher.messages.try_send(Ok(events)).is_err() {
-            // Too slow, or gone: the end of its channel tells it to read afresh.
-            self.watchers.remove(&id);
-            let _ = requests.send(Request::Cancel(id));
+            // Too slow, or gone.
+            self.read_afresh(id, requests);
         }
         Ok(())
     }
 
+    /// Ends a watch's channel, which tells its owner to read afresh.
+    fn read_afresh(&mut self, id: i64, requests: &Requests) {
+        self.watchers.remove(&id);
+        let _ = requests.send(Request::Cancel(id));
+    }
+
+    /// The server has ended a watch. Its owner reads afresh: that renews a password's token if that was the
+    /// matter, and fails by itself if the keys may not be read.
     fn canceled(&mut self, answer: &WatchResponse, on: &Connection) -> Result<()> {
         let reason = answer.cancel_reason();
-        let error = |kind| Error::new(kind, "watch").endpoint(&on.url).because(reason.to_owned());
-        if reason.contains("auth token") || reason.contains("no leader") {
-            return Err(error(ErrorKind::Interrupted));
+        debug!(reason, compact_revision = answer.compact_revision(), "the server cancelled a watch");
+        match answer.watch_id() {
+            // Some versions do not say which one they refuse.
+            -1 => self.watchers.retain(|_, watcher| watcher.created),
+            id => drop(self.watchers.remove(&id)),
         }
-        if let Some(watcher) = self.watchers.remove(&answer.watch_id()) {
-            if reason.contains("permission denied") {
-                let _ = watcher.messages.try_send(Err(error(ErrorKind::PermissionDenied)));
-            }
-            debug!(reason, compact_revision = answer.compact_revision(), "the server cancelled a watch");
+        if answer.compact_revision() > 0 || self.watchers.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        // Whatever else it was, it is the stream's affair: its token, or its server.
+        Err(Error::new(ErrorKind::Interrupted, "watch").endpoint(&on.url).because(reason.to_owned()))
     }
 }
 

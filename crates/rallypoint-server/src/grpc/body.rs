@@ -1,4 +1,5 @@
-//! Bounds on what clients send: each message, and all messages that are not complete yet.
+//! Bounds on what is held for clients: each message they send, all that have not come in whole, and large
+//! answers that they do not read.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,7 +17,10 @@ const PREFIX: usize = 5;
 /// Roughly the memory of a request besides its messages.
 const REQUEST_BYTES: usize = 4096;
 
-/// Memory that requests of all clients together may take.
+/// Answers below it are not counted: there are only so many requests.
+const SMALL_BYTES: usize = 4096;
+
+/// Memory that requests of all clients together may take, and the answers to them.
 #[derive(Debug)]
 pub(crate) struct Budget {
     left: AtomicUsize,
@@ -37,6 +41,53 @@ impl Budget {
 
     fn give_back(&self, bytes: usize) {
         self.left.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+/// A part of the budget, given back when dropped.
+#[derive(Debug)]
+pub(super) struct Share {
+    budget: Arc<Budget>,
+    bytes: usize,
+}
+
+impl Share {
+    /// For an answer of so many bytes, if that is worth counting.
+    pub(super) fn for_answer(budget: &Arc<Budget>, bytes: usize) -> Result<Option<Self>, Status> {
+        if bytes <= SMALL_BYTES {
+            return Ok(None);
+        }
+        budget.take(bytes)?;
+        Ok(Some(Share { budget: Arc::clone(budget), bytes }))
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.budget.give_back(self.bytes);
+    }
+}
+
+/// The body of an answer, counted until it is sent or given up.
+#[derive(Debug)]
+pub(super) struct Counted {
+    pub(super) inner: tonic::body::Body,
+    pub(super) _share: Share,
+}
+
+impl Body for Counted {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Pin::new(&mut self.inner).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
     }
 }
 
@@ -65,6 +116,10 @@ impl<B> Bounded<B> {
             prefix_read: 0,
             message_left: 0,
         })
+    }
+
+    pub(super) fn budget(&self) -> &Arc<Budget> {
+        &self.budget
     }
 
     /// Follows the messages through a piece of the body.

@@ -2,6 +2,7 @@
 
 use std::future::{Ready, ready};
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures::Stream;
@@ -14,7 +15,7 @@ use tonic::server::Grpc;
 use tonic_prost::{ProstDecoder, ProstEncoder};
 use tower_service::Service;
 
-use super::body::Bounded;
+use super::body::{Bounded, Counted, Share};
 
 /// Protocol buffers, with buffers that start small: most messages are, and ten thousand watches have one each.
 struct Proto<In, Out>(PhantomData<(In, Out)>);
@@ -72,7 +73,18 @@ where
     In: Message + Default + Send + 'static,
     Out: Message + Send + 'static,
 {
-    grpc::<In, Out>().unary(Handler(Some(handle)), request).await
+    let budget = Arc::clone(request.body().budget());
+    let mut share = None;
+    let answer = |message| {
+        let answer: Out = handle(message)?;
+        share = Share::for_answer(&budget, answer.encoded_len())?;
+        Ok(answer)
+    };
+    let response = grpc::<In, Out>().unary(Handler(Some(answer)), request).await;
+    match share {
+        None => response,
+        Some(share) => response.map(|inner| Body::new(Counted { inner, _share: share })),
+    }
 }
 
 /// Answers a stream of messages with one.

@@ -15,6 +15,7 @@ use rallypoint_etcd::v2::{Client, Code, Get, Node, Put, Refusal, Response, Watch
 use rallypoint_etcd::{Error, ErrorKind};
 use tokio::time::Instant;
 use tracing::debug;
+use uuid::Uuid;
 
 use crate::deadline::Deadline;
 use crate::error::{Result, StoreError};
@@ -33,7 +34,9 @@ pub(super) struct Mark {
 impl Mark {
     pub(super) fn new() -> Self {
         const YEARS_100: u64 = 100 * 365 * 24 * 3600;
-        Mark { seconds: YEARS_100 + fastrand::u64(..YEARS_100), made: Instant::now() }
+        // Drawn by the system: two processes that were one before a fork would draw the same.
+        let random = Uuid::new_v4().as_u64_pair().0;
+        Mark { seconds: YEARS_100 + random % YEARS_100, made: Instant::now() }
     }
 
     fn ttl(self) -> Duration {

@@ -1,6 +1,6 @@
 //! Waiting: a look at the key, and where it is missing a watch on just that key, from the look on.
 
-use futures::stream::{self, StreamExt, TryStreamExt};
+use futures::stream::{self, Stream, StreamExt, TryStreamExt};
 use rallypoint_etcd::v2::{Get, Node, Watched, Watcher};
 
 use super::{AT_ONCE, EtcdV2Store};
@@ -61,15 +61,13 @@ impl EtcdV2Store {
 
     pub(super) async fn await_all(&self, keys: &[&[u8]], deadline: Deadline) -> Result<()> {
         let waits: Vec<_> = keys.iter().map(|key| self.await_key(key, deadline)).collect();
-        let results: Vec<_> = stream::iter(waits).buffered(AT_ONCE).collect().await;
-        gather("wait", deadline, results).map(|_| ())
+        gather("wait", deadline, stream::iter(waits).buffered(AT_ONCE)).await.map(|_| ())
     }
 
     pub(super) async fn get_many(&self, keys: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
         let deadline = self.timeout.deadline(None);
         let waits: Vec<_> = keys.iter().map(|key| self.await_value("multi_get", key, deadline)).collect();
-        let results: Vec<_> = stream::iter(waits).buffered(AT_ONCE).collect().await;
-        gather("multi_get", deadline, results)
+        gather("multi_get", deadline, stream::iter(waits).buffered(AT_ONCE)).await
     }
 
     pub(super) async fn all_there(&self, keys: &[&[u8]], deadline: Deadline) -> Result<bool> {
@@ -99,10 +97,15 @@ pub(super) async fn appears(mut watcher: Watcher) -> Result<Option<Node>> {
 }
 
 /// All results, or the first error; of timeouts one that names every key that is missing.
-fn gather<T>(what: &'static str, deadline: Deadline, results: Vec<Result<T>>) -> Result<Vec<T>> {
-    let mut found = Vec::with_capacity(results.len());
+async fn gather<T>(
+    what: &'static str,
+    deadline: Deadline,
+    results: impl Stream<Item = Result<T>>,
+) -> Result<Vec<T>> {
+    let mut results = std::pin::pin!(results);
+    let mut found = Vec::new();
     let mut missing: Vec<Vec<u8>> = Vec::new();
-    for result in results {
+    while let Some(result) = results.next().await {
         match result {
             Ok(value) => found.push(value),
             Err(StoreError::Timeout { keys, .. }) => missing.extend(keys),

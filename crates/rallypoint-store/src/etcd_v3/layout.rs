@@ -42,8 +42,8 @@ impl Layout {
 
     /// An item's place: after all items that were there at `revision`. The random part keeps apart those
     /// pushed at the same moment.
-    pub(super) fn item(&self, name: &[u8], revision: i64, random: u64) -> Vec<u8> {
-        [self.queue(name), format!("{revision:020}-{random:016x}").into_bytes()].concat()
+    pub(super) fn item(&self, name: &[u8], revision: i64, random: u128) -> Vec<u8> {
+        [self.queue(name), format!("{revision:020}-{random:032x}").into_bytes()].concat()
     }
 
     pub(super) fn operation(&self, store: &str, place: u64) -> Vec<u8> {

@@ -63,7 +63,7 @@ impl EtcdStore {
         Ok(EtcdStore::new(Client::connect(settings).await?, prefix))
     }
 
-    /// The store under `prefix`. All stores with the same prefix share their data.
+    /// The store under `prefix`. All stores with the same prefix share their data; none may be within another's.
     #[must_use]
     pub fn new(client: Client, prefix: &str) -> Self {
         let once = Once::new(client.clone());

@@ -93,7 +93,7 @@ impl Once {
         write: &Write<'_>,
         deadline: Deadline,
     ) -> Result<Outcome> {
-        // A place that a dropped future takes with it is missed by nobody.
+        // A place that a dropped future takes with it is missed by nobody; it stays until its lease ends.
         let mut place = self.take_place(layout);
         let outcome = self.run_in(&mut place, write, deadline).await?;
         self.free.lock().expect("no code panics while it holds this lock").push(place);
@@ -169,6 +169,8 @@ impl Once {
                 Err(error) => error,
             };
             match error.kind() {
+                // The place went with its lease, and with it the record of a try whose reply was lost.
+                ErrorKind::LeaseNotFound if lost.is_some() => return Err(give_up(write, error, lost)),
                 ErrorKind::LeaseNotFound if !deadline.is_over() => {
                     let mut current = self.lease.lock().await;
                     if current.is_some_and(|current| current.id == lease) {
@@ -190,7 +192,9 @@ impl Once {
 
     /// The lease that places hang on.
     async fn lease(&self, deadline: Deadline) -> Result<i64, Error> {
-        let mut lease = self.lease.lock().await;
+        // Whoever has the lock may be waiting for etcd, for as long as its own deadline allows.
+        let late = || Error::new(ErrorKind::Unreachable, "lease grant").because("no answer in time");
+        let mut lease = tokio::time::timeout(deadline.left(), self.lease.lock()).await.map_err(|_| late())?;
         if let Some(Lease { id, granted }) = *lease
             && granted.elapsed() < LEASE / 2
         {

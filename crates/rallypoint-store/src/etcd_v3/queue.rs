@@ -3,6 +3,8 @@
 use rallypoint_etcd::v3::api::{Compare, CompareOp, GetOptions, TxnOp};
 use rallypoint_etcd::v3::{Entry, KeyRange, revision_of};
 
+use uuid::Uuid;
+
 use super::once::{Outcome, Write};
 use super::wait::next_put;
 use super::{EtcdStore, Losses, entry, is_missing};
@@ -15,7 +17,9 @@ impl EtcdStore {
         let look = GetOptions::new().with_count_only();
         let now = self.client(deadline).get(self.layout().queue(name), Some(look)).await?;
         let revision = revision_of(now.header())?;
-        let item = self.layout().item(name, revision, fastrand::u64(..));
+        // Drawn by the system: two processes that were one before a fork would draw the same.
+        let random = Uuid::new_v4().as_u128();
+        let item = self.layout().item(name, revision, random);
         let write = Write {
             what: "queue_push",
             key: name,
