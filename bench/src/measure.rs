@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use futures::future::join_all;
+use futures::future::{BoxFuture, join_all};
 
 /// The same thing measured several times.
 #[derive(Debug, Clone, Default, serde::Serialize)]
@@ -12,6 +12,10 @@ pub(crate) struct Samples(Vec<f64>);
 impl Samples {
     pub(crate) fn push(&mut self, sample: f64) {
         self.0.push(sample);
+    }
+
+    pub(crate) fn extend(&mut self, samples: impl IntoIterator<Item = f64>) {
+        self.0.extend(samples);
     }
 
     pub(crate) fn median(&self) -> f64 {
@@ -34,18 +38,26 @@ impl Samples {
     }
 }
 
-/// How often a second `operation` is done, one after the other, for as long as `budget`.
-pub(crate) async fn rate<F: Future<Output = ()>>(
-    budget: Duration,
-    mut operation: impl FnMut(usize) -> F,
-) -> f64 {
-    let began = Instant::now();
-    let mut done = 0;
-    while began.elapsed() < budget {
-        operation(done).await;
-        done += 1;
+/// An operation to be measured; it is told how often it was done before.
+pub(crate) type Operation<'a> = Box<dyn Fn(usize) -> BoxFuture<'a, ()> + 'a>;
+
+/// How often a second each operation is done, one after the other. They take turns of a tenth of a second, so
+/// that a disk that is slow for a while is slow for all of them.
+pub(crate) async fn rates<const N: usize>(turns: u32, operations: [Operation<'_>; N]) -> [f64; N] {
+    const TURN: Duration = Duration::from_millis(100);
+    let mut done = [0; N];
+    let mut spent = [Duration::ZERO; N];
+    for _ in 0..turns {
+        for (at, operation) in operations.iter().enumerate() {
+            let began = Instant::now();
+            while began.elapsed() < TURN {
+                operation(done[at]).await;
+                done[at] += 1;
+            }
+            spent[at] += began.elapsed();
+        }
     }
-    done as f64 / began.elapsed().as_secs_f64()
+    std::array::from_fn(|at| done[at] as f64 / spent[at].as_secs_f64())
 }
 
 /// How often a second `operation` is done by tasks that run side by side, `each` times each.

@@ -5,19 +5,20 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use etcd_client::{Client as RawClient, WatchOptions};
+use futures::FutureExt;
 use futures::future::join_all;
 use rallypoint::{EtcdSettings, EtcdStore, EtcdV2Store, Store};
 use rallypoint_testkit::{Etcd, Version};
 
-use crate::measure::{Samples, parallel_rate, rate};
+use crate::measure::{Samples, parallel_rate, rates};
 use crate::report::{Comparison, Promise};
 use crate::{Options, Report, torch};
 
-/// Of each sequential rate, in each round.
-const BUDGET: Duration = Duration::from_secs(1);
+/// Of a tenth of a second each, in each round.
+const TURNS: u32 = 10;
 const KEYS: usize = 10_000;
 const CLIENTS: usize = 64;
-const ADDS_EACH: usize = 200;
+const ADDS_EACH: usize = 100;
 const WAITERS: usize = 1_000;
 const VALUE: [u8; 64] = [b'x'; 64];
 
@@ -70,16 +71,26 @@ impl Bench {
 
         let [mut set, mut put, mut get_one, mut get_many, mut get_raw] = [(); 5].map(|()| Samples::default());
         for _ in 0..self.rounds {
-            put.push(
-                rate(BUDGET, |_| async { drop(raw.kv_client().put("raw", VALUE, None).await.expect("put")) })
-                    .await,
-            );
-            set.push(rate(BUDGET, |_| async { one.set(b"k0", &VALUE).await.expect("set") }).await);
-            get_raw.push(
-                rate(BUDGET, |_| async { drop(raw.kv_client().get("raw", None).await.expect("get")) }).await,
-            );
-            get_one.push(rate(BUDGET, |_| async { drop(one.get(b"k0").await.expect("get")) }).await);
-            get_many.push(rate(BUDGET, |i| get(&many, i)).await);
+            let [a, b, c, d, e] = rates(
+                TURNS,
+                [
+                    Box::new(|_| {
+                        async { drop(raw.kv_client().put("raw", VALUE, None).await.expect("put")) }.boxed()
+                    }),
+                    Box::new(|_| async { one.set(b"k0", &VALUE).await.expect("set") }.boxed()),
+                    Box::new(|_| {
+                        async { drop(raw.kv_client().get("raw", None).await.expect("get")) }.boxed()
+                    }),
+                    Box::new(|_| async { drop(one.get(b"k0").await.expect("get")) }.boxed()),
+                    Box::new(|i| get(&many, i).boxed()),
+                ],
+            )
+            .await;
+            put.push(a);
+            set.push(b);
+            get_raw.push(c);
+            get_one.push(d);
+            get_many.push(e);
         }
         let per_second = |name, ours, rival, theirs| Comparison {
             name,
@@ -100,7 +111,8 @@ impl Bench {
     async fn add(&self) -> Vec<Comparison> {
         let raw = join_all((0..CLIENTS).map(|_| self.raw())).await;
         let [mut adds, mut puts] = [(); 2].map(|()| Samples::default());
-        for round in 0..self.rounds {
+        // Twice as many rounds, half as long: it is the noisiest.
+        for round in 0..self.rounds * 2 {
             let prefix = format!("/bench/add/{round}");
             let stores = join_all((0..CLIENTS).map(|_| self.store(&prefix))).await;
             puts.push(
@@ -148,7 +160,7 @@ impl Bench {
         }
         let promise = Some(Promise::AtMost(3.0));
         Comparison {
-            name: "wait, 1,000 waiters on one key",
+            name: "get, 1,000 waiters on one key",
             unit: "ms",
             ours,
             rival: "raw watches",
@@ -183,13 +195,17 @@ impl Bench {
         let settings = EtcdSettings::new(&self.server.endpoint()).expect("the endpoint is one");
         let store = EtcdV2Store::connect(settings, "/bench/v2").await.expect("the server answers");
         fill(&store).await;
+        // Half of ours before PyTorch's, which are in another process, and half after.
         let mut ours = Samples::default();
-        for _ in 0..self.rounds {
-            ours.push(rate(BUDGET, |i| get(&store, i)).await);
+        for _ in 0..self.rounds.div_ceil(2) {
+            ours.extend(rates(TURNS, [Box::new(|i| get(&store, i).boxed())]).await);
         }
         let (endpoint, rounds) = (self.server.endpoint(), self.rounds);
         let torch = tokio::task::spawn_blocking(move || torch::store_get(&endpoint, KEYS, rounds));
         let (version, theirs) = torch.await.expect("PyTorch's side runs");
+        for _ in 0..self.rounds.div_ceil(2) {
+            ours.extend(rates(TURNS, [Box::new(|i| get(&store, i).boxed())]).await);
+        }
         let promise = Some(Promise::AtLeast(50.0));
         let name = "get on the v2 wire, 10,000 keys";
         (version, Comparison { name, unit: "/s", ours, rival: "PyTorch EtcdStore.get", theirs, promise })

@@ -172,7 +172,8 @@ fn front(url: String, config: &Config, stopping: watch::Receiver<bool>) -> (Fron
     let shared = Arc::new(Shared::new(State::new(limits, retention), identity.clone(), settings));
     let budget = Arc::new(Budget::new(config.inflight_bytes, message_bytes));
     let numbers = Arc::clone(&shared);
-    let http = http1::router(Arc::new(identity), Arc::new(move || metrics::v3(&numbers)));
+    let v2_limits = http1::Limits::within(config.quota_bytes, config.inflight_bytes);
+    let http = http1::router(Arc::new(identity), Arc::new(move || metrics::v3(&numbers)), v2_limits);
     (Front { grpc: Grpc::new(Arc::clone(&shared), budget, stopping), http }, shared)
 }
 

@@ -285,12 +285,15 @@ impl Task {
     fn canceled(&mut self, answer: &WatchResponse, on: &Connection) -> Result<()> {
         let reason = answer.cancel_reason();
         debug!(reason, compact_revision = answer.compact_revision(), "the server cancelled a watch");
+        let before = self.watchers.len();
         match answer.watch_id() {
             // Some versions do not say which one they refuse.
             -1 => self.watchers.retain(|_, watcher| watcher.created),
             id => drop(self.watchers.remove(&id)),
         }
-        if answer.compact_revision() > 0 || self.watchers.is_empty() {
+        // One that is gone already was cancelled by its owner; the server only says that it has heard.
+        let asked_for = self.watchers.len() == before;
+        if asked_for || answer.compact_revision() > 0 || self.watchers.is_empty() {
             return Ok(());
         }
         // Whatever else it was, it is the stream's affair: its token, or its server.

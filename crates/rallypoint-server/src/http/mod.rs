@@ -25,12 +25,7 @@ pub(crate) use service::{Limits, V3Metrics};
 ///
 /// To be called inside a tokio runtime: what has a TTL is ended by a task of its own, for as long as the
 /// router lives.
-pub(crate) fn router(identity: Arc<Identity>, v3_metrics: V3Metrics) -> Router {
-    router_with_limits(identity, v3_metrics, Limits::default())
-}
-
-/// Like [`router`], with other limits than etcd's.
-pub(crate) fn router_with_limits(identity: Arc<Identity>, v3_metrics: V3Metrics, limits: Limits) -> Router {
+pub(crate) fn router(identity: Arc<Identity>, v3_metrics: V3Metrics, limits: Limits) -> Router {
     // Not axum's routes: etcd matches paths after it has undone their escapes.
     Router::new().fallback(dispatch).with_state(Service::start(identity, v3_metrics, limits))
 }
@@ -65,5 +60,5 @@ pub fn v2_alone(client_url: String, max_watchers: usize, max_body: usize, max_bo
     let identity = Identity { name: "default".to_owned(), client_urls: vec![client_url] };
     let store = v2::Limits { watchers: max_watchers, ..v2::Limits::default() };
     let limits = Limits { body: max_body, bodies: max_bodies, store, ..Limits::default() };
-    router_with_limits(identity.into(), Arc::new(String::new), limits)
+    router(identity.into(), Arc::new(String::new), limits)
 }

@@ -38,6 +38,14 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    /// etcd's limits, with these bytes for nodes and for bodies under way.
+    pub(crate) fn within(nodes: usize, bodies: usize) -> Self {
+        let store = v2::Limits { nodes, ..v2::Limits::default() };
+        Limits { bodies, store, ..Limits::default() }
+    }
+}
+
 /// The v2 half of the server.
 pub(super) struct Service {
     pub(super) identity: Arc<Identity>,

@@ -136,7 +136,10 @@ impl EtcdServer {
         Ok(EtcdServer { running: Running::Embedded(server), port })
     }
 
-    async fn start_child(binary: PathBuf, options: &EtcdServerOptions) -> Result<EtcdServer, EtcdServerError> {
+    async fn start_child(
+        binary: PathBuf,
+        options: &EtcdServerOptions,
+    ) -> Result<EtcdServer, EtcdServerError> {
         let mut attempt = 1;
         loop {
             match Child::start(&binary, options.data_dir.as_deref(), attempt, options.timeout).await {
