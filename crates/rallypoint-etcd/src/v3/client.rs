@@ -138,7 +138,7 @@ impl Client {
     /// Outside a tokio runtime.
     #[must_use]
     pub fn watch(&self, range: KeyRange, from: i64) -> Watch {
-        Watch::new(self.clone(), self.hub.clone(), range, from)
+        Watch::new(self.clone(), &self.hub, range, from)
     }
 
     /// A lease of `ttl`, kept alive until it is dropped or revoked. etcd counts in seconds, from 2.

@@ -96,7 +96,6 @@ pub enum WatchUpdate {
 #[derive(Debug)]
 pub struct Watch {
     client: Client,
-    hub: WatchHub,
     range: KeyRange,
     subscription: Subscription,
 }
@@ -119,9 +118,9 @@ impl Drop for Subscription {
 }
 
 impl Watch {
-    pub(super) fn new(client: Client, hub: WatchHub, range: KeyRange, from: i64) -> Self {
+    pub(super) fn new(client: Client, hub: &WatchHub, range: KeyRange, from: i64) -> Self {
         let subscription = hub.subscribe(range.under(client.settings().prefix.as_bytes()), from);
-        Watch { client, hub, range, subscription }
+        Watch { client, range, subscription }
     }
 
     /// Waits for the next update, through cuts and elections, without an end of its own: put a timeout around
@@ -148,7 +147,7 @@ impl Watch {
         };
         let revision = revision_of(answer.header())?;
         let on_server = self.range.under(self.client.settings().prefix.as_bytes());
-        self.subscription = self.hub.subscribe(on_server, revision + 1);
+        self.subscription = self.subscription.hub.subscribe(on_server, revision + 1);
         let entries = answer.take_kvs().into_iter().map(Entry::from).collect();
         Ok(WatchUpdate::Snapshot { revision, entries })
     }

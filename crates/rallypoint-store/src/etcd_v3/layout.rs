@@ -40,6 +40,11 @@ impl Layout {
         [&self.prefix, format!("q/{:08}/", name.len()).as_bytes(), name, b"/"].concat()
     }
 
+    /// All items of the queue.
+    pub(super) fn items(&self, name: &[u8]) -> KeyRange {
+        KeyRange::prefix(self.queue(name))
+    }
+
     /// An item's place: after all items that were there at `revision`. The random part keeps apart those
     /// pushed at the same moment.
     pub(super) fn item(&self, name: &[u8], revision: i64, random: u128) -> Vec<u8> {

@@ -309,7 +309,7 @@ impl Store for EtcdStore {
     }
 
     async fn queue_len(&self, key: &[u8]) -> Result<u64> {
-        self.count(&KeyRange::prefix(self.layout().queue(key))).await
+        self.count(&self.layout().items(key)).await
     }
 
     fn timeout(&self) -> Duration {

@@ -1,7 +1,7 @@
 //! Queues: a key for each item, named so that etcd's order of keys is the order of arrival.
 
 use rallypoint_etcd::v3::api::{Compare, CompareOp, GetOptions, TxnOp};
-use rallypoint_etcd::v3::{Entry, KeyRange, revision_of};
+use rallypoint_etcd::v3::{Entry, revision_of};
 
 use uuid::Uuid;
 
@@ -39,7 +39,7 @@ impl EtcdStore {
 
     pub(super) async fn pop(&self, name: &[u8], block: bool) -> Result<Vec<u8>> {
         let deadline = self.timeout.deadline(None);
-        let queue = KeyRange::prefix(self.layout().queue(name));
+        let queue = self.layout().items(name);
         let head = || queue.get_options().with_limit(1);
         let mut losses = Losses::default();
 

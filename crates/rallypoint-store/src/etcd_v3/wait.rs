@@ -56,7 +56,7 @@ impl EtcdStore {
                 .iter()
                 .flat_map(|key| {
                     let value = KeyRange::key(self.layout().value(key));
-                    let queue = KeyRange::prefix(self.layout().queue(key));
+                    let queue = self.layout().items(key);
                     [count(&value), count(&queue)]
                 })
                 .collect();
@@ -94,7 +94,7 @@ impl EtcdStore {
     async fn appears(&self, key: &[u8], from: i64) -> Result<()> {
         let client = &self.shared.client;
         let mut value = client.watch(KeyRange::key(self.layout().value(key)), from);
-        let mut queue = client.watch(KeyRange::prefix(self.layout().queue(key)), from);
+        let mut queue = client.watch(self.layout().items(key), from);
         tokio::select! {
             put = next_put(&mut value) => put.map(|_| ()),
             put = next_put(&mut queue) => put.map(|_| ()),
