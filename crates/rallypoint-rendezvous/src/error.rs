@@ -1,0 +1,90 @@
+//! What can go wrong, by kind, with the causes.
+
+use std::error::Error as StdError;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::parameters::ParameterError;
+
+/// Result of a rendezvous operation.
+pub type Result<T, E = RendezvousError> = std::result::Result<T, E>;
+
+type Cause = Box<dyn StdError + Send + Sync>;
+
+/// A rendezvous operation that failed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum RendezvousError {
+    /// The run is over.
+    #[error("run {run_id:?} is closed{}", because(.reason))]
+    Closed {
+        /// The run.
+        run_id: String,
+        /// Why, in the words of who closed it; empty where that is not known.
+        reason: String,
+    },
+    /// No round was completed in time.
+    #[error("run {run_id:?}: {what} did not happen within {after:?}")]
+    Timeout {
+        /// The run.
+        run_id: String,
+        /// What was waited for.
+        what: String,
+        /// For how long.
+        after: Duration,
+    },
+    /// The etcd cannot be reached, or does not let us in.
+    #[error("the connection to etcd at {endpoint} has failed")]
+    Connection {
+        /// The endpoints that were tried.
+        endpoint: String,
+        /// What became of it.
+        source: Cause,
+    },
+    /// What stands in etcd is not what a rendezvous writes.
+    #[error("run {run_id:?}: the state in etcd is corrupt: {problem}")]
+    State {
+        /// The run.
+        run_id: String,
+        /// What is wrong with it.
+        problem: String,
+        /// How that was found out.
+        source: Option<Cause>,
+    },
+    /// This node's settings are not those of the run.
+    #[error(
+        "run {run_id:?} has {setting} {theirs}, this node has {ours}: start all nodes with the same settings"
+    )]
+    Mismatch {
+        /// The run.
+        run_id: String,
+        /// The setting.
+        setting: &'static str,
+        /// This node's value.
+        ours: String,
+        /// The run's value.
+        theirs: String,
+    },
+    /// Another process has taken this node's name, and with it its place.
+    #[error("run {run_id:?}: another process runs as node {node:?} now: give each process a name of its own")]
+    Replaced {
+        /// The run.
+        run_id: String,
+        /// The name.
+        node: String,
+    },
+    /// This node was told to leave while it waited.
+    #[error("run {run_id:?}: this node leaves the rendezvous")]
+    GracefulExit {
+        /// The run.
+        run_id: String,
+    },
+    /// Settings that cannot work.
+    #[error(transparent)]
+    Parameter(#[from] ParameterError),
+}
+
+fn because(reason: &str) -> String {
+    if reason.is_empty() { String::new() } else { format!(": {reason}") }
+}

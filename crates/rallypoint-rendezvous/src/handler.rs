@@ -1,0 +1,143 @@
+//! What every backend does, and what a node gets from it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rallypoint_store::Store;
+use tokio::sync::watch;
+
+use crate::error::Result;
+use crate::port::HeldPort;
+
+/// One node's side of a run: it meets the others, is told when the group is no longer whole, and meets again.
+///
+/// Dropped without [`leave`](RendezvousHandler::leave), a node is gone when its lease ends.
+#[async_trait]
+pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
+    /// The name of the backend, as in the [`Registry`](crate::Registry).
+    fn backend(&self) -> &str;
+
+    /// The run this node belongs to.
+    fn run_id(&self) -> &str;
+
+    /// Meets the others: waits until a round with this node in it is complete.
+    ///
+    /// A member that calls it again asks for a new round. Dropping the future leaves the node where it was; the
+    /// next call goes on from there.
+    async fn next_rendezvous(&self) -> Result<Rendezvous>;
+
+    /// Whether the run is closed.
+    async fn is_closed(&self) -> Result<bool>;
+
+    /// Ends the run for all nodes, for good.
+    async fn set_closed(&self, reason: &str) -> Result<()>;
+
+    /// How many nodes wait to get in; also not 0 when a member is gone, since it is what torchrun polls to learn
+    /// that it must meet again.
+    async fn num_nodes_waiting(&self) -> Result<usize>;
+
+    /// Waits until the group of the last round is no longer as it was, and says why. At once if it is not.
+    async fn changed(&self) -> GroupChange;
+
+    /// Who is in the last round this node was in, by rank. Read when asked for.
+    async fn members(&self) -> Result<Vec<Member>>;
+
+    /// How far `next_rendezvous` has come.
+    fn progress(&self) -> watch::Receiver<Progress>;
+
+    /// Leaves in good order: the others are told at once. The run goes on.
+    async fn leave(&self) -> Result<()>;
+
+    /// Ends this node's part, as torchrun does when its workers are done: a member closes the run, others just
+    /// leave. Says whether that went well.
+    async fn shutdown(&self, reason: &str) -> bool;
+}
+
+/// A completed round, as one of its members sees it.
+#[derive(Debug)]
+pub struct Rendezvous {
+    /// Counts the rounds of the run; only grows.
+    pub round: u64,
+    /// This node's place, from 0.
+    pub rank: usize,
+    /// The number of nodes in the round.
+    pub world_size: usize,
+    /// Where the workers meet: on the node with rank 0.
+    pub master: Master,
+    /// On rank 0, the master's port; let go of it right before something listens there.
+    pub held_port: Option<HeldPort>,
+    /// Data that the members of this round share.
+    pub store: Arc<dyn Store>,
+}
+
+/// Where the workers of a round meet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Master {
+    /// Address or name of the node with rank 0.
+    pub address: String,
+    /// A port that was free there.
+    pub port: u16,
+}
+
+/// A node in a round.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// The node's name in the run.
+    pub node: String,
+    /// Its place.
+    pub rank: usize,
+    /// The address it gave.
+    pub address: String,
+    /// What it says of itself.
+    pub about: String,
+}
+
+/// Why a group is no longer as it was when its round was completed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GroupChange {
+    /// Nodes wait to get in.
+    Waiting {
+        /// How many.
+        count: usize,
+    },
+    /// A member's lease ended.
+    Died {
+        /// Its name.
+        node: String,
+        /// Its place, where that is known.
+        rank: Option<usize>,
+    },
+    /// A member left in good order, or asks for a new round.
+    Left {
+        /// Its name.
+        node: String,
+        /// Its place, where that is known.
+        rank: Option<usize>,
+    },
+    /// The run is over.
+    Closed {
+        /// Why, in the words of who closed it.
+        reason: String,
+    },
+    /// This node lost its place: the others went on without it.
+    Excluded,
+}
+
+/// How far a rendezvous has come.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Progress {
+    /// The round that is being formed.
+    pub round: u64,
+    /// Nodes that are there, as far as this node knows.
+    pub joined: usize,
+    /// Nodes that a round needs.
+    pub min_nodes: usize,
+    /// Nodes that a round takes.
+    pub max_nodes: usize,
+    /// What is left of the last call, once enough nodes are there.
+    pub last_call: Option<Duration>,
+    /// The group is full: this node stands by as a spare.
+    pub spare: bool,
+}

@@ -1,0 +1,18 @@
+//! How the nodes of a run find each other.
+//!
+//! - [`RendezvousHandler`]: what every backend does; [`Rendezvous`] is what a node gets from it.
+//! - [`RendezvousParameters`]: what a backend is told, by name, as torchrun hands it over.
+//! - [`Registry`]: the backends by name, open to those of other crates.
+//! - [`RendezvousError`]: what can go wrong, by kind.
+
+mod error;
+mod handler;
+mod parameters;
+mod port;
+mod registry;
+
+pub use error::{RendezvousError, Result};
+pub use handler::{GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler};
+pub use parameters::{ParameterError, RendezvousParameters};
+pub use port::HeldPort;
+pub use registry::{Creator, Registry};

@@ -1,0 +1,69 @@
+//! A free port, held until the program that shall listen on it is started.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use socket2::{Domain, Socket, Type};
+
+/// A port that nobody else gets for as long as this is held. It is bound and does not listen, so that whoever
+/// connects too early is refused instead of left hanging.
+#[derive(Debug)]
+pub struct HeldPort {
+    _socket: Socket,
+    port: u16,
+}
+
+impl HeldPort {
+    /// Holds a free port of this machine, on all its addresses.
+    pub fn free() -> io::Result<Self> {
+        HeldPort::bind(0)
+    }
+
+    /// Holds this port.
+    pub fn bind(port: u16) -> io::Result<Self> {
+        // IPv6 with IPv4 mapped into it holds the port for both; a machine without IPv6 has only the one.
+        let any = |ip: IpAddr, domain| -> io::Result<Socket> {
+            let socket = Socket::new(domain, Type::STREAM, None)?;
+            if ip.is_ipv6() {
+                socket.set_only_v6(false)?;
+            }
+            socket.bind(&SocketAddr::new(ip, port).into())?;
+            Ok(socket)
+        };
+        let socket = any(Ipv6Addr::UNSPECIFIED.into(), Domain::IPV6)
+            .or_else(|_| any(Ipv4Addr::UNSPECIFIED.into(), Domain::IPV4))?;
+        let bound =
+            socket.local_addr()?.as_socket().ok_or_else(|| io::Error::other("not an internet socket"))?;
+        Ok(HeldPort { _socket: socket, port: bound.port() })
+    }
+
+    /// The port.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Lets go of the port, for the program that listens on it.
+    #[must_use]
+    pub fn release(self) -> u16 {
+        self.port
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn a_held_port_is_nobody_elses_and_refuses_until_it_is_released() {
+        let held = HeldPort::free().unwrap();
+        let port = held.port();
+        assert!(TcpListener::bind(("0.0.0.0", port)).is_err());
+        assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
+        assert_eq!(held.release(), port);
+        TcpListener::bind(("0.0.0.0", port)).unwrap();
+    }
+}
