@@ -35,7 +35,7 @@ pub enum RendezvousError {
         after: Duration,
     },
     /// The etcd cannot be reached, or does not let us in.
-    #[error("the connection to etcd at {endpoint} has failed")]
+    #[error("the connection to etcd at {endpoint} has failed: {source}")]
     Connection {
         /// The endpoints that were tried.
         endpoint: String,

@@ -1,8 +1,11 @@
-//! What a backend is told, by name, as torchrun hands it over.
+//! What a backend is told, by name, as torchrun hands it over. Names, defaults and the messages for bad values
+//! are PyTorch's.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use rallypoint_core::Endpoints;
+use rallypoint_core::endpoint::DEFAULT_PORT;
 use thiserror::Error;
 
 /// The parameters of a backend.
@@ -12,7 +15,10 @@ use thiserror::Error;
 ///
 /// let mut parameters = RendezvousParameters::new("rallypoint", "etcd1,etcd2", "job42", 2, 4)?;
 /// parameters.config.insert("last_call_timeout".into(), "10".into());
-/// assert_eq!(parameters.seconds("last_call_timeout")?.unwrap().as_secs(), 10);
+/// assert_eq!(parameters.get_as_int("last_call_timeout")?, Some(10));
+///
+/// let legacy = RendezvousParameters::from_url("etcd://etcd1:2379/job42?min_workers=2&max_workers=4")?;
+/// assert_eq!((legacy.backend.as_str(), legacy.run_id.as_str()), ("etcd", "job42"));
 /// # Ok::<(), rallypoint_rendezvous::ParameterError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,18 +53,18 @@ impl RendezvousParameters {
         min_nodes: usize,
         max_nodes: usize,
     ) -> Result<Self, ParameterError> {
-        let refused = |text: String| Err(ParameterError(text));
         if backend.is_empty() {
-            return refused("The rendezvous backend name must be a non-empty string.".to_owned());
+            return refused("The rendezvous backend name must be a non-empty string.");
         }
         if min_nodes < 1 {
             return refused(format!(
-                "The minimum number of rendezvous nodes must be greater than zero, but got {min_nodes}."
+                "The minimum number of rendezvous nodes ({min_nodes}) must be greater than zero."
             ));
         }
         if max_nodes < min_nodes {
             return refused(format!(
-                "The maximum number of rendezvous nodes ({max_nodes}) must be at least the minimum ({min_nodes})."
+                "The maximum number of rendezvous nodes ({max_nodes}) must be greater than or equal to the \
+                 minimum number of rendezvous nodes ({min_nodes})."
             ));
         }
         Ok(RendezvousParameters {
@@ -72,17 +78,258 @@ impl RendezvousParameters {
         })
     }
 
+    /// Reads `etcd://host:port/run?min_workers=2&max_workers=4&timeout=300`, the form that PyTorch's etcd
+    /// rendezvous took first. `max_workers` is `min_workers` where it is missing; what else is in the query is
+    /// [`config`](RendezvousParameters::config). Nothing in it is percent-decoded.
+    pub fn from_url(url: &str) -> Result<Self, ParameterError> {
+        let shape = || {
+            ParameterError(format!(
+                "The rendezvous URL '{url}' must be in format \
+                 <backend>://<host>[:<port>]/<run id>?min_workers=<n>[&max_workers=<n>]."
+            ))
+        };
+        let (backend, rest) = url.split_once("://").ok_or_else(shape)?;
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (endpoint, path) = place.split_once('/').unwrap_or((place, ""));
+        let mut config = BTreeMap::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').ok_or_else(shape)?;
+            config.insert(key.to_owned(), value.to_owned());
+        }
+        let mut workers = |key: &str| -> Result<Option<usize>, ParameterError> {
+            let Some(value) = config.remove(key) else { return Ok(None) };
+            let number = integer(&value).ok_or_else(|| not_an_integer(key))?;
+            Ok(Some(usize::try_from(number).unwrap_or(0)))
+        };
+        let min_nodes = workers("min_workers")?.ok_or_else(shape)?;
+        let max_nodes = workers("max_workers")?.unwrap_or(min_nodes);
+        if min_nodes < 1 {
+            return refused("Min number of workers should be at least 1");
+        }
+        if max_nodes < min_nodes {
+            return refused("Max number of workers cannot be less than min number of workers");
+        }
+        let parameters = Self::new(backend, endpoint, path.trim_matches('/'), min_nodes, max_nodes)?;
+        Ok(RendezvousParameters { config, ..parameters })
+    }
+
+    /// Reads what torchrun's `--rdzv-conf` takes: `<key1>=<value1>,...,<keyN>=<valueN>`.
+    pub fn parse_config(text: &str) -> Result<BTreeMap<String, String>, ParameterError> {
+        let mut config = BTreeMap::new();
+        if text.trim().is_empty() {
+            return Ok(config);
+        }
+        for pair in text.trim().split(',') {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let (key, value) = (key.trim(), value.trim());
+            if key.is_empty() {
+                return refused(
+                    "The rendezvous configuration string must be in format <key1>=<value1>,...,<keyN>=<valueN>.",
+                );
+            }
+            if value.is_empty() {
+                return refused(format!(
+                    "The rendezvous configuration option '{key}' must have a value specified."
+                ));
+            }
+            config.insert(key.to_owned(), value.to_owned());
+        }
+        Ok(config)
+    }
+
     /// The value of `key`.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
         self.config.get(key).map(String::as_str)
     }
 
-    /// The value of `key` in seconds; fractions are allowed.
+    /// The value of `key` as a yes or no.
+    pub fn get_as_bool(&self, key: &str) -> Result<Option<bool>, ParameterError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match value.to_lowercase().as_str() {
+            "1" | "true" | "t" | "yes" | "y" => Ok(Some(true)),
+            "0" | "false" | "f" | "no" | "n" => Ok(Some(false)),
+            _ => refused(format!(
+                "The rendezvous configuration option '{key}' does not represent a valid boolean value."
+            )),
+        }
+    }
+
+    /// The value of `key` as an integer, as Python reads one.
+    pub fn get_as_int(&self, key: &str) -> Result<Option<i64>, ParameterError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        integer(value).map(Some).ok_or_else(|| not_an_integer(key))
+    }
+
+    /// The value of `key` in seconds; fractions are allowed, which PyTorch's backends do not.
     pub fn seconds(&self, key: &str) -> Result<Option<Duration>, ParameterError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let seconds = value.trim().parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        let refused = || ParameterError(format!("{key:?} is a number of seconds, not {value:?}"));
+        let refused = || {
+            ParameterError(format!(
+                "The rendezvous configuration option '{key}' does not represent a valid number of seconds."
+            ))
+        };
         seconds.map(Some).ok_or_else(refused)
+    }
+
+    /// The servers that [`endpoint`](RendezvousParameters::endpoint) names: `host`, `host:port`, `[::1]:port`,
+    /// or several of them with commas; `localhost` where it is empty.
+    pub fn endpoints(&self) -> Result<Endpoints, ParameterError> {
+        let mut list = Vec::new();
+        for one in self.endpoint.split(',') {
+            let one = one.trim();
+            if one.is_empty() && self.endpoint.contains(',') {
+                continue;
+            }
+            let (host, port) = parse_endpoint(one, DEFAULT_PORT)?;
+            list.push(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") });
+        }
+        list.join(",").parse().map_err(|error| ParameterError(format!("{error}")))
+    }
+}
+
+/// Host and port of one endpoint, `<hostname>[:<port>]`; `localhost` where it is empty.
+fn parse_endpoint(endpoint: &str, default_port: u16) -> Result<(String, u16), ParameterError> {
+    if endpoint.is_empty() {
+        return Ok(("localhost".to_owned(), default_port));
+    }
+    let bracketed = endpoint.starts_with('[') && endpoint.ends_with(']');
+    let (host, port) = match endpoint.rsplit_once(':') {
+        Some((host, port)) if !bracketed => (host, Some(port)),
+        _ => (endpoint, None),
+    };
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let port = match port {
+        None => default_port,
+        Some(port) => {
+            let digits = (1..=5).contains(&port.len()) && port.bytes().all(|byte| byte.is_ascii_digit());
+            let number = port.parse().ok().filter(|_| digits);
+            number.ok_or_else(|| {
+                ParameterError(format!(
+                    "The port number of the rendezvous endpoint '{endpoint}' must be an integer between 0 and \
+                     65536."
+                ))
+            })?
+        }
+    };
+    let allowed = |one: char| one.is_alphanumeric() || matches!(one, '_' | '.' | ':' | '-');
+    if host.is_empty() || !host.chars().all(allowed) {
+        return refused(format!(
+            "The hostname of the rendezvous endpoint '{endpoint}' must be a dot-separated list of labels, an \
+             IPv4 address, or an IPv6 address."
+        ));
+    }
+    Ok((host.to_owned(), port))
+}
+
+/// An integer as Python's `int` reads it: white space around it, a sign, and underscores between digits.
+fn integer(text: &str) -> Option<i64> {
+    let text = text.trim();
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+    if digits.split('_').any(|group| group.is_empty() || !group.bytes().all(|byte| byte.is_ascii_digit())) {
+        return None;
+    }
+    text.replace('_', "").parse().ok()
+}
+
+fn not_an_integer(key: &str) -> ParameterError {
+    ParameterError(format!(
+        "The rendezvous configuration option '{key}' does not represent a valid integer value."
+    ))
+}
+
+fn refused<T>(text: impl Into<String>) -> Result<T, ParameterError> {
+    Err(ParameterError(text.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+    use super::*;
+
+    fn with(key: &str, value: &str) -> RendezvousParameters {
+        let mut parameters = RendezvousParameters::new("etcd", "", "run", 1, 1).unwrap();
+        parameters.config.insert(key.to_owned(), value.to_owned());
+        parameters
+    }
+
+    #[test]
+    fn integers_and_booleans_are_pythons() {
+        for (text, number) in
+            [("10", Some(10)), (" -7\n", Some(-7)), ("+1_000", Some(1000)), ("1__0", None), ("_1", None)]
+        {
+            assert_eq!(with("k", text).get_as_int("k").ok().flatten(), number, "{text:?}");
+        }
+        for text in ["", "1.5", "ten", "-", "0x10"] {
+            assert_eq!(
+                with("k", text).get_as_int("k").unwrap_err().0,
+                "The rendezvous configuration option 'k' does not represent a valid integer value."
+            );
+        }
+        for (text, truth) in [("1", true), ("YES", true), ("t", true), ("0", false), ("No", false)] {
+            assert_eq!(with("k", text).get_as_bool("k").unwrap(), Some(truth));
+        }
+        assert!(with("k", "maybe").get_as_bool("k").unwrap_err().0.contains("a valid boolean value"));
+        assert_eq!(with("k", "1").get_as_int("other").unwrap(), None);
+    }
+
+    #[test]
+    fn endpoints_are_pytorchs_or_a_list_of_them() {
+        let endpoints = |endpoint: &str| {
+            let parameters = RendezvousParameters::new("etcd", endpoint, "run", 1, 1)?;
+            parameters.endpoints().map(|endpoints| endpoints.to_string())
+        };
+        for (given, parsed) in [
+            ("", "localhost:2379"),
+            (" a.b-c_d ", "a.b-c_d:2379"),
+            ("a:80", "a:80"),
+            ("[::1]", "[::1]:2379"),
+            ("[::1]:80", "[::1]:80"),
+            ("fe80::1:80", "[fe80::1]:80"),
+            ("a, b:1,,a:2379", "a:2379,b:1"),
+        ] {
+            assert_eq!(endpoints(given).as_deref(), Ok(parsed), "{given:?}");
+        }
+        for given in ["a:", "a:x", "a:65536", "a:123456", "a: 1"] {
+            assert_eq!(
+                endpoints(given).unwrap_err().0,
+                format!(
+                    "The port number of the rendezvous endpoint '{given}' must be an integer between 0 and 65536."
+                )
+            );
+        }
+        for given in ["a b", "http://a:80", ":80", "[]"] {
+            assert!(endpoints(given).unwrap_err().0.starts_with("The hostname of the rendezvous endpoint"));
+        }
+    }
+
+    #[test]
+    fn configuration_strings_are_torchruns() {
+        let config = RendezvousParameters::parse_config(" a = 1,b=x=y ").unwrap();
+        assert_eq!((config["a"].as_str(), config["b"].as_str()), ("1", "x=y"));
+        assert!(RendezvousParameters::parse_config("  ").unwrap().is_empty());
+        let refused = |text: &str| RendezvousParameters::parse_config(text).unwrap_err().0;
+        assert!(refused("=1").contains("<key1>=<value1>"));
+        assert_eq!(refused("a,b=1"), "The rendezvous configuration option 'a' must have a value specified.");
+    }
+
+    #[test]
+    fn urls_of_old_are_understood() {
+        let url = "etcd://h:1/job/?min_workers=2&timeout=9&&etcd_prefix=/p";
+        let parameters = RendezvousParameters::from_url(url).unwrap();
+        assert_eq!((parameters.min_nodes, parameters.max_nodes), (2, 2));
+        assert_eq!((parameters.endpoint.as_str(), parameters.run_id.as_str()), ("h:1", "job"));
+        assert_eq!(parameters.get_as_int("timeout").unwrap(), Some(9));
+        assert_eq!((parameters.get("etcd_prefix"), parameters.get("min_workers")), (Some("/p"), None));
+        let refused = |url: &str| RendezvousParameters::from_url(url).unwrap_err().0;
+        assert_eq!(refused("etcd://h/r?min_workers=0"), "Min number of workers should be at least 1");
+        assert_eq!(
+            refused("etcd://h/r?min_workers=2&max_workers=1"),
+            "Max number of workers cannot be less than min number of workers"
+        );
+        assert!(refused("etcd://h/r").contains("must be in format"));
+        assert!(refused("h/r?min_workers=1").contains("must be in format"));
+        assert!(refused("etcd://h/r?min_workers=x").contains("'min_workers'"));
     }
 }

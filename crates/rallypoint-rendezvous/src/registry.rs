@@ -27,10 +27,22 @@ impl Registry {
         Registry::default()
     }
 
-    /// Adds a backend; a name is taken once.
+    /// One with the backends of this crate.
+    #[must_use]
+    pub fn with_defaults() -> Self {
+        Registry::empty()
+    }
+
+    /// Adds a backend. A name is taken once; the same creator may come again.
     pub fn register(&mut self, name: &str, creator: Creator) -> Result<(), ParameterError> {
-        if self.creators.contains_key(name) {
-            return Err(ParameterError(format!("the rendezvous backend {name:?} is registered already")));
+        if name.is_empty() {
+            return Err(ParameterError("The rendezvous backend name must be a non-empty string.".to_owned()));
+        }
+        if self.creators.get(name).is_some_and(|current| !Arc::ptr_eq(current, &creator)) {
+            return Err(ParameterError(format!(
+                "The rendezvous backend '{name}' cannot be registered as it is already registered with another \
+                 creator."
+            )));
         }
         self.creators.insert(name.to_owned(), creator);
         Ok(())
@@ -43,16 +55,25 @@ impl Registry {
 
     /// Makes the handler that the parameters name.
     pub async fn create(&self, parameters: RendezvousParameters) -> Result<Arc<dyn RendezvousHandler>> {
-        let Some(creator) = self.creators.get(&parameters.backend) else {
+        let name = parameters.backend.clone();
+        let Some(creator) = self.creators.get(&name) else {
             let names: Vec<_> = self.names().collect();
-            let text = format!(
-                "there is no rendezvous backend {:?}; there are: {}",
-                parameters.backend,
+            return Err(ParameterError(format!(
+                "The rendezvous backend '{name}' is not registered. Did you forget to call `register`? \
+                 There are: {}",
                 names.join(", ")
-            );
-            return Err(ParameterError(text).into());
+            ))
+            .into());
         };
-        creator(parameters).await
+        let handler = creator(parameters).await?;
+        if handler.backend() != name {
+            return Err(ParameterError(format!(
+                "The rendezvous backend '{}' does not match the requested backend '{name}'.",
+                handler.backend()
+            ))
+            .into());
+        }
+        Ok(handler)
     }
 }
 
