@@ -155,8 +155,13 @@ fn block_on<T>(runtime: &Runtime, future: impl Future<Output = Result<T>>) -> Re
     runtime.block_on(future)
 }
 
-/// The runtime of this process.
-fn shared_runtime() -> Arc<Runtime> {
+/// The runtime that all blocking stores of this process share, for others that block. A process forked off gets
+/// its own.
+///
+/// # Panics
+///
+/// If the system has no room for two threads.
+pub fn shared_runtime() -> Arc<Runtime> {
     static SHARED: Mutex<Option<(u32, Arc<Runtime>)>> = Mutex::new(None);
     let mut shared = SHARED.lock().expect("no code panics while it holds this lock");
     let process = std::process::id();

@@ -16,7 +16,7 @@ mod memory;
 mod prefix;
 mod store;
 
-pub use blocking::BlockingStore;
+pub use blocking::{BlockingStore, shared_runtime};
 pub use error::{Result, StoreError};
 pub use etcd_v2::EtcdV2Store;
 pub use etcd_v3::EtcdStore;

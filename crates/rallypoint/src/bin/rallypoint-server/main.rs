@@ -20,10 +20,10 @@ fn main() -> ExitCode {
     }
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
-        Err(error) => return failed(&error),
+        Err(error) => return failed(&error).into(),
     };
     match runtime.block_on(serve(flags.config)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failed(&*error),
+        Err(error) => failed(&*error).into(),
     }
 }

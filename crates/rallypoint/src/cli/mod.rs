@@ -1,8 +1,9 @@
 //! What the two commands share: diagnostics, signals, exit codes. Not part of the library's interface.
 
+pub mod command;
+
 use std::error::Error;
 use std::io::IsTerminal;
-use std::process::ExitCode;
 
 use rallypoint_server::{Config, Server};
 use tokio::signal::unix::{SignalKind, signal};
@@ -54,7 +55,7 @@ pub async fn serve(config: Config) -> Result<(), Box<dyn Error>> {
 
 /// One line with the causes, and the exit code of a failure.
 #[must_use]
-pub fn failed(error: &dyn Error) -> ExitCode {
+pub fn failed(error: &dyn Error) -> u8 {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -64,5 +65,5 @@ pub fn failed(error: &dyn Error) -> ExitCode {
         cause = error.source();
     }
     eprintln!("error: {text}");
-    ExitCode::FAILURE
+    1
 }

@@ -1,0 +1,102 @@
+//! The command `rallypoint`.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
+use rallypoint_server::{Config, Tls};
+
+use super::{LogFormat, failed, serve, start_log};
+
+/// Brings the nodes of a distributed training job together, on etcd.
+#[derive(Parser)]
+#[command(name = "rallypoint", version, subcommand_required = true, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Serve(Serve),
+    Completions(Completions),
+}
+
+/// Serve etcd's v3 and v2 protocols on one port, in memory.
+///
+/// For one machine, tests and small jobs: what is stored ends with this process. Where you need more, run a real
+/// etcd; every part of Rallypoint works with it.
+#[derive(clap::Args)]
+#[command(after_help = "Exit codes: 0 stopped by Ctrl-C or SIGTERM, 1 cannot serve, 2 wrong usage.")]
+struct Serve {
+    /// Where to listen. Anything but a loopback address lets other machines in.
+    #[arg(long, env = "RALLYPOINT_LISTEN", value_name = "ADDRESS:PORT", default_value = "127.0.0.1:2379")]
+    listen: SocketAddr,
+    /// URL that clients are told to use, if it is not the address above; may be given several times.
+    #[arg(long, env = "RALLYPOINT_ADVERTISE", value_name = "URL", value_delimiter = ',')]
+    advertise: Vec<String>,
+    /// PEM file of the server's certificate: serve TLS.
+    #[arg(long, env = "RALLYPOINT_CERT", value_name = "FILE", requires = "key")]
+    cert: Option<PathBuf>,
+    /// PEM file of the certificate's key.
+    #[arg(long, env = "RALLYPOINT_KEY", value_name = "FILE", requires = "cert")]
+    key: Option<PathBuf>,
+    /// PEM file of the authority whose clients may connect; others are turned away.
+    #[arg(long, env = "RALLYPOINT_CLIENT_CA", value_name = "FILE", requires = "cert")]
+    client_ca: Option<PathBuf>,
+    /// error, warn, info, debug or trace.
+    #[arg(long, env = "RALLYPOINT_LOG_LEVEL", value_name = "LEVEL", default_value = "info")]
+    log_level: String,
+    /// How diagnostics are written to stderr.
+    #[arg(long, env = "RALLYPOINT_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+}
+
+/// Print the completions of a shell.
+#[derive(clap::Args)]
+struct Completions {
+    /// The shell: `rallypoint completions bash > /etc/bash_completion.d/rallypoint`, for example.
+    shell: Shell,
+}
+
+/// Runs the command with its arguments, the first of which is its own name; returns the exit code.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let command = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli.command,
+        Err(problem) => {
+            // Nothing is left to do where even this cannot be written.
+            let _ = problem.print();
+            return u8::try_from(problem.exit_code()).unwrap_or(2);
+        }
+    };
+    match command {
+        Command::Serve(options) => run_server(options),
+        Command::Completions(Completions { shell }) => {
+            clap_complete::generate(shell, &mut Cli::command(), "rallypoint", &mut std::io::stdout());
+            0
+        }
+    }
+}
+
+fn run_server(options: Serve) -> u8 {
+    if let Err(problem) = start_log(&options.log_level, options.log_format) {
+        eprintln!("error: {problem}");
+        return 2;
+    }
+    let tls = options.cert.zip(options.key).map(|(cert_file, key_file)| Tls {
+        cert_file,
+        key_file,
+        client_ca_file: options.client_ca,
+    });
+    let config = Config { listen: options.listen, advertise: options.advertise, tls, ..Config::default() };
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&error),
+    };
+    match runtime.block_on(serve(config)) {
+        Ok(()) => 0,
+        Err(error) => failed(&*error),
+    }
+}
