@@ -3,9 +3,11 @@
 //! - [`endpoint`]: where an etcd is, parsed from what people write.
 //! - [`settings`]: everything a connection to etcd can be told, and the one place its defaults live.
 //! - [`backoff`]: how long to wait before the next try.
+//! - [`round`]: the native rendezvous, as a machine.
 
 pub mod backoff;
 pub mod endpoint;
+pub mod round;
 pub mod settings;
 
 pub use backoff::Backoff;

@@ -1,0 +1,87 @@
+//! The names of a run's keys.
+
+/// The keys of one run.
+#[derive(Debug, Clone)]
+pub struct Keys {
+    run: String,
+}
+
+impl Keys {
+    /// The keys under `run`, which ends in a slash.
+    #[must_use]
+    pub fn new(run: &str) -> Self {
+        Keys { run: run.to_owned() }
+    }
+
+    /// Beginning of all of them.
+    #[must_use]
+    pub fn run(&self) -> &str {
+        &self.run
+    }
+
+    /// Beginning of the two keys that every node watches.
+    #[must_use]
+    pub fn group(&self) -> String {
+        format!("{}group/", self.run)
+    }
+
+    /// Who plans the rounds; there for as long as that node is.
+    #[must_use]
+    pub fn leader(&self) -> String {
+        format!("{}group/leader", self.run)
+    }
+
+    /// The last completed round, and the news of it. Written by the leader, and by who closes the run.
+    #[must_use]
+    pub fn round(&self) -> String {
+        format!("{}group/round", self.run)
+    }
+
+    /// Beginning of the keys of all nodes.
+    #[must_use]
+    pub fn nodes(&self) -> String {
+        format!("{}node/", self.run)
+    }
+
+    /// What a node says of itself; there for as long as the node is.
+    #[must_use]
+    pub fn node(&self, id: &str) -> String {
+        format!("{}node/{id}", self.run)
+    }
+
+    /// Beginning of the places of all nodes.
+    #[must_use]
+    pub fn ranks(&self) -> String {
+        format!("{}rank/", self.run)
+    }
+
+    /// A node's place. Written by the leader, watched by the node.
+    #[must_use]
+    pub fn rank(&self, id: &str) -> String {
+        format!("{}rank/{id}", self.run)
+    }
+
+    /// The last plan begun. Written by the leader with the first places of each plan.
+    #[must_use]
+    pub fn plan(&self) -> String {
+        format!("{}plan", self.run)
+    }
+
+    /// Beginning of the data that the members of a round share.
+    #[must_use]
+    pub fn store(&self, round: u64) -> String {
+        format!("{}store/{round}/", self.run)
+    }
+
+    /// Beginning of the data of all rounds.
+    #[must_use]
+    pub fn stores(&self) -> String {
+        format!("{}store/", self.run)
+    }
+
+    /// The node that `key` belongs to, of [`node`](Keys::node) or [`rank`](Keys::rank).
+    #[must_use]
+    pub fn id_of<'a>(&self, key: &'a str) -> &'a str {
+        key.get(self.run.len() + "node/".len()..).unwrap_or_default()
+    }
+}

@@ -1,0 +1,695 @@
+//! What the one node does that plans the rounds.
+//!
+//! It sees all nodes, decides when a round can be formed, writes each node its place, and commits the round in
+//! one transaction. Whatever it writes is on the condition that it still is the leader, and each plan on the
+//! condition that no later one was begun: a request that is carried out late changes nothing.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+
+use super::etcd::{
+    Condition, Entry, Event, Failure, Op, OpReply, Reply, Request, Txn, TxnReply, Update, Watched,
+};
+use super::node::{Goal, Node, Task, json, parse};
+use super::output::{Output, WatchId};
+use super::record::{MasterRecord, News, NodeRecord, RankRecord, RoundRecord, Wants};
+use super::roster::{Present, Roster, Seat};
+use crate::Backoff;
+
+/// Places in one transaction; etcd takes 128 operations.
+const PLACES: usize = 120;
+/// Transactions under way at a time.
+const IN_FLIGHT: usize = 8;
+/// How often the waiting are told how far it is, at most; more seldom in larger groups.
+const PROGRESS: Duration = Duration::from_secs(1);
+const PROGRESS_PER_NODE: Duration = Duration::from_micros(500);
+
+#[derive(Debug)]
+pub(super) struct Lead {
+    /// The revision at which this node became the leader.
+    pub(super) term: i64,
+    reading: Option<Reading>,
+    roster: Roster,
+    /// Nodes whose place stands in etcd.
+    placed: BTreeSet<String>,
+    /// When the key of the plan was last written; 0 if it is not there.
+    fence: i64,
+    plan: Option<Plan>,
+    plans: u64,
+    run_lease: RunLease,
+    renew_at: Duration,
+    /// Writes the round's record.
+    writing: bool,
+    last_call_at: Option<Duration>,
+    /// When the waiting may be told again how far it is.
+    progress_at: Duration,
+    /// Not before then: something that was planned with has turned out to be gone.
+    plan_at: Duration,
+    failed: Vec<LeaderTask>,
+    retry_at: Option<Duration>,
+    backoff: Backoff,
+}
+
+/// What a new leader has to know first.
+#[derive(Debug, Default)]
+struct Reading {
+    nodes: Option<(i64, Vec<Entry>)>,
+    ranks: Option<Vec<Entry>>,
+    group: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum RunLease {
+    /// The one that the record names.
+    Recorded,
+    Granting,
+    /// One that no record names yet.
+    New(i64),
+}
+
+#[derive(Debug)]
+struct Plan {
+    id: String,
+    record: RoundRecord,
+    seats: Vec<(String, u64)>,
+    members: HashMap<String, Seat>,
+    /// The revision since which rank 0 is there.
+    master_since: i64,
+    /// Since when the plan is the last one begun.
+    fence: Option<i64>,
+    next: usize,
+    in_flight: usize,
+    committing: bool,
+}
+
+impl Plan {
+    fn chunks(&self) -> usize {
+        self.seats.len().div_ceil(PLACES)
+    }
+}
+
+/// What a request was for.
+#[derive(Debug, Clone)]
+pub(super) enum LeaderTask {
+    ReadNodes,
+    ReadRanks,
+    ReadGroup,
+    GrantRun,
+    RenewRun,
+    WriteRound(Box<RoundRecord>),
+    Place { plan: u64, chunk: usize },
+    Commit { plan: u64 },
+}
+
+impl Node {
+    pub(super) fn become_leader(&mut self, now: Duration, term: i64) {
+        if !matches!(self.goal, Goal::In) || self.lead.as_ref().is_some_and(|lead| lead.term >= term) {
+            return;
+        }
+        self.step_down();
+        self.lead = Some(Box::new(Lead {
+            term,
+            reading: Some(Reading::default()),
+            roster: Roster::new(self.config.settings),
+            placed: BTreeSet::new(),
+            fence: 0,
+            plan: None,
+            plans: 0,
+            run_lease: RunLease::Recorded,
+            renew_at: now,
+            writing: false,
+            last_call_at: None,
+            progress_at: now + PROGRESS,
+            plan_at: Duration::ZERO,
+            failed: vec![LeaderTask::ReadNodes, LeaderTask::ReadRanks, LeaderTask::ReadGroup],
+            retry_at: Some(now),
+            backoff: Backoff::default(),
+        }));
+    }
+
+    pub(super) fn step_down(&mut self) {
+        if let Some(lead) = self.lead.take()
+            && lead.reading.is_none()
+        {
+            self.outputs.push_back(Output::Unwatch(WatchId::Nodes));
+        }
+    }
+
+    pub(super) fn leader_timeout(&self) -> Option<Duration> {
+        let lead = self.lead.as_ref()?;
+        let waits = lead.retry_at.is_some() || lead.writing;
+        if waits || lead.reading.is_some() || lead.run_lease != RunLease::Recorded {
+            return lead.retry_at;
+        }
+        let unsure = lead.roster.is_unsure().then_some(self.spare_until);
+        let progress = self.has_progress(lead).then_some(lead.progress_at);
+        let plan = lead.last_call_at.filter(|_| lead.plan.is_none()).map(|at| at.max(lead.plan_at));
+        let plan_at = Some(lead.plan_at).filter(|at| lead.plan.is_none() && *at > Duration::ZERO);
+        let renew = Some(lead.renew_at);
+        [unsure, progress, plan, plan_at, renew].into_iter().flatten().min()
+    }
+
+    fn leader_request(&mut self, task: LeaderTask) {
+        let Some(lead) = &self.lead else { return };
+        let term = lead.term;
+        let request = match &task {
+            LeaderTask::ReadNodes => Request::Range(self.keys.nodes()),
+            LeaderTask::ReadRanks => Request::Range(self.keys.ranks()),
+            LeaderTask::ReadGroup => Request::Txn(Txn {
+                then: vec![Op::Get(self.keys.round()), Op::Get(self.keys.plan())],
+                ..Txn::default()
+            }),
+            LeaderTask::GrantRun => Request::Grant(self.config.run_ttl),
+            LeaderTask::RenewRun => Request::Renew(self.round.as_ref().map_or(0, |(record, _)| record.lease)),
+            LeaderTask::WriteRound(record) => {
+                let written = match &self.round {
+                    Some((_, modified)) if !self.round_missing => {
+                        Condition::ModifiedAt(self.keys.round(), *modified)
+                    }
+                    _ => Condition::Missing(self.keys.round()),
+                };
+                self.leader_txn(
+                    vec![written],
+                    vec![Op::Put { key: self.keys.round(), value: json(record), lease: record.lease }],
+                )
+            }
+            LeaderTask::Place { chunk, .. } => self.place(*chunk),
+            LeaderTask::Commit { .. } => self.commit(),
+        };
+        self.request(Task::Leader { term, task }, request);
+    }
+
+    /// A transaction of a leader who still is one.
+    fn leader_txn(&self, mut when: Vec<Condition>, then: Vec<Op>) -> Request {
+        let term = self.lead.as_ref().map_or(0, |lead| lead.term);
+        when.push(Condition::CreatedAt(self.keys.leader(), term));
+        let otherwise =
+            vec![Op::Get(self.keys.leader()), Op::Get(self.keys.round()), Op::Get(self.keys.plan())];
+        Request::Txn(Txn { when, then, otherwise })
+    }
+
+    /// Writes the places of a chunk. The first one also makes this the last plan begun.
+    fn place(&self, chunk: usize) -> Request {
+        let Some((lead, plan)) = self.lead.as_ref().and_then(|lead| Some((lead, lead.plan.as_ref()?))) else {
+            return self.leader_txn(vec![], vec![]);
+        };
+        let lease = plan.record.lease;
+        let key = self.keys.plan();
+        let (when, mut then) = match plan.fence {
+            Some(fence) => (Condition::ModifiedAt(key, fence), vec![]),
+            None => {
+                let put = Op::Put { key: key.clone(), value: plan.id.clone(), lease };
+                let when = match lead.fence {
+                    0 => Condition::Missing(key),
+                    fence => Condition::ModifiedAt(key, fence),
+                };
+                (when, vec![put])
+            }
+        };
+        let first = chunk * PLACES;
+        let seats = plan.seats.iter().enumerate().skip(first).take(PLACES);
+        then.extend(seats.map(|(rank, (id, incarnation))| {
+            let (round, plan, incarnation) = (plan.record.round, plan.id.clone(), *incarnation);
+            let value = json(&RankRecord { round, plan, rank, incarnation });
+            Op::Put { key: self.keys.rank(id), value, lease }
+        }));
+        self.leader_txn(vec![when], then)
+    }
+
+    /// The point at which a round is complete.
+    fn commit(&self) -> Request {
+        let plan = self.lead.as_ref().and_then(|lead| lead.plan.as_ref());
+        let (Some(plan), Some((_, modified))) = (plan, &self.round) else {
+            return self.leader_txn(vec![], vec![]);
+        };
+        let when = vec![
+            Condition::ModifiedAt(self.keys.round(), *modified),
+            Condition::ModifiedAt(self.keys.plan(), plan.fence.unwrap_or_default()),
+            Condition::CreatedAt(self.keys.node(&plan.seats[0].0), plan.master_since),
+        ];
+        let (value, lease) = (json(&plan.record), plan.record.lease);
+        self.leader_txn(when, vec![Op::Put { key: self.keys.round(), value, lease }])
+    }
+
+    pub(super) fn handle_leader(
+        &mut self,
+        now: Duration,
+        term: i64,
+        task: LeaderTask,
+        reply: Result<Reply, Failure>,
+    ) {
+        let Some(lead) = self.lead.as_mut().filter(|lead| lead.term == term) else { return };
+        if matches!(task, LeaderTask::WriteRound(_)) {
+            lead.writing = false;
+        }
+        let reply = match reply {
+            Ok(reply) => reply,
+            Err(Failure::LeaseGone) => return self.run_lease_gone(),
+            Err(Failure::Unknown) => {
+                lead.failed.push(task);
+                let wait = lead.backoff.next(self.random.f64());
+                lead.retry_at = lead.retry_at.or(Some(now + wait));
+                return;
+            }
+        };
+        lead.backoff = Backoff::default();
+        match (task, reply) {
+            (LeaderTask::ReadNodes, Reply::Range { revision, entries }) => {
+                if let Some(reading) = &mut lead.reading {
+                    reading.nodes = Some((revision, entries));
+                }
+                self.start_leading(now);
+            }
+            (LeaderTask::ReadRanks, Reply::Range { entries, .. }) => {
+                if let Some(reading) = &mut lead.reading {
+                    reading.ranks = Some(entries);
+                }
+                self.start_leading(now);
+            }
+            (LeaderTask::ReadGroup, Reply::Txn(reply)) => {
+                if let Some(reading) = &mut lead.reading {
+                    reading.group = true;
+                }
+                let mut results = reply.results.into_iter();
+                let (round, plan) = (results.next(), results.next());
+                if let Some(OpReply::Got(Some(entry))) = plan {
+                    lead.fence = entry.mod_revision;
+                }
+                match round {
+                    Some(OpReply::Got(Some(entry))) => self.round_is(&entry),
+                    _ => self.round_missing = true,
+                }
+                self.start_leading(now);
+            }
+            (LeaderTask::GrantRun, Reply::Granted(lease)) => lead.run_lease = RunLease::New(lease),
+            (LeaderTask::RenewRun, _) => lead.renew_at = now + self.config.run_ttl / 3,
+            (LeaderTask::WriteRound(record), Reply::Txn(reply)) => self.round_written(now, *record, reply),
+            (LeaderTask::Place { plan, chunk }, Reply::Txn(reply)) => self.placed(plan, chunk, reply),
+            (LeaderTask::Commit { plan }, Reply::Txn(reply)) => self.committed(now, plan, reply),
+            _ => {}
+        }
+    }
+
+    fn run_lease_gone(&mut self) {
+        if let Some(lead) = &mut self.lead {
+            lead.plan = None;
+            lead.writing = false;
+            if lead.run_lease != RunLease::Granting {
+                lead.run_lease = RunLease::Granting;
+                self.leader_request(LeaderTask::GrantRun);
+            }
+        }
+    }
+
+    fn start_leading(&mut self, now: Duration) {
+        let Some(lead) = &mut self.lead else { return };
+        let Some(Reading { nodes: Some(_), ranks: Some(_), group: true }) = &lead.reading else { return };
+        let Some(Reading { nodes: Some((revision, nodes)), ranks: Some(ranks), .. }) = lead.reading.take()
+        else {
+            return;
+        };
+        for entry in &nodes {
+            put_node(&mut lead.roster, self.keys.id_of(&entry.key), entry);
+        }
+        lead.placed = ranks.iter().map(|entry| self.keys.id_of(&entry.key).to_owned()).collect();
+        if let Some((record, _)) = self.round.as_ref().filter(|_| !self.round_missing) {
+            let members = ranks.iter().filter_map(|entry| {
+                let RankRecord { plan, rank, incarnation, .. } = parse(entry).ok()?;
+                let seat = Seat { rank, incarnation, lost: false, gone: false };
+                (plan == record.plan).then(|| (self.keys.id_of(&entry.key).to_owned(), seat))
+            });
+            lead.roster.complete(record.round, members.collect(), &record.news);
+            lead.roster.look_at_all(now < self.spare_until);
+        }
+        let keys = Watched::Prefix(self.keys.nodes());
+        self.outputs.push_back(Output::Watch { id: WatchId::Nodes, keys, from: revision + 1 });
+    }
+
+    pub(super) fn nodes_update(&mut self, now: Duration, update: Update) {
+        let spared = now < self.spare_until;
+        let Some(lead) = self.lead.as_mut().filter(|lead| lead.reading.is_none()) else { return };
+        match update {
+            Update::Events(events) => {
+                for event in events {
+                    match event {
+                        Event::Put(entry) => {
+                            let id = self.keys.id_of(&entry.key);
+                            put_node(&mut lead.roster, id, &entry);
+                        }
+                        Event::Delete { key, .. } => lead.roster.remove(self.keys.id_of(&key), spared),
+                    }
+                }
+            }
+            Update::Snapshot { entries, .. } => {
+                let there: BTreeSet<&str> = entries.iter().map(|entry| self.keys.id_of(&entry.key)).collect();
+                let gone: Vec<String> =
+                    lead.roster.ids().filter(|id| !there.contains(id)).map(str::to_owned).collect();
+                for id in gone {
+                    lead.roster.remove(&id, spared);
+                }
+                for entry in &entries {
+                    put_node(&mut lead.roster, self.keys.id_of(&entry.key), entry);
+                }
+            }
+        }
+        // A plan with somebody who is gone is not worth committing.
+        let roster = &lead.roster;
+        let stands = |plan: &Plan| {
+            plan.seats.iter().all(|(id, incarnation)| {
+                roster.get(id).is_some_and(|node| {
+                    node.record.incarnation == *incarnation && node.record.wants == Wants::Join
+                })
+            })
+        };
+        lead.plan = lead.plan.take().filter(|plan| plan.committing || stands(plan));
+    }
+
+    pub(super) fn drive_leader(&mut self, now: Duration) {
+        let Some(lead) = &mut self.lead else { return };
+        if lead.retry_at.is_some_and(|at| at <= now) {
+            lead.retry_at = None;
+            for task in std::mem::take(&mut lead.failed) {
+                self.reissue(task);
+            }
+        }
+        let ready = |lead: &&mut Box<Lead>| lead.reading.is_none() && lead.retry_at.is_none();
+        let Some(lead) = self.lead.as_mut().filter(ready) else { return };
+        if lead.roster.is_unsure() && now >= self.spare_until {
+            lead.roster.look_at_all(false);
+        }
+        if lead.run_lease == RunLease::Granting {
+            return;
+        }
+        let lost_record = self.round_missing || self.round.is_none();
+        if lost_record || matches!(lead.run_lease, RunLease::New(_)) {
+            return self.write_first_record();
+        }
+        if self.round.as_ref().is_some_and(|(record, _)| record.closed.is_some()) {
+            (lead.renew_at, lead.last_call_at, lead.plan_at) = (Duration::MAX, None, Duration::ZERO);
+            return;
+        }
+        if lead.renew_at <= now {
+            lead.renew_at = now + self.config.run_ttl / 3;
+            self.leader_request(LeaderTask::RenewRun);
+        }
+        self.drive_plan(now);
+        self.publish(now);
+    }
+
+    /// Sends a request again that may have been carried out, if it is still of use.
+    fn reissue(&mut self, task: LeaderTask) {
+        let Some(lead) = &mut self.lead else { return };
+        match &task {
+            LeaderTask::Place { plan, .. } | LeaderTask::Commit { plan }
+                if lead.plan.is_none() || *plan != lead.plans => {}
+            // Made anew from what is known by then.
+            LeaderTask::WriteRound(_) => {}
+            _ => self.leader_request(task),
+        }
+    }
+
+    /// The record of a run that has none, or whose lease is gone.
+    fn write_first_record(&mut self) {
+        let Some(lead) = &mut self.lead else { return };
+        if lead.writing {
+            return;
+        }
+        let RunLease::New(lease) = lead.run_lease else {
+            lead.run_lease = RunLease::Granting;
+            return self.leader_request(LeaderTask::GrantRun);
+        };
+        let record = match &self.round {
+            Some((record, _)) => {
+                // If the record is gone so are the places: nobody knows any more who the members are.
+                let lost_count = record.news.lost_count + usize::from(self.round_missing);
+                let news = News { lost_count, ..record.news.clone() };
+                RoundRecord { lease, news, ..record.clone() }
+            }
+            None => RoundRecord {
+                round: lead.roster.last_round(),
+                plan: String::new(),
+                world_size: 0,
+                master: None,
+                settings: Some(self.config.settings),
+                lease,
+                closed: None,
+                news: News::default(),
+            },
+        };
+        lead.writing = true;
+        self.leader_request(LeaderTask::WriteRound(Box::new(record)));
+    }
+
+    fn round_written(&mut self, now: Duration, record: RoundRecord, reply: TxnReply) {
+        if !reply.held {
+            return self.not_held(reply.results);
+        }
+        let Some(lead) = &mut self.lead else { return };
+        if lead.run_lease == RunLease::New(record.lease) {
+            lead.run_lease = RunLease::Recorded;
+            lead.renew_at = now + self.config.run_ttl / 3;
+        }
+        self.round_now(record, reply.revision);
+    }
+
+    /// This node itself has written the round's record.
+    fn round_now(&mut self, record: RoundRecord, revision: i64) {
+        self.round = Some((record, revision));
+        self.round_missing = false;
+        self.settle();
+    }
+
+    /// A condition of a leader's transaction did not hold. What stands in etcd tells which.
+    fn not_held(&mut self, results: Vec<OpReply>) {
+        let mut found = results.into_iter().map(|result| match result {
+            OpReply::Got(entry) => entry,
+            _ => None,
+        });
+        let (leader, round, plan) = (found.next().flatten(), found.next().flatten(), found.next().flatten());
+        let Some(lead) = &mut self.lead else { return };
+        if leader.is_none_or(|entry| entry.create_revision != lead.term) {
+            // The watch tells who it is now.
+            return self.step_down();
+        }
+        lead.fence = plan.map_or(0, |entry| entry.mod_revision);
+        match round {
+            Some(entry) => self.round_is(&entry),
+            None => self.round_missing = true,
+        }
+    }
+
+    /// Forms a round when there is a reason and enough nodes, and nobody to wait for.
+    fn drive_plan(&mut self, now: Duration) {
+        let Some(lead) = &mut self.lead else { return };
+        if lead.plan.is_some() {
+            return self.advance_plan();
+        }
+        if lead.plan_at > now {
+            return;
+        }
+        lead.plan_at = Duration::ZERO;
+        let settings = self.config.settings;
+        let roster = &lead.roster;
+        let (joined, survivors, outstanding) = (roster.joined(), roster.survivors(), roster.outstanding());
+        let enough = joined >= settings.min_nodes && roster.wants_a_round();
+        // Newcomers alone never go past members that are at work.
+        if !enough || (outstanding > 0 && survivors == 0) {
+            lead.last_call_at = None;
+            return;
+        }
+        let all_here = outstanding == 0 && (survivors > 0 || joined >= settings.max_nodes);
+        let last_call = *lead.last_call_at.get_or_insert(now + self.config.last_call);
+        if (all_here || last_call <= now) && !lead.writing {
+            self.begin_plan();
+        }
+    }
+
+    fn begin_plan(&mut self) {
+        let (Some(lead), Some((record, _))) = (&mut self.lead, &self.round) else { return };
+        lead.plans += 1;
+        let id = format!("{}-{}", lead.term, lead.plans);
+        let seats: Vec<_> = lead.roster.seats();
+        let round = record.round.max(lead.roster.last_round()) + 1;
+        let nodes = seats.iter().map(|id| lead.roster.get(id).map(|node| (id, node)));
+        let Some(nodes) = nodes.collect::<Option<Vec<_>>>() else { return };
+        let Some((first, master)) = nodes.first() else { return };
+        let next = RoundRecord {
+            round,
+            plan: id.clone(),
+            world_size: nodes.len(),
+            master: Some(MasterRecord {
+                node: (*first).clone(),
+                address: master.record.address.clone(),
+                port: master.record.port,
+            }),
+            settings: Some(self.config.settings),
+            lease: record.lease,
+            closed: None,
+            news: News::default(),
+        };
+        let members = nodes.iter().enumerate().map(|(rank, (id, node))| {
+            let incarnation = node.record.incarnation;
+            ((*id).clone(), Seat { rank, incarnation, lost: false, gone: false })
+        });
+        lead.plan = Some(Plan {
+            id,
+            record: next,
+            members: members.collect(),
+            master_since: master.created,
+            seats: nodes.iter().map(|(id, node)| ((*id).clone(), node.record.incarnation)).collect(),
+            fence: None,
+            next: 0,
+            in_flight: 0,
+            committing: false,
+        });
+        self.advance_plan();
+    }
+
+    fn advance_plan(&mut self) {
+        loop {
+            let Some(lead) = &mut self.lead else { return };
+            let (plans, writing) = (lead.plans, lead.writing);
+            let Some(plan) = &mut lead.plan else { return };
+            // The others wait for the first: it makes this the last plan begun.
+            let limit = if plan.fence.is_none() { 1 } else { IN_FLIGHT };
+            let task = if plan.next < plan.chunks() {
+                if plan.in_flight >= limit {
+                    return;
+                }
+                plan.in_flight += 1;
+                plan.next += 1;
+                LeaderTask::Place { plan: plans, chunk: plan.next - 1 }
+            } else if plan.in_flight == 0 && !plan.committing && !writing {
+                plan.committing = true;
+                LeaderTask::Commit { plan: plans }
+            } else {
+                return;
+            };
+            self.leader_request(task);
+        }
+    }
+
+    fn placed(&mut self, number: u64, chunk: usize, reply: TxnReply) {
+        let Some(lead) = &mut self.lead else { return };
+        let Some(plan) = lead.plan.as_mut().filter(|_| number == lead.plans) else {
+            // An earlier plan's; if it has begun, the next one's first condition has to know.
+            if reply.held && chunk == 0 {
+                lead.fence = lead.fence.max(reply.revision);
+            }
+            return;
+        };
+        let begun = match reply.results.get(2) {
+            Some(OpReply::Got(Some(entry))) if !reply.held && entry.value == plan.id => {
+                Some(entry.mod_revision)
+            }
+            _ if reply.held => Some(reply.revision),
+            _ => None,
+        };
+        let Some(begun) = begun.filter(|_| reply.held || chunk == 0) else {
+            lead.plan = None;
+            return self.not_held(reply.results);
+        };
+        if chunk == 0 {
+            (plan.fence, lead.fence) = (Some(begun), begun);
+        }
+        plan.in_flight -= 1;
+        let seats = plan.seats.iter().skip(chunk * PLACES).take(PLACES);
+        lead.placed.extend(seats.map(|(id, _)| id.clone()));
+    }
+
+    fn committed(&mut self, now: Duration, number: u64, reply: TxnReply) {
+        let Some(lead) = self.lead.as_mut().filter(|lead| lead.plans == number) else { return };
+        let Some(plan) = lead.plan.take() else { return };
+        let revision = if reply.held {
+            reply.revision
+        } else {
+            // An earlier try may have got through, and its reply was lost.
+            let ours = match reply.results.get(1) {
+                Some(OpReply::Got(Some(entry))) => parse::<RoundRecord>(entry)
+                    .is_ok_and(|record| record.plan == plan.id)
+                    .then_some(entry.mod_revision),
+                _ => None,
+            };
+            let Some(revision) = ours else {
+                // The master is gone, or the run was closed. The watch tells soon.
+                lead.plan_at = now + Duration::from_millis(50);
+                return self.not_held(reply.results);
+            };
+            revision
+        };
+        let last = self.round.as_ref().map_or(0, |(record, _)| record.round);
+        lead.roster.complete(plan.record.round, plan.members, &News::default());
+        lead.roster.look_at_all(now < self.spare_until);
+        lead.last_call_at = None;
+        lead.progress_at = now + PROGRESS;
+        self.tidy(last);
+        self.round_now(plan.record, revision);
+    }
+
+    /// Removes what only earlier rounds had a use for. Whatever comes of it: the run's lease ends one day.
+    fn tidy(&mut self, last: u64) {
+        let Some(lead) = &mut self.lead else { return };
+        let mut then = Vec::new();
+        if last > 0 {
+            then.push(Op::DeletePrefix(self.keys.store(last)));
+        }
+        let stale = lead.placed.iter().filter(|id| lead.roster.get(id).is_none());
+        let stale: Vec<String> = stale.take(PLACES).cloned().collect();
+        for id in stale {
+            then.push(Op::Delete(self.keys.rank(&id)));
+            lead.placed.remove(&id);
+        }
+        if !then.is_empty() {
+            let request = self.leader_txn(vec![], then);
+            self.request(Task::Forgotten, request);
+        }
+    }
+
+    fn news(&self, lead: &Lead, now: Duration) -> News {
+        let left = lead.last_call_at.map(|at| at.saturating_sub(now).as_millis());
+        News { last_call_ms: left.map(|left| u64::try_from(left).unwrap_or(u64::MAX)), ..lead.roster.news() }
+    }
+
+    /// Whether the waiting could be told something new of how far it is.
+    fn has_progress(&self, lead: &Lead) -> bool {
+        let Some((record, _)) = &self.round else { return false };
+        let news = lead.roster.news();
+        let told = &record.news;
+        !lead.writing
+            && lead.plan.is_none()
+            && record.closed.is_none()
+            && ((news.joined, news.spares, news.waiting) != (told.joined, told.spares, told.waiting)
+                || lead.last_call_at.is_some() != told.last_call_ms.is_some())
+    }
+
+    /// Tells the group what it should know: at once that it is no longer whole, now and then how far the next
+    /// round is.
+    fn publish(&mut self, now: Duration) {
+        let (Some(lead), Some((record, _))) = (&self.lead, &self.round) else { return };
+        // The commit would be in vain if the record changed meanwhile.
+        if lead.writing || lead.plan.is_some() {
+            return;
+        }
+        let news = self.news(lead, now);
+        let urgent = record.round > 0
+            && ((news.lost_count > 0) != (record.news.lost_count > 0)
+                || (news.waiting > 0) != (record.news.waiting > 0));
+        if !urgent && (now < lead.progress_at || !self.has_progress(lead)) {
+            return;
+        }
+        let record = RoundRecord { news, ..record.clone() };
+        let Some(lead) = &mut self.lead else { return };
+        let nodes = u32::try_from(lead.roster.ids().count()).unwrap_or(u32::MAX);
+        lead.progress_at = now + PROGRESS.max(PROGRESS_PER_NODE * nodes);
+        lead.writing = true;
+        self.leader_request(LeaderTask::WriteRound(Box::new(record)));
+    }
+}
+
+fn put_node(roster: &mut Roster, id: &str, entry: &Entry) {
+    match parse::<NodeRecord>(entry) {
+        Ok(record) => roster.put(id, Present { record, created: entry.create_revision }),
+        // Not a node of ours: it is not there.
+        Err(_) => roster.remove(id, false),
+    }
+}

@@ -1,0 +1,185 @@
+//! How a node goes: it may close the run, tells the others that it leaves, tidies up if it is the last, and ends
+//! its lease.
+
+use std::time::Duration;
+
+use super::etcd::{Condition, Failure, Op, OpReply, Reply, Request, Txn};
+use super::node::{Goal, Node, Task, json};
+use super::output::{NodeEvent, Output};
+use super::record::{RoundRecord, Wants};
+
+/// What is left to do, in this order.
+#[derive(Debug)]
+pub(super) struct Leaving {
+    closing: Option<Closing>,
+    /// The others have been told.
+    said: bool,
+    /// It has been tried.
+    swept: bool,
+    busy: bool,
+}
+
+#[derive(Debug)]
+struct Closing {
+    reason: String,
+    /// What the mark hangs on, for those who come late.
+    lease: Option<i64>,
+}
+
+/// What a request was for.
+#[derive(Debug)]
+pub(super) enum LeavingTask {
+    GrantMark,
+    Close,
+    Say,
+    Sweep { run_lease: i64 },
+    Revoke,
+}
+
+impl Node {
+    /// Leaves in good order. [`NodeEvent::Left`] tells when it is done.
+    pub fn leave(&mut self, now: Duration) {
+        self.stop_joining();
+        self.depart();
+        self.drive(now);
+    }
+
+    /// Closes the run and leaves. Only a member of the last round can close it; anybody else just leaves.
+    pub fn close(&mut self, now: Duration, reason: &str) {
+        let member = self.member_of > 0 && self.standing.is_some();
+        self.leave_with(member.then(|| Closing { reason: reason.to_owned(), lease: None }));
+        self.drive(now);
+    }
+
+    /// Goes, whatever is still under way.
+    pub(super) fn depart(&mut self) {
+        self.leave_with(None);
+    }
+
+    fn leave_with(&mut self, closing: Option<Closing>) {
+        self.stop_joining();
+        match &mut self.goal {
+            Goal::Leaving(leaving) => leaving.closing = leaving.closing.take().or(closing),
+            goal => *goal = Goal::Leaving(Leaving { closing, said: false, swept: false, busy: false }),
+        }
+        self.step_down();
+    }
+
+    pub(super) fn drive_leaving(&mut self, now: Duration) {
+        let waits = self.is_busy() || self.is_waiting_to_retry();
+        let Goal::Leaving(leaving) = &mut self.goal else { return };
+        if leaving.busy || waits {
+            return;
+        }
+        let round = self.round.as_ref();
+        let closed = round.is_some_and(|(record, _)| record.closed.is_some());
+        if let Some(closing) = &leaving.closing {
+            match round {
+                Some((record, modified)) if !closed && record.round == self.member_of => {
+                    let (task, request) = match closing.lease {
+                        None => (LeavingTask::GrantMark, Request::Grant(self.config.closed_ttl)),
+                        Some(lease) => {
+                            let key = self.keys.round();
+                            let record = closed_record(record, &closing.reason);
+                            let txn = Txn {
+                                when: vec![Condition::ModifiedAt(key.clone(), *modified)],
+                                then: vec![Op::Put { key: key.clone(), value: json(&record), lease }],
+                                otherwise: vec![Op::Get(key)],
+                            };
+                            (LeavingTask::Close, Request::Txn(txn))
+                        }
+                    };
+                    leaving.busy = true;
+                    return self.request(Task::Leaving(task), request);
+                }
+                // Somebody else has closed it, or the others went on without this node.
+                _ => leaving.closing = None,
+            }
+        }
+        let Some(lease) = self.lease else { return self.gone(now) };
+        let Some(standing) = self.standing.clone() else { return self.revoke(lease) };
+        let Goal::Leaving(leaving) = &mut self.goal else { return };
+        let node = self.keys.node(&self.config.id);
+        if !closed && !leaving.said {
+            (leaving.said, leaving.busy) = (true, true);
+            let value = json(&self.record(Wants::Leave));
+            let txn = Txn {
+                when: vec![Condition::ModifiedAt(node.clone(), standing.modified)],
+                then: vec![Op::Put { key: node, value, lease }],
+                otherwise: vec![],
+            };
+            return self.request(Task::Leaving(LeavingTask::Say), Request::Txn(txn));
+        }
+        if closed && !leaving.swept {
+            (leaving.swept, leaving.busy) = (true, true);
+            let run_lease = self.round.as_ref().map_or(0, |(record, _)| record.lease);
+            let txn = Txn {
+                when: vec![Condition::OnlyCreatedAt(self.keys.nodes(), standing.created)],
+                then: vec![
+                    Op::DeletePrefix(self.keys.ranks()),
+                    Op::DeletePrefix(self.keys.stores()),
+                    Op::Delete(self.keys.plan()),
+                ],
+                otherwise: vec![],
+            };
+            return self.request(Task::Leaving(LeavingTask::Sweep { run_lease }), Request::Txn(txn));
+        }
+        self.revoke(lease);
+    }
+
+    fn revoke(&mut self, lease: i64) {
+        if let Goal::Leaving(leaving) = &mut self.goal {
+            leaving.busy = true;
+        }
+        self.request(Task::Leaving(LeavingTask::Revoke), Request::Revoke(lease));
+    }
+
+    pub(super) fn handle_leaving(&mut self, now: Duration, task: LeavingTask, reply: Result<Reply, Failure>) {
+        let Goal::Leaving(leaving) = &mut self.goal else { return };
+        leaving.busy = false;
+        match (task, reply) {
+            (LeavingTask::GrantMark, Ok(Reply::Granted(lease))) => {
+                if let Some(closing) = &mut leaving.closing {
+                    closing.lease = Some(lease);
+                }
+            }
+            (LeavingTask::Close, Ok(Reply::Txn(reply))) if reply.held => {
+                if let (Some(closing), Some((record, modified))) = (leaving.closing.take(), &mut self.round) {
+                    (*record, *modified) = (closed_record(record, &closing.reason), reply.revision);
+                }
+            }
+            // The leader wrote in between, or an earlier try got through after all.
+            (LeavingTask::Close, Ok(Reply::Txn(reply))) => match reply.results.into_iter().next() {
+                Some(OpReply::Got(Some(entry))) => self.round_is(&entry),
+                _ => leaving.closing = None,
+            },
+            (LeavingTask::Close, Err(Failure::LeaseGone)) => {
+                if let Some(closing) = &mut leaving.closing {
+                    closing.lease = None;
+                }
+            }
+            (LeavingTask::Sweep { run_lease }, Ok(Reply::Txn(reply))) if reply.held && run_lease != 0 => {
+                self.request(Task::Forgotten, Request::Revoke(run_lease));
+            }
+            (LeavingTask::Revoke, Ok(_) | Err(Failure::LeaseGone)) => self.gone(now),
+            // The others learn of it from the lease's end, and what is left hangs on a lease too.
+            (LeavingTask::Say | LeavingTask::Sweep { .. }, _) => {}
+            _ => self.wait_before_retry(now),
+        }
+    }
+
+    fn gone(&mut self, now: Duration) {
+        if let Some(lease) = self.lease.take() {
+            self.outputs.push_back(Output::Forget(lease));
+        }
+        self.standing = None;
+        self.forget_group();
+        self.goal = Goal::Out;
+        self.tell(NodeEvent::Left);
+        self.rejoin(now);
+    }
+}
+
+fn closed_record(record: &RoundRecord, reason: &str) -> RoundRecord {
+    RoundRecord { closed: Some(reason.to_owned()), ..record.clone() }
+}

@@ -1,0 +1,135 @@
+//! What the machine wants done, and what it has to tell.
+
+use std::time::Duration;
+
+use super::etcd::{Request, Watched};
+
+/// What whoever drives a [`Node`](super::Node) has to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Output {
+    /// Send this, and tell [`Node::handle_reply`](super::Node::handle_reply) what came of it.
+    Request {
+        /// Its number.
+        id: u64,
+        /// What to send.
+        request: Request,
+    },
+    /// Watch these keys, instead of what this watch was on before.
+    Watch {
+        /// The watch.
+        id: WatchId,
+        /// Its keys.
+        keys: Watched,
+        /// The first revision of interest.
+        from: i64,
+    },
+    /// Watch no more.
+    Unwatch(WatchId),
+    /// Refresh this lease from now on, and tell [`Node::handle_renewed`](super::Node::handle_renewed) of each
+    /// refresh that was answered.
+    Keep(i64),
+    /// Refresh it no more.
+    Forget(i64),
+    /// Tell the program above.
+    Event(NodeEvent),
+}
+
+/// The watches of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum WatchId {
+    /// The two keys of the group.
+    Group,
+    /// This node's place.
+    Rank,
+    /// All nodes; only the leader's.
+    Nodes,
+}
+
+/// What a node has to tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NodeEvent {
+    /// A round with this node in it is complete.
+    Joined(Joined),
+    /// The group of that round is no longer as it was.
+    Changed(Change),
+    /// The wait goes on.
+    Progress {
+        /// Nodes that are ready, as far as is known.
+        joined: usize,
+        /// What is left of the last call.
+        last_call: Option<Duration>,
+        /// There are more nodes than places.
+        spare: bool,
+    },
+    /// There will be no round for this node.
+    Refused(Refusal),
+    /// Nothing of this node is in etcd any more.
+    Left,
+}
+
+/// A completed round, as one of its members sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Joined {
+    /// Its number.
+    pub round: u64,
+    /// This node's place.
+    pub rank: usize,
+    /// The number of nodes.
+    pub world_size: usize,
+    /// Where rank 0 is.
+    pub address: String,
+    /// The port there.
+    pub port: u16,
+    /// What the round's data hangs on.
+    pub lease: i64,
+}
+
+/// Why a group is no longer as it was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// Nodes wait to get in.
+    Waiting(usize),
+    /// A member died.
+    Died {
+        /// Its name.
+        node: String,
+        /// The place it had.
+        rank: usize,
+    },
+    /// A member left, or asks for a new round.
+    Left {
+        /// Its name.
+        node: String,
+        /// The place it had.
+        rank: usize,
+    },
+    /// The others went on without this node.
+    Excluded,
+    /// The run is over.
+    Closed(String),
+}
+
+/// Why there will be no round for a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// The run is over.
+    Closed(String),
+    /// The run has other settings.
+    Mismatch {
+        /// Which.
+        setting: &'static str,
+        /// This node's value.
+        ours: String,
+        /// The run's value.
+        theirs: String,
+    },
+    /// Another process has this node's name now.
+    Replaced,
+    /// What stands in etcd is not what a node writes.
+    Corrupt {
+        /// Where.
+        key: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+}

@@ -1,0 +1,161 @@
+//! Who gets in, and where.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use super::settings::{RankPolicy, RunSettings};
+
+/// A node that is ready for the next round.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Candidate<'a> {
+    pub(super) id: &'a str,
+    pub(super) address: &'a str,
+    pub(super) rack: &'a str,
+    pub(super) hint: &'a str,
+    /// The revision at which it came.
+    pub(super) arrived: i64,
+    /// The place it had in the last round.
+    pub(super) last_rank: Option<usize>,
+}
+
+/// The nodes of the next round, by rank: members of the last round first, then those who came first.
+pub(super) fn seats<'a>(settings: &RunSettings, mut candidates: Vec<Candidate<'a>>) -> Vec<&'a str> {
+    candidates.sort_by_key(|node| (node.last_rank.is_none(), node.last_rank, node.arrived));
+    candidates.truncate(settings.max_nodes);
+    match settings.policy {
+        RankPolicy::Sticky => return sticky(&candidates),
+        RankPolicy::Arrival => candidates.sort_by_key(|node| node.arrived),
+        RankPolicy::Address => candidates.sort_by(|a, b| {
+            by_address(a.address, b.address).then_with(|| (a.arrived, a.id).cmp(&(b.arrived, b.id)))
+        }),
+        RankPolicy::Hint => by_hint(&mut candidates),
+    }
+    candidates.into_iter().map(|node| node.id).collect()
+}
+
+/// Whoever can keep a rank keeps it; the others fill the holes in their order.
+fn sticky<'a>(candidates: &[Candidate<'a>]) -> Vec<&'a str> {
+    let mut seats = vec![None; candidates.len()];
+    let mut rest = Vec::new();
+    for node in candidates {
+        match node.last_rank.and_then(|rank| seats.get_mut(rank)) {
+            Some(seat @ None) => *seat = Some(node.id),
+            _ => rest.push(node.id),
+        }
+    }
+    let mut rest = rest.into_iter();
+    seats.into_iter().filter_map(|seat| seat.or_else(|| rest.next())).collect()
+}
+
+/// Racks in the order of their first hint; within a rack by hint.
+fn by_hint(candidates: &mut [Candidate<'_>]) {
+    candidates.sort_by(|a, b| natural(a.hint, b.hint).then_with(|| a.arrived.cmp(&b.arrived)));
+    let mut racks = HashMap::new();
+    for node in candidates.iter() {
+        let next = racks.len();
+        racks.entry(node.rack).or_insert(next);
+    }
+    candidates.sort_by_key(|node| racks[node.rack]);
+}
+
+fn by_address(a: &str, b: &str) -> Ordering {
+    match (a.parse::<IpAddr>(), b.parse::<IpAddr>()) {
+        (Ok(a), Ok(b)) => a.cmp(&b),
+        (Ok(_), Err(_)) => Ordering::Less,
+        (Err(_), Ok(_)) => Ordering::Greater,
+        (Err(_), Err(_)) => natural(a, b),
+    }
+}
+
+/// As people sort names: the numbers in them by value.
+fn natural(a: &str, b: &str) -> Ordering {
+    let (mut left, mut right) = (a, b);
+    loop {
+        let digits = |text: &str| text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let (in_left, in_right) = (digits(left), digits(right));
+        if in_left > 0 && in_right > 0 {
+            let number = |text: &str, end| text[..end].trim_start_matches('0').to_owned();
+            let (x, y) = (number(left, in_left), number(right, in_right));
+            match x.len().cmp(&y.len()).then_with(|| x.cmp(&y)) {
+                Ordering::Equal => {
+                    (left, right) = (&left[in_left..], &right[in_right..]);
+                    continue;
+                }
+                other => return other,
+            }
+        }
+        let (mut l, mut r) = (left.chars(), right.chars());
+        match (l.next(), r.next()) {
+            (None, None) => return a.cmp(b),
+            (None, _) => return Ordering::Less,
+            (_, None) => return Ordering::Greater,
+            (Some(x), Some(y)) if x != y => return x.cmp(&y),
+            _ => (left, right) = (l.as_str(), r.as_str()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node<'a>(id: &'a str, arrived: i64, last_rank: Option<usize>) -> Candidate<'a> {
+        Candidate { id, address: id, rack: "", hint: "", arrived, last_rank }
+    }
+
+    fn settings(max_nodes: usize, policy: RankPolicy) -> RunSettings {
+        RunSettings { min_nodes: 1, max_nodes, policy }
+    }
+
+    #[test]
+    fn members_keep_their_ranks_and_newcomers_fill_the_holes_in_order_of_arrival() {
+        let nodes = vec![
+            node("late", 9, None),
+            node("two", 3, Some(2)),
+            node("early", 5, None),
+            node("zero", 1, Some(0)),
+        ];
+        assert_eq!(seats(&settings(8, RankPolicy::Sticky), nodes), ["zero", "early", "two", "late"]);
+    }
+
+    #[test]
+    fn a_rank_beyond_the_new_size_moves_to_the_first_hole() {
+        let nodes = vec![node("one", 2, Some(1)), node("five", 1, Some(5)), node("new", 9, None)];
+        assert_eq!(seats(&settings(8, RankPolicy::Sticky), nodes), ["five", "one", "new"]);
+    }
+
+    #[test]
+    fn of_too_many_the_members_get_in_first_then_who_came_first() {
+        let nodes = vec![
+            node("spare", 2, None),
+            node("later", 3, None),
+            node("member", 9, Some(1)),
+            node("other", 8, Some(3)),
+        ];
+        assert_eq!(seats(&settings(3, RankPolicy::Sticky), nodes), ["other", "member", "spare"]);
+    }
+
+    #[test]
+    fn other_policies_sort() {
+        let nodes = || vec![node("10.0.0.10", 1, Some(1)), node("10.0.0.9", 2, Some(0)), node("n", 0, None)];
+        assert_eq!(seats(&settings(3, RankPolicy::Arrival), nodes()), ["n", "10.0.0.10", "10.0.0.9"]);
+        assert_eq!(seats(&settings(3, RankPolicy::Address), nodes()), ["10.0.0.9", "10.0.0.10", "n"]);
+        let hinted = |id, rack, hint| Candidate { rack, hint, ..node(id, 1, None) };
+        let nodes = vec![
+            hinted("a", "r2", "node-10"),
+            hinted("b", "r1", "node-3"),
+            hinted("c", "r2", "node-2"),
+            hinted("d", "r1", "node-11"),
+        ];
+        assert_eq!(seats(&settings(4, RankPolicy::Hint), nodes), ["c", "a", "b", "d"]);
+    }
+
+    #[test]
+    fn numbers_in_names_sort_by_value() {
+        for (a, b) in [("n2", "n10"), ("n", "n1"), ("n09", "n10"), ("a", "b"), ("1", "a"), ("n1a", "n1b")] {
+            assert_eq!((natural(a, b), natural(b, a)), (Ordering::Less, Ordering::Greater), "{a} {b}");
+        }
+        assert_eq!(natural("n007", "n007"), Ordering::Equal);
+    }
+}

@@ -1,0 +1,142 @@
+//! What a run and a node are started with. The defaults live here and nowhere else.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// A node that is not heard of for this long is dead.
+pub const DEFAULT_LEASE: Duration = Duration::from_secs(5);
+/// The shortest lease that etcd grants.
+pub const SHORTEST_LEASE: Duration = Duration::from_secs(2);
+/// What a run leaves in etcd is gone this long after its last node.
+pub const DEFAULT_RUN_TTL: Duration = Duration::from_secs(600);
+/// Late nodes learn for this long that the run is over.
+pub const DEFAULT_CLOSED_TTL: Duration = Duration::from_secs(600);
+/// How long a round with enough nodes waits for more.
+pub const DEFAULT_LAST_CALL: Duration = Duration::from_secs(30);
+
+/// What all nodes of a run must agree on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunSettings {
+    /// Nodes that a round needs.
+    pub min_nodes: usize,
+    /// Nodes that a round takes.
+    pub max_nodes: usize,
+    /// Who gets which rank.
+    #[serde(default)]
+    pub policy: RankPolicy,
+}
+
+impl RunSettings {
+    /// The first setting in which `theirs` differs: its name, our value, their value.
+    #[must_use]
+    pub fn difference(&self, theirs: &RunSettings) -> Option<(&'static str, String, String)> {
+        let values = |settings: &RunSettings| {
+            [settings.min_nodes.to_string(), settings.max_nodes.to_string(), settings.policy.to_string()]
+        };
+        ["min_nodes", "max_nodes", "rank_policy"]
+            .into_iter()
+            .zip(values(self).into_iter().zip(values(theirs)))
+            .find(|(_, (ours, theirs))| ours != theirs)
+            .map(|(name, (ours, theirs))| (name, ours, theirs))
+    }
+}
+
+/// Who gets which rank.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RankPolicy {
+    /// Members keep their ranks from round to round; holes are filled in order of arrival.
+    #[default]
+    Sticky,
+    /// In order of arrival.
+    Arrival,
+    /// Sorted by address.
+    Address,
+    /// Sorted by the nodes' hints, the nodes of one rack next to each other.
+    Hint,
+}
+
+impl RankPolicy {
+    /// All of them.
+    pub const ALL: [RankPolicy; 4] =
+        [RankPolicy::Sticky, RankPolicy::Arrival, RankPolicy::Address, RankPolicy::Hint];
+
+    fn name(self) -> &'static str {
+        match self {
+            RankPolicy::Sticky => "sticky",
+            RankPolicy::Arrival => "arrival",
+            RankPolicy::Address => "address",
+            RankPolicy::Hint => "hint",
+        }
+    }
+}
+
+impl fmt::Display for RankPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for RankPolicy {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        RankPolicy::ALL.into_iter().find(|policy| policy.name() == name).ok_or_else(|| {
+            let names = RankPolicy::ALL.map(RankPolicy::name).join(", ");
+            format!("{name:?} is not a rank policy; there are: {names}")
+        })
+    }
+}
+
+/// What one node is started with.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// Beginning of the run's keys; ends in a slash.
+    pub run: String,
+    /// The node's name in the run.
+    pub id: String,
+    /// Tells this process from others of that name.
+    pub incarnation: u64,
+    /// Where others reach this node.
+    pub address: String,
+    /// See [`NodeRecord::rack`](super::NodeRecord::rack).
+    pub rack: String,
+    /// See [`NodeRecord::hint`](super::NodeRecord::hint).
+    pub hint: String,
+    /// See [`NodeRecord::about`](super::NodeRecord::about).
+    pub about: String,
+    /// What all nodes of the run must agree on.
+    pub settings: RunSettings,
+    /// See [`DEFAULT_LEASE`].
+    pub lease_ttl: Duration,
+    /// See [`DEFAULT_RUN_TTL`].
+    pub run_ttl: Duration,
+    /// See [`DEFAULT_CLOSED_TTL`].
+    pub closed_ttl: Duration,
+    /// See [`DEFAULT_LAST_CALL`].
+    pub last_call: Duration,
+}
+
+impl NodeConfig {
+    /// The defaults.
+    #[must_use]
+    pub fn new(run: &str, id: &str, settings: RunSettings) -> Self {
+        NodeConfig {
+            run: run.to_owned(),
+            id: id.to_owned(),
+            incarnation: 0,
+            address: String::new(),
+            rack: String::new(),
+            hint: String::new(),
+            about: String::new(),
+            settings,
+            lease_ttl: DEFAULT_LEASE,
+            run_ttl: DEFAULT_RUN_TTL,
+            closed_ttl: DEFAULT_CLOSED_TTL,
+            last_call: DEFAULT_LAST_CALL,
+        }
+    }
+}
