@@ -1,0 +1,11 @@
+//! The command `rallypoint`.
+
+use std::ffi::OsString;
+
+use pyo3::prelude::*;
+
+/// Runs the command with its arguments, the first of which is its own name; returns the exit code.
+#[pyfunction]
+pub(crate) fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+    py.detach(|| rallypoint::cli::command::run(arguments))
+}

@@ -1,0 +1,68 @@
+//! Which exception an error becomes. The classes are in `rallypoint/errors.py`.
+
+use std::error::Error;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use rallypoint::etcd::{Error as EtcdError, ErrorKind};
+use rallypoint::server::EtcdServerError;
+use rallypoint_store::StoreError;
+
+/// The exception of the class `name`, with the text of `error` and its causes.
+fn exception(py: Python<'_>, name: &str, error: &dyn Error) -> PyErr {
+    let made = py
+        .import("rallypoint.errors")
+        .and_then(|errors| errors.getattr(name))
+        .and_then(|class| class.call1((text(error),)));
+    made.map_or_else(|error| error, PyErr::from_value)
+}
+
+/// The error and its causes in one sentence.
+fn text(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.contains(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// An error of a store.
+pub(crate) fn store(py: Python<'_>, error: &StoreError) -> PyErr {
+    let name = match error {
+        StoreError::Timeout { .. } => "StoreTimeoutError",
+        StoreError::QueueEmpty { .. } => "QueueEmptyError",
+        StoreError::NotANumber { .. } | StoreError::LengthMismatch { .. } | StoreError::TooLarge { .. } => {
+            "StoreValueError"
+        }
+        StoreError::OutcomeUnknown { .. } => "OutcomeUnknownError",
+        StoreError::Etcd(source) => return etcd(py, source),
+        _ => "StoreError",
+    };
+    exception(py, name, error)
+}
+
+/// An error of etcd, beneath a store or a client.
+pub(crate) fn etcd(py: Python<'_>, error: &EtcdError) -> PyErr {
+    match error.kind() {
+        ErrorKind::Settings => PyValueError::new_err(text(error)),
+        ErrorKind::TooLarge => exception(py, "StoreValueError", error),
+        ErrorKind::Protocol | ErrorKind::Rejected | ErrorKind::V2(_) => exception(py, "StoreError", error),
+        _ => exception(py, "StoreConnectionError", error),
+    }
+}
+
+/// An error of a server that was to be started.
+pub(crate) fn server(py: Python<'_>, error: &EtcdServerError) -> PyErr {
+    exception(py, "ServerError", error)
+}
+
+/// Settings that cannot work.
+pub(crate) fn settings(error: &dyn Error) -> PyErr {
+    PyValueError::new_err(text(error))
+}

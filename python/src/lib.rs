@@ -1,0 +1,43 @@
+//! Rallypoint for Python: the extension module `rallypoint._rallypoint`.
+//!
+//! - `runtime`: the one runtime of the process, how a thread waits on it, and what a fork changes.
+//! - `connection`: how to reach an etcd, as Python says it.
+//! - `key`: keys and values as Python gives them.
+//! - `error`: which exception an error becomes; the classes are in `rallypoint/errors.py`.
+//! - `store`, `async_store`: the store, for threads and for asyncio; `operation` is what both can do.
+//! - `completions`: how results get from the runtime to an event loop.
+//! - `client`, `server`: an etcd to ask, an etcd to start.
+//! - `command`: the command `rallypoint`.
+
+mod async_store;
+mod client;
+mod command;
+mod completions;
+mod connection;
+mod error;
+mod key;
+mod operation;
+mod runtime;
+mod server;
+mod store;
+
+/// What the package `rallypoint` is made of.
+#[pyo3::pymodule]
+mod _rallypoint {
+    #[pymodule_export]
+    use crate::async_store::AsyncStore;
+    #[pymodule_export]
+    use crate::client::Client;
+    #[pymodule_export]
+    use crate::command::run_command;
+    #[pymodule_export]
+    use crate::completions::{Completions, Task};
+    #[pymodule_export]
+    use crate::server::EtcdServer;
+    #[pymodule_export]
+    use crate::store::Store;
+
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "the name is Python's")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

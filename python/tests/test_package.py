@@ -1,0 +1,134 @@
+"""What is in the wheel, as those meet it who install it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import venv
+
+import pytest
+from support import ETCD, ROOT, wait_until
+
+import rallypoint
+
+WHEELS = list((ROOT / "target/python/wheels").glob("rallypoint-*.whl"))
+
+
+def test_it_is_the_installed_package_that_is_tested():
+    assert ROOT / "target/python/venv" in pathlib.Path(rallypoint.__file__).parents
+
+
+def test_one_wheel_for_every_python_from_3_10_on():
+    (wheel,) = WHEELS
+    name, version, python, abi, platform = wheel.stem.split("-")
+    assert (name, python, abi) == ("rallypoint", "cp310", "abi3")
+    assert version == rallypoint.__version__ == importlib.metadata.version("rallypoint")
+    assert platform.startswith("manylinux_")
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
+    """A fresh environment with nothing but the wheel, made on a path without a compiler."""
+    folder = tmp_path_factory.mktemp("clean")
+    venv.create(folder)
+    python = str(folder / "bin/python")
+    environment = {"PATH": str(folder / "bin"), "HOME": str(folder)}
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "--quiet"]
+    subprocess.run([*install, "--disable-pip-version-check", str(WHEELS[0])], env=environment, check=True)
+    return folder, environment
+
+
+def test_it_installs_without_a_compiler_and_works_without_torch(clean):
+    folder, environment = clean
+    code = """
+import rallypoint
+with rallypoint.EtcdServer() as server:
+    assert server.is_embedded, "there is no etcd on this path"
+    store = rallypoint.Store(server.get_endpoint(), "/job", timeout=10)
+    store.set("key", "value")
+    print(store.get("key").decode())
+try:
+    import rallypoint.torch
+except ModuleNotFoundError as error:
+    print(error.name)
+"""
+    run = subprocess.run([folder / "bin/python", "-c", code], env=environment, capture_output=True, text=True)
+    assert (run.stdout, run.stderr) == ("value\ntorch\n", "")
+
+
+def test_the_command_is_there_and_ends_as_the_shell_expects(clean):
+    folder, environment = clean
+    command = folder / "bin/rallypoint"
+    version = subprocess.run([command, "--version"], env=environment, capture_output=True, text=True)
+    assert (version.returncode, version.stdout) == (0, f"rallypoint {rallypoint.__version__}\n")
+    wrong = subprocess.run([command, "serve", "--colour"], env=environment, capture_output=True, text=True)
+    assert wrong.returncode == 2 and "--colour" in wrong.stderr
+    for end in (signal.SIGINT, signal.SIGTERM):
+        serve = subprocess.Popen(
+            [command, "serve", "--listen", "127.0.0.1:0"], env=environment, stderr=subprocess.PIPE, text=True
+        )
+        assert "serving" in serve.stderr.readline()
+        serve.send_signal(end)
+        assert serve.wait(timeout=30) == 0, serve.stderr.read()
+        serve.stderr.close()
+
+
+def test_the_stubs_are_those_of_the_module(tmp_path):
+    stubtest = [sys.executable, "-m", "mypy.stubtest", "rallypoint._rallypoint"]
+    run = subprocess.run(stubtest, capture_output=True, text=True, cwd=tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_everything_public_says_what_it_is():
+    for name in ("Store", "AsyncStore", "Client", "EtcdServer"):
+        kind = getattr(rallypoint, name)
+        public = [kind, *(getattr(kind, method) for method in dir(kind) if not method.startswith("_"))]
+        assert [thing for thing in public if not thing.__doc__] == []
+
+
+def test_a_server_ends_with_its_process_and_leaves_nothing(tmp_path, etcd):
+    code = """
+import os, sys, rallypoint
+server = rallypoint.EtcdServer(binary=sys.argv[1])
+server.start()
+assert not server.is_embedded
+server.get_client().put("key", "value")
+print(server.get_endpoint(), flush=True)
+sys.stdin.read()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, ETCD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        text=True,
+    )
+    endpoint = process.stdout.readline().strip()
+    assert rallypoint.Client(endpoint).list() == [(b"key", b"value")]
+    process.kill()
+    process.communicate()
+
+    def is_gone():
+        try:
+            rallypoint.Client(endpoint, connect_timeout=1)
+            return False
+        except rallypoint.errors.StoreConnectionError:
+            return not list(tmp_path.iterdir())
+
+    wait_until("the server is gone", is_gone)
+
+
+def test_a_forked_process_leaves_its_parents_server_alone():
+    with rallypoint.EtcdServer(embedded=True) as server:
+        pid = os.fork()
+        if pid == 0:
+            server.stop()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert server.get_client().list() == []
+    with pytest.raises(RuntimeError, match="not running"):
+        server.get_endpoint()
