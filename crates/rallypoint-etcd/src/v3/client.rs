@@ -144,7 +144,25 @@ impl Client {
     /// A lease of `ttl`, kept alive until it is dropped or revoked. etcd counts in seconds, from 2.
     pub async fn lease(&self, ttl: Duration) -> Result<Lease> {
         let (id, granted) = self.lease_grant(ttl).await?;
-        Ok(Lease::keep(self.clone(), Arc::clone(&self.connections), id, granted))
+        Ok(self.lease_keep(id, granted))
+    }
+
+    /// Keeps a lease alive that was granted before.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    #[must_use]
+    pub fn lease_keep(&self, id: i64, ttl: Duration) -> Lease {
+        Lease::keep(self.clone(), Arc::clone(&self.connections), id, ttl)
+    }
+
+    /// Refreshes a lease once.
+    pub async fn lease_renew(&self, id: i64) -> Result<()> {
+        self.call("lease keep-alive", b"", Repeat::Safe, |on| async move {
+            on.lease().keep_alive(id).await.map(|_| ())
+        })
+        .await
     }
 
     /// A lease that nobody keeps alive: its id, and the time that the server granted.

@@ -37,16 +37,19 @@ pub enum LeaseState {
 pub struct Lease {
     id: i64,
     ttl: Duration,
-    state: watch::Receiver<LeaseState>,
+    /// Each answered refresh, and each change.
+    reports: watch::Receiver<LeaseState>,
+    /// What [`changed`](Lease::changed) has told.
+    told: LeaseState,
     client: Client,
     keeper: JoinHandle<()>,
 }
 
 impl Lease {
     pub(super) fn keep(client: Client, connections: Arc<Connections>, id: i64, ttl: Duration) -> Self {
-        let (report, state) = watch::channel(LeaseState::Alive);
+        let (report, reports) = watch::channel(LeaseState::Alive);
         let keeper = Keeper { connections, id, ttl, last_answer: Instant::now(), report };
-        Lease { id, ttl, state, client, keeper: tokio::spawn(keeper.run()) }
+        Lease { id, ttl, reports, told: LeaseState::Alive, client, keeper: tokio::spawn(keeper.run()) }
     }
 
     /// The id to attach keys with.
@@ -64,19 +67,31 @@ impl Lease {
     /// What is known of it now.
     #[must_use]
     pub fn state(&self) -> LeaseState {
-        *self.state.borrow()
+        *self.reports.borrow()
     }
 
     /// Waits for the state to change, and returns it.
     pub async fn changed(&mut self) -> LeaseState {
+        loop {
+            let state = self.next().await;
+            if std::mem::replace(&mut self.told, state) != state {
+                return state;
+            }
+        }
+    }
+
+    /// Waits for the next answered refresh, or a change, and returns the state. Pending once that is final.
+    pub async fn next(&mut self) -> LeaseState {
         // The keeper ends only after it has reported the loss, or with the lease itself.
-        let _ = self.state.changed().await;
-        *self.state.borrow_and_update()
+        if self.reports.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        *self.reports.borrow_and_update()
     }
 
     /// Waits until the lease is lost. Pending for as long as it is not.
     pub async fn lost(&self) {
-        let mut state = self.state.clone();
+        let mut state = self.reports.clone();
         if state.wait_for(|state| *state == LeaseState::Lost).await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -182,6 +197,6 @@ impl Keeper {
     }
 
     fn report(&self, now: LeaseState) {
-        self.report.send_if_modified(|state| std::mem::replace(state, now) != now);
+        self.report.send_replace(now);
     }
 }

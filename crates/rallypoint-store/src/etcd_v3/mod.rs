@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rallypoint_core::EtcdSettings;
-use rallypoint_etcd::v3::api::{Compare, CompareOp, TxnOp, TxnOpResponse};
+use rallypoint_etcd::v3::api::{Compare, CompareOp, PutOptions, TxnOp, TxnOpResponse};
 use rallypoint_etcd::v3::{Client, Entry, KeyRange, revision_of};
 use rallypoint_etcd::{Error, ErrorKind};
 
@@ -55,6 +55,8 @@ struct Shared {
     layout: Layout,
     once: Once,
     counters: Counters,
+    /// What all keys hang on, where they are not there for good.
+    lease: Option<i64>,
 }
 
 impl EtcdStore {
@@ -66,10 +68,29 @@ impl EtcdStore {
     /// The store under `prefix`. All stores with the same prefix share their data; none may be within another's.
     #[must_use]
     pub fn new(client: Client, prefix: &str) -> Self {
-        let once = Once::new(client.clone());
+        EtcdStore::open(client, prefix, None)
+    }
+
+    /// The store under `prefix`, whose keys are gone when `lease` ends. Keeping it alive is the caller's affair;
+    /// once it has ended, writes fail.
+    #[must_use]
+    pub fn on_lease(client: Client, prefix: &str, lease: i64) -> Self {
+        EtcdStore::open(client, prefix, Some(lease))
+    }
+
+    fn open(client: Client, prefix: &str, lease: Option<i64>) -> Self {
+        let once = Once::new(client.clone(), lease);
         let layout = Layout::new(prefix);
-        let shared = Shared { client, layout, once, counters: Counters::default() };
+        let shared = Shared { client, layout, once, counters: Counters::default(), lease };
         EtcdStore { shared: Arc::new(shared), timeout: Timeout::default() }
+    }
+
+    fn put(&self, key: Vec<u8>, value: impl Into<Vec<u8>>) -> TxnOp {
+        TxnOp::put(key, value, Some(self.put_options()))
+    }
+
+    fn put_options(&self) -> PutOptions {
+        self.shared.lease.map_or_else(PutOptions::new, |lease| PutOptions::new().with_lease(lease))
     }
 
     /// The same store, with another timeout.
@@ -144,7 +165,7 @@ impl EtcdStore {
                 what,
                 key,
                 when: vec![when],
-                then: vec![TxnOp::put(stored_key.clone(), put, None)],
+                then: vec![self.put(stored_key.clone(), put)],
                 otherwise: vec![TxnOp::get(stored_key.clone(), None)],
                 lean: false,
             };
@@ -214,7 +235,7 @@ impl Losses {
 impl Store for EtcdStore {
     async fn set(&self, key: &[u8], value: &[u8]) -> Result<()> {
         let deadline = self.timeout.deadline(None);
-        let put = TxnOp::put(self.layout().value(key), plain(value), None);
+        let put = self.put(self.layout().value(key), plain(value));
         let write = Write { what: "set", key, when: vec![], then: vec![put], otherwise: vec![], lean: true };
         self.write_always(write, key.len() + value.len(), deadline).await
     }

@@ -62,7 +62,7 @@ impl EtcdStore {
                     || (puts.len() < PER_REQUEST && bytes + key.len() + value.len() <= BYTES_PER_REQUEST)
             }) {
                 bytes += key.len() + value.len();
-                puts.push(TxnOp::put(self.layout().value(key), plain(value), None));
+                puts.push(self.put(self.layout().value(key), plain(value)));
             }
             let write = Write {
                 what: "multi_set",

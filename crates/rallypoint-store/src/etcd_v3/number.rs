@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use rallypoint_etcd::v3::api::{Compare, CompareOp, GetOptions, PutOptions, TxnOp, TxnOpResponse};
+use rallypoint_etcd::v3::api::{Compare, CompareOp, GetOptions, TxnOp, TxnOpResponse};
 use rallypoint_etcd::{Error, ErrorKind};
 
 use super::once::{Outcome, Write};
@@ -57,7 +57,7 @@ impl EtcdStore {
                 then: vec![TxnOp::put(
                     stored_key.clone(),
                     counter.stored(),
-                    Some(PutOptions::new().with_prev_key()),
+                    Some(self.put_options().with_prev_key()),
                 )],
                 otherwise: vec![TxnOp::get(stored_key.clone(), None)],
                 lean: true,

@@ -55,6 +55,8 @@ pub(super) enum Outcome {
 pub(super) struct Once {
     client: Client,
     store: String,
+    /// The lease to put places on, where they need none of their own.
+    given: Option<i64>,
     next_place: AtomicU64,
     free: Mutex<Vec<Place>>,
     lease: tokio::sync::Mutex<Option<Lease>>,
@@ -76,10 +78,11 @@ struct Lease {
 }
 
 impl Once {
-    pub(super) fn new(client: Client) -> Self {
+    pub(super) fn new(client: Client, given: Option<i64>) -> Self {
         Once {
             client,
             store: Uuid::new_v4().simple().to_string(),
+            given,
             next_place: AtomicU64::new(0),
             free: Mutex::new(Vec::new()),
             lease: tokio::sync::Mutex::new(None),
@@ -171,7 +174,7 @@ impl Once {
             match error.kind() {
                 // The place went with its lease, and with it the record of a try whose reply was lost.
                 ErrorKind::LeaseNotFound if lost.is_some() => return Err(give_up(write, error, lost)),
-                ErrorKind::LeaseNotFound if !deadline.is_over() => {
+                ErrorKind::LeaseNotFound if self.given.is_none() && !deadline.is_over() => {
                     let mut current = self.lease.lock().await;
                     if current.is_some_and(|current| current.id == lease) {
                         *current = None;
@@ -192,6 +195,9 @@ impl Once {
 
     /// The lease that places hang on.
     async fn lease(&self, deadline: Deadline) -> Result<i64, Error> {
+        if let Some(given) = self.given {
+            return Ok(given);
+        }
         // Whoever has the lock may be waiting for etcd, for as long as its own deadline allows.
         let late = || Error::new(ErrorKind::Unreachable, "lease grant").because("no answer in time");
         let mut lease = tokio::time::timeout(deadline.left(), self.lease.lock()).await.map_err(|_| late())?;

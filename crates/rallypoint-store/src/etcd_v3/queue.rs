@@ -24,7 +24,7 @@ impl EtcdStore {
             what: "queue_push",
             key: name,
             when: vec![is_missing(&item)],
-            then: vec![TxnOp::put(item, value, None)],
+            then: vec![self.put(item, value)],
             otherwise: vec![],
             lean: true,
         };
