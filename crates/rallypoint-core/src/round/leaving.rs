@@ -12,6 +12,8 @@ use super::record::{RoundRecord, Wants};
 #[derive(Debug)]
 pub(super) struct Leaving {
     closing: Option<Closing>,
+    /// It only closes the run; the node stays.
+    stays: bool,
     /// The others have been told.
     said: bool,
     /// It has been tried.
@@ -44,10 +46,15 @@ impl Node {
         self.drive(now);
     }
 
-    /// Closes the run and leaves. Only a member of the last round can close it; anybody else just leaves.
+    /// Closes the run. Only a member of the last round can; with others nothing happens. [`NodeEvent::Closed`]
+    /// tells when it is done.
     pub fn close(&mut self, now: Duration, reason: &str) {
-        let member = self.member_of > 0 && self.standing.is_some();
-        self.leave_with(member.then(|| Closing { reason: reason.to_owned(), lease: None }));
+        let member = self.member_of > 0 && matches!(self.goal, Goal::In) && !self.is_joining();
+        if member {
+            self.leave_with(Some(Closing { reason: reason.to_owned(), lease: None }));
+        } else {
+            self.tell(NodeEvent::Closed(false));
+        }
         self.drive(now);
     }
 
@@ -58,9 +65,10 @@ impl Node {
 
     fn leave_with(&mut self, closing: Option<Closing>) {
         self.stop_joining();
+        let stays = closing.is_some();
         match &mut self.goal {
-            Goal::Leaving(leaving) => leaving.closing = leaving.closing.take().or(closing),
-            goal => *goal = Goal::Leaving(Leaving { closing, said: false, swept: false, busy: false }),
+            Goal::Leaving(leaving) => leaving.stays &= stays,
+            goal => *goal = Goal::Leaving(Leaving { closing, stays, said: false, swept: false, busy: false }),
         }
         self.step_down();
     }
@@ -93,8 +101,15 @@ impl Node {
                     return self.request(Task::Leaving(task), request);
                 }
                 // Somebody else has closed it, or the others went on without this node.
-                _ => leaving.closing = None,
+                _ => {
+                    leaving.closing = None;
+                    self.outputs.push_back(Output::Event(NodeEvent::Closed(closed)));
+                }
             }
+        }
+        if leaving.stays {
+            self.goal = Goal::In;
+            return self.settle();
         }
         let Some(lease) = self.lease else { return self.gone(now) };
         let Some(standing) = self.standing.clone() else { return self.revoke(lease) };
@@ -146,6 +161,7 @@ impl Node {
             (LeavingTask::Close, Ok(Reply::Txn(reply))) if reply.held => {
                 if let (Some(closing), Some((record, modified))) = (leaving.closing.take(), &mut self.round) {
                     (*record, *modified) = (closed_record(record, &closing.reason), reply.revision);
+                    self.tell(NodeEvent::Closed(true));
                 }
             }
             // The leader wrote in between, or an earlier try got through after all.

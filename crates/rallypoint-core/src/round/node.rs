@@ -652,6 +652,10 @@ impl Node {
         }
     }
 
+    pub(super) fn is_joining(&self) -> bool {
+        self.joining
+    }
+
     pub(super) fn stop_joining(&mut self) {
         self.joining = false;
     }

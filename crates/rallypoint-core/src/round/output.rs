@@ -63,6 +63,9 @@ pub enum NodeEvent {
     },
     /// There will be no round for this node.
     Refused(Refusal),
+    /// What [`Node::close`](super::Node::close) asked for is done: the run is closed, or it is not this node's
+    /// to close.
+    Closed(bool),
     /// Nothing of this node is in etcd any more.
     Left,
 }
