@@ -1,12 +1,14 @@
 //! How the nodes of a run find each other.
 //!
 //! - [`RendezvousHandler`]: what every backend does; [`Rendezvous`] is what a node gets from it.
+//! - [`native`]: the backend `rallypoint`, on etcd v3.
 //! - [`RendezvousParameters`]: what a backend is told, by name, as torchrun hands it over.
 //! - [`Registry`]: the backends by name, open to those of other crates.
 //! - [`RendezvousError`]: what can go wrong, by kind.
 
 mod error;
 mod handler;
+pub mod native;
 mod parameters;
 mod port;
 mod registry;

@@ -8,6 +8,7 @@ use futures::future::BoxFuture;
 
 use crate::error::Result;
 use crate::handler::RendezvousHandler;
+use crate::native::{self, NativeHandler};
 use crate::parameters::{ParameterError, RendezvousParameters};
 
 /// Makes a handler from its parameters.
@@ -30,7 +31,10 @@ impl Registry {
     /// One with the backends of this crate.
     #[must_use]
     pub fn with_defaults() -> Self {
-        Registry::empty()
+        let native: Creator = Arc::new(|parameters| {
+            Box::pin(async move { Ok(Arc::new(NativeHandler::create(parameters).await?) as Arc<_>) })
+        });
+        Registry { creators: BTreeMap::from([(native::BACKEND.to_owned(), native)]) }
     }
 
     /// Adds a backend. A name is taken once; the same creator may come again.

@@ -191,6 +191,16 @@ impl Client {
         }
     }
 
+    /// The seconds that are left of a lease; none if it is not there any more.
+    pub async fn lease_left(&self, id: i64) -> Result<Option<i64>> {
+        let answer = self
+            .call("lease time to live", b"", Repeat::Safe, |on| async move {
+                on.lease().time_to_live(id, None).await
+            })
+            .await?;
+        Ok(Some(answer.ttl()).filter(|ttl| *ttl >= 0))
+    }
+
     /// Ends a lease and deletes its keys. One that is not there any more has ended.
     pub async fn lease_revoke(&self, id: i64) -> Result<()> {
         let revoked = self

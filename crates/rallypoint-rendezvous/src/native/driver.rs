@@ -1,0 +1,290 @@
+//! The task that runs a node's machine: carries out what it wants, and tells it what happens.
+
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::stream::{FuturesUnordered, StreamExt};
+use rallypoint_core::round::{Change, Failure, Joined, Node, NodeEvent, Output, Refusal, Reply, WatchId};
+use rallypoint_etcd::v3::{Client, Lease, LeaseState, Watch, WatchUpdate};
+use rallypoint_etcd::{Error, ErrorKind};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+use super::translate;
+use crate::handler::{GroupChange, Progress};
+
+/// What the handler asks of the task.
+#[derive(Debug)]
+pub(super) enum Command {
+    Join {
+        port: u16,
+        done: oneshot::Sender<Result<Joined, NoRound>>,
+    },
+    /// True if the run is closed now.
+    Close {
+        reason: String,
+        done: oneshot::Sender<bool>,
+    },
+    Leave {
+        done: oneshot::Sender<()>,
+    },
+}
+
+/// Why there is no round.
+#[derive(Debug)]
+pub(super) enum NoRound {
+    Refused(Refusal),
+    Etcd(Error),
+    /// The node was told to leave.
+    Left,
+}
+
+/// What the task tells.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Group {
+    /// The last round that this node was in.
+    pub(super) round: u64,
+    /// Why the group is no longer as it was then.
+    pub(super) change: Option<GroupChange>,
+}
+
+pub(super) struct Driver {
+    node: Node,
+    client: Client,
+    lease_ttl: Duration,
+    began: Instant,
+    commands: mpsc::UnboundedReceiver<Command>,
+    requests: FuturesUnordered<BoxFuture<'static, (u64, Result<Reply, Error>)>>,
+    watches: [Option<Watch>; 3],
+    lease: Option<Lease>,
+    group: watch::Sender<Group>,
+    progress: watch::Sender<Progress>,
+    joining: Option<oneshot::Sender<Result<Joined, NoRound>>>,
+    /// A round that was completed after its caller had gone.
+    undelivered: Option<Joined>,
+    closing: Vec<oneshot::Sender<bool>>,
+    leaving: Vec<oneshot::Sender<()>>,
+}
+
+impl Driver {
+    pub(super) fn new(
+        node: Node,
+        client: Client,
+        lease_ttl: Duration,
+        commands: mpsc::UnboundedReceiver<Command>,
+        group: watch::Sender<Group>,
+        progress: watch::Sender<Progress>,
+    ) -> Self {
+        Driver {
+            node,
+            client,
+            lease_ttl,
+            began: Instant::now(),
+            commands,
+            requests: FuturesUnordered::new(),
+            watches: [None, None, None],
+            lease: None,
+            group,
+            progress,
+            joining: None,
+            undelivered: None,
+            closing: Vec::new(),
+            leaving: Vec::new(),
+        }
+    }
+
+    /// Runs until the handler is gone.
+    pub(super) async fn run(mut self) {
+        loop {
+            self.drain();
+            let [group, rank, nodes] = &mut self.watches;
+            let timeout = self.node.poll_timeout().map(|after| self.began + after);
+            tokio::select! {
+                command = self.commands.recv() => match command {
+                    None => return,
+                    Some(command) => self.command(command),
+                },
+                Some((id, result)) = self.requests.next() => self.replied(id, result),
+                update = next_update(group) => self.updated(WatchId::Group, update),
+                update = next_update(rank) => self.updated(WatchId::Rank, update),
+                update = next_update(nodes) => self.updated(WatchId::Nodes, update),
+                state = next_report(&mut self.lease) => self.lease_report(state),
+                () = until(timeout) => self.node.handle_timeout(self.began.elapsed()),
+            }
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        let now = self.began.elapsed();
+        match command {
+            Command::Join { port, done } => {
+                let whole = self.group.borrow().change.is_none();
+                match self.undelivered.take().filter(|_| whole) {
+                    Some(joined) => self.undelivered = done.send(Ok(joined)).err().and_then(Result::ok),
+                    None => {
+                        self.joining = Some(done);
+                        self.node.join(now, port);
+                    }
+                }
+            }
+            Command::Close { reason, done } => {
+                self.closing.push(done);
+                self.node.close(now, &reason);
+            }
+            Command::Leave { done } => {
+                self.leaving.push(done);
+                self.undelivered = None;
+                if let Some(joining) = self.joining.take() {
+                    let _ = joining.send(Err(NoRound::Left));
+                }
+                self.node.leave(now);
+            }
+        }
+    }
+
+    fn replied(&mut self, id: u64, result: Result<Reply, Error>) {
+        let now = self.began.elapsed();
+        let reply = result.map_err(|error| match error.kind() {
+            ErrorKind::LeaseNotFound => Failure::LeaseGone,
+            _ => {
+                debug!(%error, "a request of the rendezvous failed");
+                if !error.is_transient() {
+                    self.give_up(error);
+                }
+                Failure::Unknown
+            }
+        });
+        self.node.handle_reply(now, id, reply);
+    }
+
+    fn updated(&mut self, id: WatchId, update: Result<WatchUpdate, Error>) {
+        match update {
+            Ok(update) => self.node.handle_update(self.began.elapsed(), id, translate::update(update)),
+            Err(error) => self.give_up(error),
+        }
+    }
+
+    fn watch(&mut self, id: WatchId) -> &mut Option<Watch> {
+        &mut self.watches[match id {
+            WatchId::Group => 0,
+            WatchId::Rank => 1,
+            WatchId::Nodes => 2,
+        }]
+    }
+
+    fn lease_report(&mut self, state: LeaseState) {
+        let now = self.began.elapsed();
+        let Some(lease) = self.lease.as_ref().map(Lease::id) else { return };
+        match state {
+            LeaseState::Alive => self.node.handle_renewed(now, lease),
+            LeaseState::Lost => self.node.handle_lease_lost(now, lease),
+            LeaseState::Unsure { .. } => {}
+        }
+    }
+
+    /// Waiting does not mend it: whoever waits is told. The machine tries again all the same, for the sake of a
+    /// group that is at work.
+    fn give_up(&mut self, error: Error) {
+        warn!(%error, "etcd refuses the rendezvous");
+        if let Some(joining) = self.joining.take() {
+            let _ = joining.send(Err(NoRound::Etcd(error)));
+        }
+    }
+
+    fn drain(&mut self) {
+        while let Some(output) = self.node.poll_output() {
+            match output {
+                Output::Request { id, request } => {
+                    let client = self.client.clone();
+                    self.requests
+                        .push(Box::pin(async move { (id, translate::carry_out(&client, request).await) }));
+                }
+                Output::Watch { id, keys, from } => {
+                    *self.watch(id) = Some(self.client.watch(translate::range(keys), from));
+                }
+                Output::Unwatch(id) => *self.watch(id) = None,
+                Output::Keep(lease) => self.lease = Some(self.client.lease_keep(lease, self.lease_ttl)),
+                Output::Forget(lease) => self.lease = self.lease.take().filter(|kept| kept.id() != lease),
+                Output::Event(event) => self.event(event),
+            }
+        }
+    }
+
+    fn event(&mut self, event: NodeEvent) {
+        match event {
+            NodeEvent::Joined(joined) => {
+                self.group.send_replace(Group { round: joined.round, change: None });
+                let unwanted = match self.joining.take() {
+                    Some(joining) => joining.send(Ok(joined)).err().and_then(Result::ok),
+                    None => Some(joined),
+                };
+                self.undelivered = unwanted;
+            }
+            NodeEvent::Changed(change) => {
+                debug!(?change, "the group is no longer as it was");
+                self.group.send_modify(|group| group.change = Some(translate_change(change)));
+            }
+            NodeEvent::Progress { joined, last_call, spare } => {
+                let round = self.group.borrow().round + 1;
+                self.progress.send_modify(|progress| {
+                    *progress = Progress { round, joined, last_call, spare, ..progress.clone() };
+                });
+            }
+            NodeEvent::Refused(refusal) => {
+                if let Refusal::Closed(reason) = &refusal {
+                    let change = Some(GroupChange::Closed { reason: reason.clone() });
+                    self.group.send_modify(|group| group.change = change);
+                }
+                if let Some(joining) = self.joining.take() {
+                    let _ = joining.send(Err(NoRound::Refused(refusal)));
+                }
+            }
+            NodeEvent::Closed(closed) => {
+                for done in self.closing.drain(..) {
+                    let _ = done.send(closed);
+                }
+            }
+            NodeEvent::Left => {
+                for done in self.leaving.drain(..) {
+                    let _ = done.send(());
+                }
+            }
+        }
+    }
+}
+
+fn translate_change(change: Change) -> GroupChange {
+    match change {
+        Change::Waiting(count) => GroupChange::Waiting { count },
+        Change::Died { node, rank } => GroupChange::Died { node, rank: Some(rank) },
+        Change::Left { node, rank } => GroupChange::Left { node, rank: Some(rank) },
+        Change::Excluded => GroupChange::Excluded,
+        Change::Closed(reason) => GroupChange::Closed { reason },
+    }
+}
+
+/// The watch's next update; pending where there is no watch.
+async fn next_update(watch: &mut Option<Watch>) -> Result<WatchUpdate, Error> {
+    let Some(watch) = watch else { return std::future::pending().await };
+    let update = watch.next().await;
+    if update.is_err() {
+        // It will fail again at once.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    update
+}
+
+async fn next_report(lease: &mut Option<Lease>) -> LeaseState {
+    match lease {
+        Some(lease) => lease.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,302 @@
+//! One node's side of a run.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rallypoint_core::round::{Joined, Keys, Node, NodeConfig, Refusal};
+use rallypoint_etcd::v3::Client;
+use rallypoint_store::EtcdStore;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+
+use super::BACKEND;
+use super::driver::{Command, Driver, Group, NoRound};
+use super::identity::{Identity, incarnation, local_address};
+use super::operator;
+use super::settings::NativeSettings;
+use crate::error::{RendezvousError, Result};
+use crate::handler::{GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler};
+use crate::parameters::{ParameterError, RendezvousParameters};
+use crate::port::HeldPort;
+
+/// A node of the native backend.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use rallypoint_rendezvous::RendezvousHandler;
+/// use rallypoint_rendezvous::native::{NativeHandler, NativeSettings};
+///
+/// let node = NativeHandler::connect(NativeSettings::new("etcd1,etcd2,etcd3", "job42", 2, 4)?).await?;
+/// loop {
+///     let round = node.next_rendezvous().await?;
+///     println!("{} of {}, master {:?}", round.rank, round.world_size, round.master);
+///     // ... work, until the group is no longer whole:
+///     println!("{:?}", node.changed().await);
+/// }
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct NativeHandler {
+    settings: NativeSettings,
+    client: Client,
+    node: String,
+    keys: Keys,
+    _identity: Option<Identity>,
+    commands: mpsc::UnboundedSender<Command>,
+    group: watch::Receiver<Group>,
+    progress: watch::Receiver<Progress>,
+    /// This node's port, should it become the master; held from before it is announced until it is handed over.
+    port: Mutex<Option<HeldPort>>,
+    /// One call of `next_rendezvous` at a time.
+    turn: tokio::sync::Mutex<()>,
+    driver: JoinHandle<()>,
+}
+
+impl NativeHandler {
+    /// Connects to etcd. The run hears of this node with the first `next_rendezvous`.
+    pub async fn connect(settings: NativeSettings) -> Result<Self> {
+        settings.check()?;
+        let client =
+            Client::connect(settings.etcd.clone()).await.map_err(|error| RendezvousError::Connection {
+                endpoint: settings.etcd.endpoints.to_string(),
+                source: error.into(),
+            })?;
+        NativeHandler::with_client(settings, client).await
+    }
+
+    /// A node that shares a client with others.
+    pub async fn with_client(settings: NativeSettings, client: Client) -> Result<Self> {
+        settings.check()?;
+        let address = match &settings.address {
+            Some(address) => address.clone(),
+            None => {
+                let found = local_address(&settings.etcd.endpoints).await;
+                found.map(|ip| ip.to_string()).map_err(|error| RendezvousError::Connection {
+                    endpoint: settings.etcd.endpoints.to_string(),
+                    source: error.into(),
+                })?
+            }
+        };
+        let run = settings.run_prefix();
+        let (node, identity) = match &settings.node_id {
+            Some(id) => (id.clone(), None),
+            None => {
+                let identity = Identity::claim(&format!("{}{run}", settings.etcd.prefix), &address).map_err(
+                    |error| ParameterError(format!("no name for this node: {error}; set 'node_id'")),
+                )?;
+                (identity.name.clone(), Some(identity))
+            }
+        };
+        let config = NodeConfig {
+            incarnation: incarnation(),
+            address,
+            rack: settings.rack.clone(),
+            hint: settings.hint.clone(),
+            about: settings.about.clone(),
+            lease_ttl: settings.lease,
+            run_ttl: settings.run_ttl,
+            closed_ttl: settings.closed_ttl,
+            last_call: settings.last_call,
+            ..NodeConfig::new(&run, &node, settings.run)
+        };
+        let (commands, inbox) = mpsc::unbounded_channel();
+        let (group_sender, group) = watch::channel(Group::default());
+        let (min_nodes, max_nodes) = (settings.run.min_nodes, settings.run.max_nodes);
+        let (progress_sender, progress) =
+            watch::channel(Progress { round: 1, min_nodes, max_nodes, ..Progress::default() });
+        let machine = Node::new(config, fastrand::u64(..));
+        let driver =
+            Driver::new(machine, client.clone(), settings.lease, inbox, group_sender, progress_sender);
+        Ok(NativeHandler {
+            keys: Keys::new(&run),
+            settings,
+            client,
+            node,
+            _identity: identity,
+            commands,
+            group,
+            progress,
+            port: Mutex::new(None),
+            turn: tokio::sync::Mutex::new(()),
+            driver: tokio::spawn(driver.run()),
+        })
+    }
+
+    /// What torchrun hands over, as a handler.
+    pub async fn create(parameters: RendezvousParameters) -> Result<Self> {
+        NativeHandler::connect(NativeSettings::from_parameters(&parameters)?).await
+    }
+
+    /// This node's name in the run.
+    #[must_use]
+    pub fn node(&self) -> &str {
+        &self.node
+    }
+
+    /// A port that stays this node's until it is handed over.
+    fn hold_port(&self) -> Result<u16> {
+        let mut port = self.port.lock().expect("no code panics while it holds this lock");
+        if let Some(held) = &*port {
+            return Ok(held.port());
+        }
+        let wanted = self.settings.master_port.unwrap_or(0);
+        let held = HeldPort::bind(wanted).map_err(|error| {
+            ParameterError(match wanted {
+                0 => format!("no free port for the master: {error}"),
+                wanted => format!("the master port {wanted} cannot be had: {error}"),
+            })
+        })?;
+        Ok(port.insert(held).port())
+    }
+
+    fn command<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> oneshot::Receiver<T> {
+        let (done, outcome) = oneshot::channel();
+        // Without a task to send it to, the outcome says so.
+        let _ = self.commands.send(command(done));
+        outcome
+    }
+
+    fn no_round(&self, reason: NoRound) -> RendezvousError {
+        let run_id = self.settings.run_id.clone();
+        match reason {
+            NoRound::Refused(Refusal::Closed(reason)) => RendezvousError::Closed { run_id, reason },
+            NoRound::Refused(Refusal::Mismatch { setting, ours, theirs }) => {
+                RendezvousError::Mismatch { run_id, setting, ours, theirs }
+            }
+            NoRound::Refused(Refusal::Replaced) => {
+                RendezvousError::Replaced { run_id, node: self.node.clone() }
+            }
+            NoRound::Refused(Refusal::Corrupt { key, problem }) => {
+                RendezvousError::State { run_id, problem: format!("{key}: {problem}"), source: None }
+            }
+            NoRound::Etcd(error) => self.connection(error),
+            NoRound::Left => RendezvousError::GracefulExit { run_id },
+        }
+    }
+
+    fn connection(&self, error: rallypoint_etcd::Error) -> RendezvousError {
+        RendezvousError::Connection {
+            endpoint: self.settings.etcd.endpoints.to_string(),
+            source: error.into(),
+        }
+    }
+
+    fn rendezvous(&self, joined: Joined) -> Rendezvous {
+        let prefix = self.keys.store(joined.round);
+        let held = (joined.rank == 0)
+            .then(|| self.port.lock().expect("no code panics while it holds this lock").take())
+            .flatten();
+        Rendezvous {
+            round: joined.round,
+            rank: joined.rank,
+            world_size: joined.world_size,
+            master: Master { address: joined.address, port: joined.port },
+            held_port: held,
+            store: Arc::new(EtcdStore::on_lease(self.client.clone(), &prefix, joined.lease)),
+        }
+    }
+
+    /// How long leaving may take before it is left to the lease.
+    fn patience(&self) -> Duration {
+        self.settings.lease.max(Duration::from_secs(2))
+    }
+
+    async fn within<T>(&self, what: &str, outcome: oneshot::Receiver<T>) -> Result<T> {
+        let after = self.patience();
+        match tokio::time::timeout(after, outcome).await {
+            Ok(Ok(outcome)) => Ok(outcome),
+            _ => Err(RendezvousError::Timeout {
+                run_id: self.settings.run_id.clone(),
+                what: what.to_owned(),
+                after,
+            }),
+        }
+    }
+}
+
+impl Drop for NativeHandler {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+#[async_trait]
+impl RendezvousHandler for NativeHandler {
+    fn backend(&self) -> &str {
+        BACKEND
+    }
+
+    fn run_id(&self) -> &str {
+        &self.settings.run_id
+    }
+
+    async fn next_rendezvous(&self) -> Result<Rendezvous> {
+        let _turn = self.turn.lock().await;
+        let port = self.hold_port()?;
+        let outcome = self.command(|done| Command::Join { port, done });
+        let after = self.settings.join_timeout;
+        match tokio::time::timeout(after, outcome).await {
+            Ok(Ok(Ok(joined))) => Ok(self.rendezvous(joined)),
+            Ok(Ok(Err(reason))) => Err(self.no_round(reason)),
+            Ok(Err(_)) => Err(self.no_round(NoRound::Left)),
+            Err(_) => {
+                // A node that nobody waits for any more must not be counted on.
+                let _ = self.leave().await;
+                let Progress { joined, min_nodes, .. } = *self.progress.borrow();
+                let what = format!("a round of at least {min_nodes} nodes ({joined} were there)");
+                Err(RendezvousError::Timeout { run_id: self.settings.run_id.clone(), what, after })
+            }
+        }
+    }
+
+    async fn is_closed(&self) -> Result<bool> {
+        if let Some(GroupChange::Closed { .. }) = self.group.borrow().change {
+            return Ok(true);
+        }
+        let round = operator::read_round(&self.client, &self.keys).await;
+        Ok(round.map_err(|error| self.connection(error))?.is_some_and(|round| round.closed.is_some()))
+    }
+
+    async fn set_closed(&self, reason: &str) -> Result<()> {
+        let outcome = self.command(|done| Command::Close { reason: reason.to_owned(), done });
+        self.within("closing the run", outcome).await.map(|_| ())
+    }
+
+    async fn num_nodes_waiting(&self) -> Result<usize> {
+        Ok(match &self.group.borrow().change {
+            None | Some(GroupChange::Closed { .. }) => 0,
+            Some(GroupChange::Waiting { count }) => *count,
+            Some(_) => 1,
+        })
+    }
+
+    async fn changed(&self) -> GroupChange {
+        let mut group = self.group.clone();
+        match group.wait_for(|group| group.change.is_some()).await {
+            Ok(group) => group.change.clone().unwrap_or(GroupChange::Excluded),
+            Err(_) => GroupChange::Excluded,
+        }
+    }
+
+    async fn members(&self) -> Result<Vec<Member>> {
+        let round = self.group.borrow().round;
+        let members = operator::members(&self.client, &self.keys, round).await;
+        members.map_err(|error| self.connection(error))
+    }
+
+    fn progress(&self) -> watch::Receiver<Progress> {
+        self.progress.clone()
+    }
+
+    async fn leave(&self) -> Result<()> {
+        let outcome = self.command(|done| Command::Leave { done });
+        self.within("leaving the run", outcome).await
+    }
+
+    async fn shutdown(&self, reason: &str) -> bool {
+        let closed = self.set_closed(reason).await;
+        let left = self.leave().await;
+        closed.is_ok() && left.is_ok()
+    }
+}

@@ -1,0 +1,21 @@
+//! The native backend, `rallypoint`: rounds on etcd v3, built for many nodes.
+//!
+//! - [`NativeHandler`]: one node's side of a run.
+//! - [`NativeSettings`]: what it is started with.
+//! - [`runs`], [`status`], [`close`]: what an operator sees and can do, without being a node.
+//!
+//! The decisions are made by [`rallypoint_core::round`]; `driver` carries them out.
+
+mod driver;
+mod handler;
+mod identity;
+mod operator;
+mod settings;
+mod translate;
+
+pub use handler::NativeHandler;
+pub use operator::{NodeState, NodeStatus, RunStatus, close, runs, status};
+pub use settings::{DEFAULT_JOIN_TIMEOUT, DEFAULT_ROOT, NativeSettings, OPTIONS};
+
+/// The backend's name.
+pub const BACKEND: &str = "rallypoint";

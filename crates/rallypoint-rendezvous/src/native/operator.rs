@@ -1,0 +1,243 @@
+//! What an operator sees of the runs on an etcd, and can do, without being a node.
+
+use rallypoint_core::round::{
+    Condition, Entry, Keys, Lost, MasterRecord, News, NodeRecord, Op, OpReply, RankRecord, RoundRecord,
+    RunSettings, Txn, Wants,
+};
+use rallypoint_etcd::v3::{Client, Entry as ServerEntry, KeyRange};
+use rallypoint_etcd::{Error, ErrorKind, Repeat, Result};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::settings::{DEFAULT_ROOT, run_of, run_prefix};
+use super::translate::{read_all, transaction, txn_reply};
+use crate::handler::Member;
+
+/// A run, as it is now.
+#[derive(Debug, Clone, Serialize)]
+pub struct RunStatus {
+    /// Its id.
+    pub run_id: String,
+    /// The last completed round; 0 before the first.
+    pub round: u64,
+    /// The number of its members.
+    pub world_size: usize,
+    /// Its rank 0.
+    pub master: Option<MasterRecord>,
+    /// What its nodes were started with.
+    pub settings: Option<RunSettings>,
+    /// Why it is over, once it is.
+    pub closed: Option<String>,
+    /// Members that the group of that round has lost, the first few.
+    pub lost: Vec<Lost>,
+    /// The node that plans the rounds.
+    pub leader: Option<String>,
+    /// The nodes that are there: members by rank, then the others in order of arrival.
+    pub nodes: Vec<NodeStatus>,
+}
+
+/// A node that is there.
+#[derive(Debug, Clone, Serialize)]
+pub struct NodeStatus {
+    /// Its name.
+    pub node: String,
+    /// What it is to the run.
+    pub state: NodeState,
+    /// Its place in the last round.
+    pub rank: Option<usize>,
+    /// Where others reach it.
+    pub address: String,
+    /// Its rack.
+    pub rack: String,
+    /// What it says of itself.
+    pub about: String,
+    /// Seconds that are left of its lease, as it was last refreshed.
+    pub lease_left: Option<i64>,
+    /// The revision at which it came.
+    pub arrived: i64,
+}
+
+/// What a node is to a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeState {
+    /// In the last round.
+    Member,
+    /// Ready for the next round.
+    Joining,
+    /// Not in the last round, and there is room for it.
+    Waiting,
+    /// Not in the last round, and there is no room for it.
+    Spare,
+    /// On its way out.
+    Leaving,
+}
+
+/// The ids of all runs on this etcd.
+pub async fn runs(client: &Client) -> Result<Vec<String>> {
+    let mut runs = Vec::new();
+    let end = KeyRange::prefix(DEFAULT_ROOT);
+    let mut start = DEFAULT_ROOT.as_bytes().to_vec();
+    loop {
+        // One key of each run, then on to the next: a run may have many.
+        let options = end.get_options().with_limit(1).with_keys_only();
+        let mut answer = client.get(start.clone(), Some(options)).await?;
+        let Some(key) = answer.take_kvs().pop().map(ServerEntry::from).map(|entry| entry.key) else {
+            return Ok(runs);
+        };
+        let rest = String::from_utf8_lossy(&key[DEFAULT_ROOT.len().min(key.len())..]).into_owned();
+        let part = rest.split('/').next().unwrap_or_default();
+        runs.push(run_of(part));
+        // What comes after the slash, in the order of bytes.
+        start = format!("{DEFAULT_ROOT}{part}0").into_bytes();
+    }
+}
+
+/// How a run is; none if there is no such run.
+pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> {
+    let keys = Keys::new(&run_prefix(run_id));
+    let (_, group) = read_all(client, &keys.group()).await?;
+    let (_, nodes) = read_all(client, &keys.nodes()).await?;
+    let round = group.iter().find(|entry| entry.key == keys.round());
+    if round.is_none() && nodes.is_empty() {
+        return Ok(None);
+    }
+    let round = round.map(parse::<RoundRecord>).transpose()?;
+    let (_, ranks) = read_all(client, &keys.ranks()).await?;
+    let plan = round.as_ref().map(|round| round.plan.clone()).unwrap_or_default();
+    let seat = |id: &str, incarnation| {
+        let entry = ranks.iter().find(|entry| keys.id_of(&entry.key) == id)?;
+        let rank = parse::<RankRecord>(entry).ok()?;
+        (rank.plan == plan && rank.incarnation == incarnation && !plan.is_empty()).then_some(rank.rank)
+    };
+    let completed = round.as_ref().map_or(0, |round| round.round);
+    let mut shown = Vec::new();
+    for entry in &nodes {
+        let record: NodeRecord = parse(entry)?;
+        let id = keys.id_of(&entry.key).to_owned();
+        let rank = seat(&id, record.incarnation);
+        let state = match (record.wants, rank) {
+            (Wants::Leave, _) => NodeState::Leaving,
+            (Wants::Join, Some(_)) if record.round >= completed => NodeState::Joining,
+            (_, Some(_)) => NodeState::Member,
+            (_, None) if completed == 0 => NodeState::Joining,
+            (_, None) => NodeState::Waiting,
+        };
+        shown.push(NodeStatus {
+            node: id,
+            state,
+            rank,
+            address: record.address,
+            rack: record.rack,
+            about: record.about,
+            lease_left: client.lease_left(entry.lease).await?,
+            arrived: entry.create_revision,
+        });
+    }
+    shown.sort_by_key(|node| (node.rank.is_none(), node.rank, node.arrived));
+    if let Some(settings) = round.as_ref().and_then(|round| round.settings) {
+        let members = shown.iter().filter(|node| node.rank.is_some()).count();
+        let outside = shown.iter_mut().filter(|node| node.state == NodeState::Waiting);
+        for node in outside.skip(settings.max_nodes.saturating_sub(members)) {
+            node.state = NodeState::Spare;
+        }
+    }
+    let leader = group.iter().find(|entry| entry.key == keys.leader()).map(|entry| entry.value.clone());
+    let round = round.unwrap_or_else(|| empty_round(0));
+    Ok(Some(RunStatus {
+        run_id: run_id.to_owned(),
+        round: round.round,
+        world_size: round.world_size,
+        master: round.master,
+        settings: round.settings,
+        closed: round.closed,
+        lost: round.news.lost,
+        leader,
+        nodes: shown,
+    }))
+}
+
+/// Ends a run for all its nodes, for good. Late nodes learn of it for `mark`. False if it was over already.
+pub async fn close(client: &Client, run_id: &str, reason: &str, mark: std::time::Duration) -> Result<bool> {
+    let keys = Keys::new(&run_prefix(run_id));
+    let (lease, _) = client.lease_grant(mark).await?;
+    let key = keys.round();
+    loop {
+        let found = read_entry(client, &key).await?;
+        let record = found.as_ref().map(parse::<RoundRecord>).transpose()?;
+        if record.as_ref().is_some_and(|record| record.closed.is_some()) {
+            client.lease_revoke(lease).await?;
+            return Ok(false);
+        }
+        let when = match &found {
+            Some(entry) => Condition::ModifiedAt(key.clone(), entry.mod_revision),
+            None => Condition::Missing(key.clone()),
+        };
+        let record = record.unwrap_or_else(|| empty_round(lease));
+        let closed = RoundRecord { closed: Some(reason.to_owned()), ..record };
+        let value = serde_json::to_string(&closed).map_err(|error| corrupt(&key, &error))?;
+        let put = Op::Put { key: key.clone(), value, lease };
+        let txn = transaction(Txn { when: vec![when], then: vec![put], otherwise: vec![] });
+        // Sent twice, it finds the run closed by itself, which comes to the same.
+        if txn_reply(&client.txn(key.as_bytes(), Repeat::Safe, txn).await?)?.held {
+            return Ok(true);
+        }
+    }
+}
+
+fn empty_round(lease: i64) -> RoundRecord {
+    RoundRecord {
+        round: 0,
+        plan: String::new(),
+        world_size: 0,
+        master: None,
+        settings: None,
+        lease,
+        closed: None,
+        news: News::default(),
+    }
+}
+
+pub(super) async fn read_round(client: &Client, keys: &Keys) -> Result<Option<RoundRecord>> {
+    read_entry(client, &keys.round()).await?.as_ref().map(parse).transpose()
+}
+
+async fn read_entry(client: &Client, key: &str) -> Result<Option<Entry>> {
+    let txn = Txn { then: vec![Op::Get(key.to_owned())], ..Txn::default() };
+    let answer = client.txn(key.as_bytes(), Repeat::Safe, transaction(txn)).await?;
+    match txn_reply(&answer)?.results.into_iter().next() {
+        Some(OpReply::Got(entry)) => Ok(entry),
+        _ => Ok(None),
+    }
+}
+
+/// The members of `round`, by rank; none if it is not the last one.
+pub(super) async fn members(client: &Client, keys: &Keys, round: u64) -> Result<Vec<Member>> {
+    let (_, ranks) = read_all(client, &keys.ranks()).await?;
+    let (_, nodes) = read_all(client, &keys.nodes()).await?;
+    let Some(record) = read_round(client, keys).await?.filter(|record| record.round == round) else {
+        return Ok(Vec::new());
+    };
+    let mut members = Vec::new();
+    for entry in &ranks {
+        let rank: RankRecord = parse(entry)?;
+        if rank.plan != record.plan {
+            continue;
+        }
+        let id = keys.id_of(&entry.key);
+        let node = nodes.iter().find(|node| keys.id_of(&node.key) == id);
+        let node = node.map(parse::<NodeRecord>).transpose()?;
+        let (address, about) = node.map(|node| (node.address, node.about)).unwrap_or_default();
+        members.push(Member { node: id.to_owned(), rank: rank.rank, address, about });
+    }
+    members.sort_by_key(|member| member.rank);
+    Ok(members)
+}
+
+fn parse<T: DeserializeOwned>(entry: &Entry) -> Result<T> {
+    serde_json::from_str(&entry.value).map_err(|error| corrupt(&entry.key, &error))
+}
+
+fn corrupt(key: &str, error: &serde_json::Error) -> Error {
+    Error::new(ErrorKind::Protocol, "read the run").key(key.as_bytes()).because(error.to_string())
+}

@@ -1,0 +1,275 @@
+//! What the native backend can be told.
+
+use std::time::Duration;
+
+use rallypoint_core::round::{
+    DEFAULT_CLOSED_TTL, DEFAULT_LAST_CALL, DEFAULT_LEASE, DEFAULT_RUN_TTL, RankPolicy, RunSettings,
+    SHORTEST_LEASE,
+};
+use rallypoint_core::{Credentials, EtcdSettings, TlsSettings};
+
+use crate::parameters::{ParameterError, RendezvousParameters};
+
+/// How long `next_rendezvous` waits for a round; the same as PyTorch's.
+pub const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(600);
+/// Where all runs are, under the prefix of the [`EtcdSettings`].
+pub const DEFAULT_ROOT: &str = "rallypoint/";
+
+/// What a node of the native backend is started with.
+///
+/// ```
+/// use rallypoint_rendezvous::native::NativeSettings;
+///
+/// let mut settings = NativeSettings::new("etcd1,etcd2,etcd3", "job42", 2, 4)?;
+/// settings.last_call = std::time::Duration::from_secs(10);
+/// settings.rack = "r7".into();
+/// # Ok::<(), rallypoint_rendezvous::ParameterError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct NativeSettings {
+    /// How to reach etcd.
+    pub etcd: EtcdSettings,
+    /// The run; nodes with the same one meet.
+    pub run_id: String,
+    /// What all nodes of the run must agree on.
+    pub run: RunSettings,
+    /// The node's name in the run. Without one it gets a name of its machine that it keeps when it is started
+    /// again.
+    pub node_id: Option<String>,
+    /// Where others reach this node. Without one it is the address by which this node reaches etcd.
+    pub address: Option<String>,
+    /// The port where the workers meet, should this node be the master; a free one without.
+    pub master_port: Option<u16>,
+    /// Nodes of one rack get ranks next to each other with [`RankPolicy::Hint`].
+    pub rack: String,
+    /// The order of nodes with [`RankPolicy::Hint`], for instance a Slurm node id.
+    pub hint: String,
+    /// Whatever the others may want to know of this node.
+    pub about: String,
+    /// A node that is not heard of for this long is dead.
+    pub lease: Duration,
+    /// How long a round with enough nodes waits for more.
+    pub last_call: Duration,
+    /// How long `next_rendezvous` waits for a round.
+    pub join_timeout: Duration,
+    /// What a run leaves in etcd is gone this long after its last node.
+    pub run_ttl: Duration,
+    /// Late nodes learn for this long that the run is over.
+    pub closed_ttl: Duration,
+}
+
+/// The options by name, each with what it is for.
+pub const OPTIONS: [(&str, &str); 24] = [
+    ("last_call_timeout", "seconds that a round with enough nodes waits for more (30)"),
+    ("join_timeout", "seconds that a node waits for a round (600)"),
+    ("timeout", "the same, by its older name"),
+    ("lease_timeout", "seconds without news after which a node is dead (5)"),
+    ("run_timeout", "seconds after its last node until nothing is left of a run (600)"),
+    ("closed_timeout", "seconds for which late nodes learn that a run is over (600)"),
+    ("rank_policy", "who gets which rank: sticky, arrival, address or hint (sticky)"),
+    ("rank_hint", "this node's place, for rank_policy=hint"),
+    ("rack", "this node's rack; its nodes stay together with rank_policy=hint"),
+    ("node_id", "this node's name in the run"),
+    ("about", "a text about this node for the others"),
+    ("master_port", "the port where workers meet, should this node be the master"),
+    ("etcd_prefix", "put before all keys"),
+    ("protocol", "http or https"),
+    ("cacert", "file of the authority that signed etcd's certificate"),
+    ("ca_cert", "the same, by another name"),
+    ("cert", "file of this client's certificate"),
+    ("ssl_cert", "the same, by another name"),
+    ("key", "file of that certificate's key"),
+    ("ssl_cert_key", "the same, by another name"),
+    ("user", "etcd's user"),
+    ("password", "the user's password"),
+    ("connect_timeout", "seconds to reach an etcd (5)"),
+    ("read_timeout", "seconds for one try of a request (5)"),
+];
+
+impl NativeSettings {
+    /// The defaults.
+    pub fn new(
+        endpoints: &str,
+        run_id: &str,
+        min_nodes: usize,
+        max_nodes: usize,
+    ) -> Result<Self, ParameterError> {
+        let etcd = EtcdSettings::new(endpoints).map_err(|error| ParameterError(error.to_string()))?;
+        Ok(NativeSettings {
+            etcd,
+            run_id: run_id.to_owned(),
+            run: RunSettings { min_nodes, max_nodes, policy: RankPolicy::default() },
+            node_id: None,
+            address: None,
+            master_port: None,
+            rack: String::new(),
+            hint: String::new(),
+            about: String::new(),
+            lease: DEFAULT_LEASE,
+            last_call: DEFAULT_LAST_CALL,
+            join_timeout: DEFAULT_JOIN_TIMEOUT,
+            run_ttl: DEFAULT_RUN_TTL,
+            closed_ttl: DEFAULT_CLOSED_TTL,
+        })
+    }
+
+    /// What torchrun hands over. An option that there is not is refused by name.
+    pub fn from_parameters(parameters: &RendezvousParameters) -> Result<Self, ParameterError> {
+        // torchrun puts some of its own among them, which mean nothing here.
+        const TORCHRUNS: [&str; 4] = ["rank", "is_host", "store_type", "keep_alive_interval"];
+        for key in parameters.config.keys() {
+            let known = OPTIONS.iter().any(|(name, _)| name == key) || TORCHRUNS.contains(&key.as_str());
+            if !known {
+                let names: Vec<_> = OPTIONS.iter().map(|(name, _)| *name).collect();
+                return Err(ParameterError(format!(
+                    "the rendezvous backend '{}' has no option '{key}'; there are: {}",
+                    parameters.backend,
+                    names.join(", ")
+                )));
+            }
+        }
+        let (min, max) = (parameters.min_nodes, parameters.max_nodes);
+        let endpoints = parameters.endpoints()?.to_string();
+        let mut settings = NativeSettings::new(&endpoints, &parameters.run_id, min, max)?;
+        let text = |keys: &[&str]| keys.iter().find_map(|key| parameters.get(key)).map(str::to_owned);
+        let set = |field: &mut Duration, keys: &[&str]| -> Result<(), ParameterError> {
+            for key in keys {
+                if let Some(value) = parameters.seconds(key)? {
+                    *field = value;
+                    return Ok(());
+                }
+            }
+            Ok(())
+        };
+        set(&mut settings.last_call, &["last_call_timeout"])?;
+        set(&mut settings.join_timeout, &["join_timeout", "timeout"])?;
+        set(&mut settings.lease, &["lease_timeout"])?;
+        set(&mut settings.run_ttl, &["run_timeout"])?;
+        set(&mut settings.closed_ttl, &["closed_timeout"])?;
+        set(&mut settings.etcd.connect_timeout, &["connect_timeout"])?;
+        set(&mut settings.etcd.request_timeout, &["read_timeout"])?;
+        if let Some(policy) = parameters.get("rank_policy") {
+            settings.run.policy = policy.parse().map_err(ParameterError)?;
+        }
+        settings.address.clone_from(&parameters.local_addr);
+        settings.node_id = text(&["node_id"]);
+        settings.rack = text(&["rack"]).unwrap_or_default();
+        settings.hint = text(&["rank_hint"]).unwrap_or_default();
+        settings.about = text(&["about"]).unwrap_or_default();
+        settings.master_port = parameters
+            .get_as_int("master_port")?
+            .map(|port| {
+                let refused = |_| ParameterError(format!("'master_port' is a port, not {port}"));
+                u16::try_from(port).map_err(refused)
+            })
+            .transpose()?;
+        settings.etcd.prefix = text(&["etcd_prefix"]).unwrap_or_default();
+        let path = |keys: &[&str]| text(keys).map(Into::into);
+        let tls = TlsSettings {
+            ca: path(&["cacert", "ca_cert"]),
+            cert: path(&["cert", "ssl_cert"]),
+            key: path(&["key", "ssl_cert_key"]),
+        };
+        let https = match parameters.get("protocol") {
+            None => tls != TlsSettings::default(),
+            Some("http") => false,
+            Some("https") => true,
+            Some(other) => {
+                return Err(ParameterError(format!(
+                    "The etcd protocol must be http or https, not '{other}'."
+                )));
+            }
+        };
+        settings.etcd.tls = https.then_some(tls);
+        settings.etcd.credentials = text(&["user"])
+            .map(|user| Credentials { user, password: text(&["password"]).unwrap_or_default() });
+        settings.check()?;
+        Ok(settings)
+    }
+
+    /// Refuses what cannot work, before anything is sent.
+    pub fn check(&self) -> Result<(), ParameterError> {
+        let RunSettings { min_nodes, max_nodes, .. } = self.run;
+        if self.run_id.is_empty() {
+            return Err(ParameterError("the run needs an id: give all its nodes the same one".to_owned()));
+        }
+        if min_nodes == 0 || max_nodes < min_nodes {
+            return Err(ParameterError(format!(
+                "a round needs at least one node and at most the maximum: {min_nodes} to {max_nodes} cannot be"
+            )));
+        }
+        if self.lease < SHORTEST_LEASE {
+            return Err(ParameterError(format!(
+                "'lease_timeout' must be at least {} s, the shortest that etcd grants",
+                SHORTEST_LEASE.as_secs()
+            )));
+        }
+        if self.run_ttl < self.lease {
+            return Err(ParameterError("'run_timeout' must not be shorter than 'lease_timeout'".to_owned()));
+        }
+        self.etcd.check().map_err(|error| ParameterError(error.to_string()))
+    }
+
+    /// Beginning of the run's keys.
+    #[must_use]
+    pub(super) fn run_prefix(&self) -> String {
+        run_prefix(&self.run_id)
+    }
+}
+
+/// Beginning of a run's keys; a run's id is one part of the path, whatever is in it.
+pub(super) fn run_prefix(run_id: &str) -> String {
+    format!("{DEFAULT_ROOT}{}/", run_id.replace('%', "%25").replace('/', "%2F"))
+}
+
+/// The run that a part of the path names.
+pub(super) fn run_of(part: &str) -> String {
+    part.replace("%2F", "/").replace("%25", "%")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+    use super::*;
+
+    fn with(options: &[(&str, &str)]) -> Result<NativeSettings, ParameterError> {
+        let mut parameters = RendezvousParameters::new("rallypoint", "a,b:1", "job", 2, 4).unwrap();
+        parameters.config =
+            options.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        NativeSettings::from_parameters(&parameters)
+    }
+
+    #[test]
+    fn options_are_taken_by_name_and_unknown_ones_refused() {
+        let settings = with(&[
+            ("last_call_timeout", "0.5"),
+            ("lease_timeout", "2"),
+            ("rank_policy", "hint"),
+            ("rank_hint", "17"),
+            ("cacert", "ca.pem"),
+            ("user", "me"),
+        ])
+        .unwrap();
+        assert_eq!(settings.last_call, Duration::from_millis(500));
+        assert_eq!((settings.run.policy, settings.hint.as_str()), (RankPolicy::Hint, "17"));
+        assert_eq!(settings.etcd.urls(), ["https://a:2379", "https://b:1"]);
+        assert_eq!(settings.join_timeout, DEFAULT_JOIN_TIMEOUT);
+
+        let refused = |options: &[(&str, &str)]| with(options).unwrap_err().to_string();
+        assert!(refused(&[("last_cal_timeout", "1")]).contains("'last_cal_timeout'"));
+        assert!(refused(&[("lease_timeout", "1")]).contains("at least 2 s"));
+        assert!(refused(&[("rank_policy", "random")]).contains("sticky, arrival, address, hint"));
+        assert!(refused(&[("master_port", "70000")]).contains("70000"));
+        assert!(refused(&[("protocol", "ftp")]).contains("'ftp'"));
+    }
+
+    #[test]
+    fn a_runs_id_is_one_part_of_the_path() {
+        for id in ["job", "team/job", "50%", "%2F"] {
+            let prefix = run_prefix(id);
+            let part = prefix.strip_prefix(DEFAULT_ROOT).unwrap().strip_suffix('/').unwrap();
+            assert!(!part.contains('/'));
+            assert_eq!(run_of(part), id);
+        }
+    }
+}

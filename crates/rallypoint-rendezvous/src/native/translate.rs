@@ -1,0 +1,165 @@
+//! The machine's words of etcd, carried out by the client.
+
+use rallypoint_core::round::{
+    Condition, Entry, Event, Op, OpReply, Reply, Request, Txn, TxnReply, Update, Watched,
+};
+use rallypoint_etcd::v3::api::{self, CompareOp, DeleteOptions, PutOptions, TxnOp, TxnOpResponse};
+use rallypoint_etcd::v3::{self, Client, KeyRange, WatchUpdate, revision_of};
+use rallypoint_etcd::{Error, ErrorKind, Repeat, Result};
+
+/// Keys in one answer: a thousand nodes' records are well within what a client reads.
+const PAGE: i64 = 1000;
+
+/// Carries out a request. All of the machine's transactions are safe to repeat: each holds only once, and the
+/// machine understands one that held before.
+pub(super) async fn carry_out(client: &Client, request: Request) -> Result<Reply> {
+    match request {
+        Request::Grant(ttl) => client.lease_grant(ttl).await.map(|(id, _)| Reply::Granted(id)),
+        Request::Renew(lease) => client.lease_renew(lease).await.map(|()| Reply::Renewed),
+        Request::Revoke(lease) => client.lease_revoke(lease).await.map(|()| Reply::Revoked),
+        Request::Txn(txn) => {
+            let key = first_key(&txn).to_owned();
+            let answer = client.txn(key.as_bytes(), Repeat::Safe, transaction(txn)).await?;
+            txn_reply(&answer).map(Reply::Txn)
+        }
+        Request::Range(prefix) => {
+            let (revision, entries) = read_all(client, &prefix).await?;
+            Ok(Reply::Range { revision, entries })
+        }
+    }
+}
+
+/// All keys that begin with `prefix` as of one revision, a page at a time.
+pub(super) async fn read_all(client: &Client, prefix: &str) -> Result<(i64, Vec<Entry>)> {
+    let range = KeyRange::prefix(prefix);
+    let mut start = range.start().to_vec();
+    let mut entries = Vec::new();
+    let mut revision = 0;
+    loop {
+        let options = range.get_options().with_limit(PAGE).with_revision(revision);
+        let mut answer = match client.get(start.clone(), Some(options)).await {
+            // Compacted away between two pages: begin again.
+            Err(error) if error.kind() == ErrorKind::Compacted => {
+                (revision, start) = (0, range.start().to_vec());
+                entries.clear();
+                continue;
+            }
+            answer => answer?,
+        };
+        if revision == 0 {
+            revision = revision_of(answer.header())?;
+        }
+        let more = answer.more();
+        entries.extend(answer.take_kvs().into_iter().map(|kv| entry(v3::Entry::from(kv))));
+        match entries.last() {
+            Some(last) if more => start = [last.key.as_bytes(), b"\0"].concat(),
+            _ => return Ok((revision, entries)),
+        }
+    }
+}
+
+pub(super) fn range(keys: Watched) -> KeyRange {
+    match keys {
+        Watched::Key(key) => KeyRange::key(key),
+        Watched::Prefix(prefix) => KeyRange::prefix(prefix),
+    }
+}
+
+pub(super) fn update(update: WatchUpdate) -> Update {
+    match update {
+        WatchUpdate::Events(events) => Update::Events(events.into_iter().map(event).collect()),
+        WatchUpdate::Snapshot { revision, entries } => {
+            Update::Snapshot { revision, entries: entries.into_iter().map(entry).collect() }
+        }
+    }
+}
+
+fn event(event: v3::Event) -> Event {
+    match event {
+        v3::Event::Put(found) => Event::Put(entry(found)),
+        v3::Event::Delete { key, revision } => Event::Delete { key: text(key), revision },
+    }
+}
+
+fn entry(entry: v3::Entry) -> Entry {
+    Entry {
+        key: text(entry.key),
+        value: text(entry.value),
+        create_revision: entry.create_revision,
+        mod_revision: entry.mod_revision,
+        lease: entry.lease,
+    }
+}
+
+/// What is not text is nothing that a node has written; the machine finds that out by itself.
+fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+}
+
+fn first_key(txn: &Txn) -> &str {
+    txn.then
+        .iter()
+        .find_map(|op| match op {
+            Op::Put { key, .. } | Op::Get(key) | Op::Delete(key) | Op::DeletePrefix(key) => {
+                Some(key.as_str())
+            }
+            Op::Txn(_) => None,
+        })
+        .unwrap_or_default()
+}
+
+pub(super) fn transaction(txn: Txn) -> api::Txn {
+    let mut made = api::Txn::new();
+    if !txn.when.is_empty() {
+        made = made.when(txn.when.into_iter().map(condition).collect::<Vec<_>>());
+    }
+    if !txn.then.is_empty() {
+        made = made.and_then(txn.then.into_iter().map(operation).collect::<Vec<_>>());
+    }
+    if !txn.otherwise.is_empty() {
+        made = made.or_else(txn.otherwise.into_iter().map(operation).collect::<Vec<_>>());
+    }
+    made
+}
+
+fn condition(condition: Condition) -> api::Compare {
+    match condition {
+        Condition::Missing(key) => api::Compare::create_revision(key, CompareOp::Equal, 0),
+        Condition::CreatedAt(key, revision) => api::Compare::create_revision(key, CompareOp::Equal, revision),
+        Condition::ModifiedAt(key, revision) => api::Compare::mod_revision(key, CompareOp::Equal, revision),
+        Condition::OnlyCreatedAt(prefix, revision) => {
+            api::Compare::create_revision(prefix, CompareOp::Equal, revision).with_prefix()
+        }
+    }
+}
+
+fn operation(op: Op) -> TxnOp {
+    match op {
+        Op::Put { key, value, lease } => TxnOp::put(key, value, Some(PutOptions::new().with_lease(lease))),
+        Op::Get(key) => TxnOp::get(key, None),
+        Op::Delete(key) => TxnOp::delete(key, None),
+        Op::DeletePrefix(prefix) => TxnOp::delete(prefix, Some(DeleteOptions::new().with_prefix())),
+        Op::Txn(txn) => TxnOp::txn(transaction(txn)),
+    }
+}
+
+pub(super) fn txn_reply(answer: &api::TxnResponse) -> Result<TxnReply> {
+    let revision = revision_of(answer.header())?;
+    within(answer, revision)
+}
+
+/// A transaction within another has no header of its own on every server.
+fn within(answer: &api::TxnResponse, revision: i64) -> Result<TxnReply> {
+    let results = answer.op_responses().into_iter().map(|result| {
+        Ok(match result {
+            TxnOpResponse::Get(mut read) => {
+                OpReply::Got(read.take_kvs().pop().map(|kv| entry(v3::Entry::from(kv))))
+            }
+            TxnOpResponse::Txn(inner) => OpReply::Txn(within(&inner, revision)?),
+            TxnOpResponse::Put(_) | TxnOpResponse::Delete(_) => OpReply::Done,
+            #[allow(unreachable_patterns, reason = "the client may learn of more")]
+            _ => return Err(Error::new(ErrorKind::Protocol, "txn").because("an answer of an unknown kind")),
+        })
+    });
+    Ok(TxnReply { held: answer.succeeded(), revision, results: results.collect::<Result<_>>()? })
+}
