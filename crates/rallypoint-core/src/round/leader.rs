@@ -173,7 +173,7 @@ impl Node {
                     vec![Op::Put { key: self.keys.round(), value: json(record), lease: record.lease }],
                 )
             }
-            LeaderTask::Place { chunk, .. } => self.place(*chunk),
+            LeaderTask::Place { chunk, .. } => self.places(*chunk),
             LeaderTask::Commit { .. } => self.commit(),
         };
         self.request(Task::Leader { term, task }, request);
@@ -189,7 +189,7 @@ impl Node {
     }
 
     /// Writes the places of a chunk. The first one also makes this the last plan begun.
-    fn place(&self, chunk: usize) -> Request {
+    fn places(&self, chunk: usize) -> Request {
         let Some((lead, plan)) = self.lead.as_ref().and_then(|lead| Some((lead, lead.plan.as_ref()?))) else {
             return self.leader_txn(vec![], vec![]);
         };
@@ -210,7 +210,7 @@ impl Node {
         let seats = plan.seats.iter().enumerate().skip(first).take(PLACES);
         then.extend(seats.map(|(rank, (id, incarnation))| {
             let (round, plan, incarnation) = (plan.record.round, plan.id.clone(), *incarnation);
-            let value = json(&RankRecord { round, plan, rank, incarnation });
+            let value = json(&RankRecord { round, plan, rank, incarnation, left: false });
             Op::Put { key: self.keys.rank(id), value, lease }
         }));
         self.leader_txn(vec![when], then)
@@ -314,8 +314,8 @@ impl Node {
         lead.placed = ranks.iter().map(|entry| self.keys.id_of(&entry.key).to_owned()).collect();
         if let Some((record, _)) = self.round.as_ref().filter(|_| !self.round_missing) {
             let members = ranks.iter().filter_map(|entry| {
-                let RankRecord { plan, rank, incarnation, .. } = parse(entry).ok()?;
-                let seat = Seat { rank, incarnation, lost: false, gone: false };
+                let RankRecord { plan, rank, incarnation, left, .. } = parse(entry).ok()?;
+                let seat = Seat { rank, incarnation, left, lost: false, gone: false };
                 (plan == record.plan).then(|| (self.keys.id_of(&entry.key).to_owned(), seat))
             });
             lead.roster.complete(record.round, members.collect(), &record.news);
@@ -529,7 +529,7 @@ impl Node {
         };
         let members = nodes.iter().enumerate().map(|(rank, (id, node))| {
             let incarnation = node.record.incarnation;
-            ((*id).clone(), Seat { rank, incarnation, lost: false, gone: false })
+            ((*id).clone(), Seat { rank, incarnation, left: false, lost: false, gone: false })
         });
         lead.plan = Some(Plan {
             id,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::etcd::{Condition, Failure, Op, OpReply, Reply, Request, Txn};
 use super::node::{Goal, Node, Task, json};
 use super::output::{NodeEvent, Output};
-use super::record::{RoundRecord, Wants};
+use super::record::{RankRecord, RoundRecord, Wants};
 
 /// What is left to do, in this order.
 #[derive(Debug)]
@@ -118,11 +118,14 @@ impl Node {
         if !closed && !leaving.said {
             (leaving.said, leaving.busy) = (true, true);
             let value = json(&self.record(Wants::Leave));
-            let txn = Txn {
-                when: vec![Condition::ModifiedAt(node.clone(), standing.modified)],
-                then: vec![Op::Put { key: node, value, lease }],
-                otherwise: vec![],
-            };
+            let mut then = vec![Op::Put { key: node.clone(), value, lease }];
+            if let Some((rank, lease)) = self.place() {
+                let (key, value) =
+                    (self.keys.rank(&self.config.id), json(&RankRecord { left: true, ..rank }));
+                then.push(Op::Put { key, value, lease });
+            }
+            let txn =
+                Txn { when: vec![Condition::ModifiedAt(node, standing.modified)], then, otherwise: vec![] };
             return self.request(Task::Leaving(LeavingTask::Say), Request::Txn(txn));
         }
         if closed && !leaving.swept {

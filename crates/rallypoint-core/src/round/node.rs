@@ -558,7 +558,8 @@ impl Node {
         let Some(entry) = entry else { return };
         match parse::<RankRecord>(&entry) {
             Ok(rank) => {
-                self.rank = Some(rank).filter(|rank| rank.incarnation == self.config.incarnation);
+                let ours = |rank: &RankRecord| rank.incarnation == self.config.incarnation && !rank.left;
+                self.rank = Some(rank).filter(ours);
                 self.settle();
             }
             Err(refusal) => self.refuse(refusal),
@@ -638,6 +639,13 @@ impl Node {
         self.step_down();
         (self.round, self.rank, self.round_missing) = (None, None, false);
         (self.campaign_at, self.leader_known, self.group_revision) = (None, false, 0);
+    }
+
+    /// This node's place in the last round, if it was in that, and the lease that places hang on.
+    pub(super) fn place(&self) -> Option<(RankRecord, i64)> {
+        let (record, _) = self.round.as_ref()?;
+        let rank = self.rank.as_ref().filter(|rank| rank.plan == record.plan && !self.round_missing)?;
+        Some((rank.clone(), record.lease))
     }
 
     pub(super) fn is_busy(&self) -> bool {

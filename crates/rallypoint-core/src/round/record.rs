@@ -56,6 +56,9 @@ pub struct RankRecord {
     pub rank: usize,
     /// The process it is for.
     pub incarnation: u64,
+    /// The node has left this place in good order. It says so here too, since the leader may be gone with it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub left: bool,
 }
 
 /// The last completed round, and the news of it.

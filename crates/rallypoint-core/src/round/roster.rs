@@ -31,6 +31,8 @@ pub(super) struct Present {
 pub(super) struct Seat {
     pub(super) rank: usize,
     pub(super) incarnation: u64,
+    /// It has left in good order.
+    pub(super) left: bool,
     /// It was told to the others that the group has lost this one.
     pub(super) lost: bool,
     /// It is gone for good: who comes by its name is a newcomer.
@@ -168,10 +170,12 @@ impl Roster {
 
     /// Looks at all members anew. Whoever is missing is dead, unless `spared` for now.
     pub(super) fn look_at_all(&mut self, spared: bool) {
-        let mut members: Vec<_> = self.members.iter().map(|(id, seat)| (seat.rank, id.clone())).collect();
+        let mut members: Vec<_> =
+            self.members.iter().map(|(id, seat)| (seat.rank, seat.left, id.clone())).collect();
         members.sort();
-        for (_, id) in members {
+        for (_, left, id) in members {
             match self.class(&id) {
+                Class::Missing if left => self.lose(&id, Why::Left),
                 Class::Missing if !spared => self.lose(&id, Why::Died),
                 _ => self.look_at(&id),
             }
