@@ -4,8 +4,10 @@
 //! - [`settings`]: everything a connection to etcd can be told, and the one place its defaults live.
 //! - [`backoff`]: how long to wait before the next try.
 //! - [`round`]: the native rendezvous, as a machine.
+//! - [`barrier`]: the way of one node through the barrier of PyTorch's `etcd` rendezvous.
 
 pub mod backoff;
+pub mod barrier;
 pub mod endpoint;
 pub mod round;
 pub mod settings;

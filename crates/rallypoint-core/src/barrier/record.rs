@@ -1,0 +1,339 @@
+//! The record that all nodes of a run share, as PyTorch writes it.
+
+use std::io;
+
+use serde::Deserialize;
+use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde_json::Value;
+use serde_json::ser::Formatter;
+use thiserror::Error;
+
+/// How far a version has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Status {
+    /// A node prepares it.
+    Setup,
+    /// Nodes can join.
+    Joinable,
+    /// Its nodes are fixed, and confirm that they are there.
+    Frozen,
+    /// All have confirmed.
+    Final,
+    /// The run is over.
+    Closed,
+}
+
+impl Status {
+    const ALL: [Status; 5] = [Status::Setup, Status::Joinable, Status::Frozen, Status::Final, Status::Closed];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Status::Setup => "setup",
+            Status::Joinable => "joinable",
+            Status::Frozen => "frozen",
+            Status::Final => "final",
+            Status::Closed => "closed",
+        }
+    }
+}
+
+/// What stands in `rdzv/active_version`.
+///
+/// Written byte for byte as Python's `json.dumps` does; what other programs add to it is kept.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Record {
+    /// How far it has come.
+    pub status: Status,
+    /// The number of the version; only while it is set up there is none.
+    pub version: Option<u64>,
+    /// The ranks given out so far, in order.
+    pub participants: Option<Vec<u64>>,
+    /// The keep-alive keys of the nodes that have confirmed.
+    pub keep_alives: Option<Vec<String>>,
+    /// Nodes that wait for the next version; a final one has it.
+    pub waiting: Option<u64>,
+    /// Members that PyTorch does not write.
+    other: Vec<(String, Value)>,
+}
+
+/// A text that is not a record.
+#[derive(Debug, Error)]
+#[error("{text:?} is not the state of a rendezvous: {problem}")]
+pub struct RecordError {
+    text: String,
+    problem: String,
+}
+
+impl Record {
+    fn new(status: Status) -> Self {
+        Record {
+            status,
+            version: None,
+            participants: None,
+            keep_alives: None,
+            waiting: None,
+            other: Vec::new(),
+        }
+    }
+
+    /// A version that a node has begun to prepare.
+    #[must_use]
+    pub fn setup() -> Self {
+        Record::new(Status::Setup)
+    }
+
+    /// A version that nobody has joined yet.
+    #[must_use]
+    pub fn joinable(version: u64) -> Self {
+        Record { version: Some(version), participants: Some(Vec::new()), ..Record::new(Status::Joinable) }
+    }
+
+    /// A run that was closed before it had a version.
+    #[must_use]
+    pub fn closed() -> Self {
+        Record::new(Status::Closed)
+    }
+
+    /// Whether it is this version, in this status.
+    #[must_use]
+    pub fn is(&self, status: Status, version: u64) -> bool {
+        self.status == status && self.version == Some(version)
+    }
+
+    /// How many nodes have joined.
+    #[must_use]
+    pub fn joined(&self) -> usize {
+        self.participants.as_ref().map_or(0, Vec::len)
+    }
+
+    /// How many nodes have confirmed.
+    #[must_use]
+    pub fn confirmed(&self) -> usize {
+        self.keep_alives.as_ref().map_or(0, Vec::len)
+    }
+
+    /// Whether the keep-alive key `key` is in it.
+    #[must_use]
+    pub fn has_confirmed(&self, key: &str) -> bool {
+        self.keep_alives.iter().flatten().any(|one| one == key)
+    }
+
+    /// The same with one node more, frozen if that makes `max`; and that node's rank.
+    #[must_use]
+    pub fn with_node(&self, max: usize) -> (Record, usize) {
+        let rank = self.joined();
+        let mut next = self.clone();
+        next.participants.get_or_insert_default().push(rank as u64);
+        (if next.joined() == max { next.frozen() } else { next }, rank)
+    }
+
+    /// The same, with its nodes fixed.
+    #[must_use]
+    pub fn frozen(self) -> Record {
+        Record { status: Status::Frozen, keep_alives: Some(Vec::new()), ..self }
+    }
+
+    /// The same with one confirmation more, final if it is the last.
+    #[must_use]
+    pub fn with_confirmed(&self, key: &str) -> Record {
+        let mut next = self.clone();
+        next.keep_alives.get_or_insert_default().push(key.to_owned());
+        if next.confirmed() == next.joined() {
+            next.status = Status::Final;
+            next.waiting = Some(0);
+        }
+        next
+    }
+
+    /// The same with one node more that waits.
+    #[must_use]
+    pub fn with_waiting(&self) -> Record {
+        Record { waiting: Some(self.waiting.unwrap_or(0) + 1), ..self.clone() }
+    }
+
+    /// The same, closed.
+    #[must_use]
+    pub fn into_closed(self) -> Record {
+        Record { status: Status::Closed, ..self }
+    }
+
+    /// Reads what a node wrote.
+    pub fn parse(text: &str) -> Result<Record, RecordError> {
+        let error = |problem: String| RecordError { text: text.chars().take(200).collect(), problem };
+        let Members(members) = serde_json::from_str(text).map_err(|cause| error(cause.to_string()))?;
+        let mut status = None;
+        let mut record = Record::new(Status::Setup);
+        for (name, value) in members {
+            let wrong = || error(format!("its {name} is {value}"));
+            match name.as_str() {
+                "status" => {
+                    let known = Status::ALL.into_iter().find(|status| value == status.as_str());
+                    status = Some(known.ok_or_else(wrong)?);
+                }
+                // PyTorch writes it as a text.
+                "version" => {
+                    let text = value.as_str().and_then(|text| text.parse().ok());
+                    record.version = Some(text.or(value.as_u64()).ok_or_else(wrong)?);
+                }
+                "participants" => record.participants = Some(parsed(&value).ok_or_else(wrong)?),
+                "keep_alives" => record.keep_alives = Some(parsed(&value).ok_or_else(wrong)?),
+                "num_workers_waiting" => record.waiting = Some(value.as_u64().ok_or_else(wrong)?),
+                _ => record.other.push((name, value)),
+            }
+        }
+        record.status = status.ok_or_else(|| error("it has no status".to_owned()))?;
+        if matches!(record.status, Status::Joinable | Status::Frozen | Status::Final)
+            && (record.version.is_none() || record.participants.is_none())
+        {
+            return Err(error("it has no version or no participants".to_owned()));
+        }
+        Ok(record)
+    }
+
+    /// The text to write.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        let mut text = Vec::new();
+        let mut writer = serde_json::Serializer::with_formatter(&mut text, PythonStyle);
+        self.serialize(&mut writer).expect("texts and numbers can be written as JSON");
+        String::from_utf8(text).expect("the formatter writes ASCII")
+    }
+}
+
+fn parsed<T: for<'a> Deserialize<'a>>(value: &Value) -> Option<T> {
+    T::deserialize(value).ok()
+}
+
+impl Serialize for Record {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("status", self.status.as_str())?;
+        if let Some(version) = self.version {
+            map.serialize_entry("version", &version.to_string())?;
+        }
+        if let Some(participants) = &self.participants {
+            map.serialize_entry("participants", participants)?;
+        }
+        if let Some(keep_alives) = &self.keep_alives {
+            map.serialize_entry("keep_alives", keep_alives)?;
+        }
+        if let Some(waiting) = self.waiting {
+            map.serialize_entry("num_workers_waiting", &waiting)?;
+        }
+        for (name, value) in &self.other {
+            map.serialize_entry(name, value)?;
+        }
+        map.end()
+    }
+}
+
+/// The members of a JSON object, in their order.
+struct Members(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Members {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = Members;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Members(members))
+            }
+        }
+        deserializer.deserialize_map(Visitor)
+    }
+}
+
+/// JSON as Python writes it: a blank after commas and colons, and nothing beyond ASCII.
+struct PythonStyle;
+
+impl Formatter for PythonStyle {
+    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
+    }
+
+    fn write_string_fragment<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        fragment: &str,
+    ) -> io::Result<()> {
+        for one in fragment.chars() {
+            if one.is_ascii() {
+                writer.write_all(&[one as u8])?;
+            } else {
+                for unit in one.encode_utf16(&mut [0; 2]) {
+                    write!(writer, "\\u{unit:04x}")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+    use super::*;
+
+    #[test]
+    fn a_whole_life_is_written_as_pytorch_writes_it() {
+        let mut record = Record::joinable(7);
+        assert_eq!(Record::setup().to_text(), r#"{"status": "setup"}"#);
+        assert_eq!(record.to_text(), r#"{"status": "joinable", "version": "7", "participants": []}"#);
+        for rank in 0..2 {
+            let (next, given) = record.with_node(2);
+            assert_eq!(given, rank);
+            record = next;
+        }
+        assert_eq!(
+            record.to_text(),
+            r#"{"status": "frozen", "version": "7", "participants": [0, 1], "keep_alives": []}"#
+        );
+        record = record.with_confirmed("/ü/rank_1").with_confirmed("/ü/rank_0").with_waiting();
+        assert_eq!(
+            record.to_text(),
+            r#"{"status": "final", "version": "7", "participants": [0, 1], "keep_alives": ["/\u00fc/rank_1", "/\u00fc/rank_0"], "num_workers_waiting": 1}"#
+        );
+        assert_eq!(Record::parse(&record.to_text()).unwrap(), record);
+        assert!(record.into_closed().to_text().starts_with(r#"{"status": "closed", "version": "7""#));
+        assert_eq!(Record::closed().to_text(), r#"{"status": "closed"}"#);
+    }
+
+    #[test]
+    fn what_others_add_is_kept() {
+        let text = r#"{"status": "joinable", "version": "1", "participants": [], "note": {"a": [1, 2]}}"#;
+        assert_eq!(Record::parse(text).unwrap().to_text(), text);
+    }
+
+    #[test]
+    fn what_is_no_record_is_named() {
+        for (text, problem) in [
+            ("", "EOF"),
+            ("[]", "an object"),
+            ("{}", "no status"),
+            (r#"{"status": "open"}"#, "its status is \"open\""),
+            (r#"{"status": "final"}"#, "no version"),
+            (r#"{"status": "joinable", "version": "x", "participants": []}"#, "its version is"),
+            (r#"{"status": "joinable", "version": "1", "participants": 3}"#, "its participants is 3"),
+        ] {
+            let error = Record::parse(text).unwrap_err().to_string();
+            assert!(error.contains(problem), "{text}: {error}");
+        }
+    }
+}
