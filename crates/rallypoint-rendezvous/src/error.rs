@@ -3,6 +3,7 @@
 use std::error::Error as StdError;
 use std::time::Duration;
 
+use rallypoint_core::Endpoints;
 use thiserror::Error;
 
 use crate::parameters::ParameterError;
@@ -83,6 +84,13 @@ pub enum RendezvousError {
     /// Settings that cannot work.
     #[error(transparent)]
     Parameter(#[from] ParameterError),
+}
+
+impl RendezvousError {
+    /// A failure of the connection to these servers.
+    pub(crate) fn connection(endpoints: &Endpoints, source: impl Into<Cause>) -> Self {
+        RendezvousError::Connection { endpoint: endpoints.to_string(), source: source.into() }
+    }
 }
 
 fn because(reason: &str) -> String {

@@ -4,8 +4,10 @@
 //! - [`native`]: the backend `rallypoint`, on etcd v3.
 //! - [`RendezvousParameters`]: what a backend is told, by name, as torchrun hands it over.
 //! - [`Registry`]: the backends by name, open to those of other crates.
+//! - [`EtcdBarrier`]: the backend `etcd`, which meets nodes that run PyTorch's code.
 //! - [`RendezvousError`]: what can go wrong, by kind.
 
+mod barrier;
 mod error;
 mod handler;
 pub mod native;
@@ -13,6 +15,7 @@ mod parameters;
 mod port;
 mod registry;
 
+pub use barrier::EtcdBarrier;
 pub use error::{RendezvousError, Result};
 pub use handler::{GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler};
 pub use parameters::{ParameterError, RendezvousParameters};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 
+use crate::barrier;
 use crate::error::Result;
 use crate::handler::RendezvousHandler;
 use crate::native::{self, NativeHandler};
@@ -34,7 +35,8 @@ impl Registry {
         let native: Creator = Arc::new(|parameters| {
             Box::pin(async move { Ok(Arc::new(NativeHandler::create(parameters).await?) as Arc<_>) })
         });
-        Registry { creators: BTreeMap::from([(native::BACKEND.to_owned(), native)]) }
+        let built_in = [(barrier::NAME, barrier::creator()), (native::BACKEND, native)];
+        Registry { creators: built_in.map(|(name, creator)| (name.to_owned(), creator)).into() }
     }
 
     /// Adds a backend. A name is taken once; the same creator may come again.

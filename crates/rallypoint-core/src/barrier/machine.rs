@@ -349,6 +349,12 @@ impl Machine {
         self.view.record.as_ref().map(|(record, _)| record)
     }
 
+    /// The index right after that record's: from there on, all that happened to it counts.
+    #[must_use]
+    pub fn since_record(&self) -> u64 {
+        self.view.record.as_ref().map_or(self.view.next, |(_, index)| index + 1)
+    }
+
     /// The place this node holds in a final version.
     #[must_use]
     pub fn place(&self) -> Option<Place> {

@@ -36,7 +36,7 @@ mod waiting;
 use std::time::Duration;
 
 pub use machine::{KeepAlive, Machine, Outcome, Place, Reply, Request, Settings, Step, View};
-pub use record::{Record, RecordError, Status};
+pub use record::{Record, RecordError, Status, to_python_json};
 
 /// How long `next_rendezvous` may take, unless told otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);

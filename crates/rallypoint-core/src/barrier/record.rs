@@ -193,11 +193,21 @@ impl Record {
     /// The text to write.
     #[must_use]
     pub fn to_text(&self) -> String {
-        let mut text = Vec::new();
-        let mut writer = serde_json::Serializer::with_formatter(&mut text, PythonStyle);
-        self.serialize(&mut writer).expect("texts and numbers can be written as JSON");
-        String::from_utf8(text).expect("the formatter writes ASCII")
+        to_python_json(self)
     }
+}
+
+/// JSON as Python's `json.dumps` writes it.
+///
+/// # Panics
+///
+/// If `value` cannot be written as JSON: a map whose keys are not texts.
+#[must_use]
+pub fn to_python_json(value: &impl Serialize) -> String {
+    let mut text = Vec::new();
+    let mut writer = serde_json::Serializer::with_formatter(&mut text, PythonStyle);
+    value.serialize(&mut writer).expect("texts and numbers can be written as JSON");
+    String::from_utf8(text).expect("the formatter writes ASCII")
 }
 
 fn parsed<T: for<'a> Deserialize<'a>>(value: &Value) -> Option<T> {
