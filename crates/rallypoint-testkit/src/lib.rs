@@ -4,7 +4,7 @@
 //!   which etcd.
 //! - [`Certs`]: certificates for them, and the wrong ones to be refused with.
 //! - [`Proxy`], [`Silent`], [`refused_endpoint`]: networks and servers that misbehave.
-//! - [`Python`]: programs that run PyTorch's own code.
+//! - [`Program`]: programs that are talked to line by line; [`Python`]: those that run PyTorch's own code.
 //!
 //! The API is synchronous, so that plain tests and tokio tests can both use it; its waits are bounded, and
 //! whatever goes wrong is a panic that says what to do. Everything ends when its value is dropped, and no
@@ -19,6 +19,7 @@ mod etcd;
 mod http;
 mod net;
 mod process;
+mod program;
 mod proxy;
 mod python;
 mod tools;
@@ -27,6 +28,7 @@ pub use certs::Certs;
 pub use cluster::Cluster;
 pub use etcd::{Etcd, EtcdBuilder};
 pub use net::{Silent, closed_port, refused_endpoint};
+pub use program::Program;
 pub use proxy::Proxy;
 pub use python::{Python, run_python};
 pub use tools::{Version, etcdctl, torch_python};

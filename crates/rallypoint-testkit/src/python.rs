@@ -1,24 +1,10 @@
 //! Python programs that run PyTorch's own code.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::process::{Child, ChildStdin, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
-
-use crate::{process, tools};
-
-/// Importing torch alone takes seconds, and many on a loaded machine.
-const TIMEOUT: Duration = Duration::from_secs(120);
+use crate::{Program, tools};
 
 /// A running Python program, with torch and python-etcd to import. Dropped, it is killed.
 #[derive(Debug)]
-pub struct Python {
-    child: Child,
-    stdin: Option<ChildStdin>,
-    lines: Receiver<String>,
-    stderr: Option<JoinHandle<String>>,
-}
+pub struct Python(Program);
 
 /// Runs a Python program to its end; what it printed. A failure is a panic with its error output.
 #[must_use]
@@ -30,91 +16,25 @@ impl Python {
     /// Starts a program given as text; `args` are its `sys.argv[1:]`.
     #[must_use]
     pub fn spawn(script: &str, args: &[&str]) -> Self {
-        let mut command = process::command(&tools::torch_python());
-        command
-            // Lines must arrive as they are printed.
-            .args(["-u", "-c", script])
-            .args(args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let mut child = process::spawn(command);
-
-        let stdout = BufReader::new(child.stdout.take().expect("stdout is piped"));
-        let mut stderr = child.stderr.take().expect("stderr is piped");
-        let stdin = child.stdin.take();
-        let (sender, lines) = mpsc::channel();
-        thread::spawn(move || {
-            for line in stdout.lines().map_while(Result::ok) {
-                if sender.send(line).is_err() {
-                    return;
-                }
-            }
-        });
-        let stderr = thread::spawn(move || {
-            let mut text = Vec::new();
-            let _ = stderr.read_to_end(&mut text);
-            String::from_utf8_lossy(&text).into_owned()
-        });
-        Python { child, stdin, lines, stderr: Some(stderr) }
+        // Lines must arrive as they are printed.
+        let args = [&["-u", "-c", script], args].concat();
+        Python(Program::start(&tools::torch_python(), &args, &[]))
     }
 
     /// The next line it prints.
     #[must_use]
     pub fn read_line(&mut self) -> String {
-        match self.lines.recv_timeout(TIMEOUT) {
-            Ok(line) => line,
-            Err(RecvTimeoutError::Timeout) => self.fail("printed nothing in time"),
-            Err(RecvTimeoutError::Disconnected) => self.fail("ended before it printed the line waited for"),
-        }
+        self.0.read_line()
     }
 
     /// Gives it a line to read from its standard input.
     pub fn write_line(&mut self, line: &str) {
-        let stdin = self.stdin.as_mut().expect("stdin is open until `finish`");
-        if let Err(error) = writeln!(stdin, "{line}") {
-            self.fail(&format!("does not read its standard input ({error})"));
-        }
+        self.0.write_line(line);
     }
 
     /// Closes its standard input and waits for its end; what it printed and nobody read yet.
     #[must_use]
-    pub fn finish(mut self) -> String {
-        self.stdin = None;
-        let deadline = Instant::now() + TIMEOUT;
-        let mut output = String::new();
-        loop {
-            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(line) => {
-                    output.push_str(&line);
-                    output.push('\n');
-                }
-                Err(RecvTimeoutError::Timeout) => self.fail("did not end in time"),
-                Err(RecvTimeoutError::Disconnected) => break,
-            }
-        }
-        let status = self.child.wait().expect("a child can be waited for");
-        if !status.success() {
-            self.fail(&format!("failed ({status})"));
-        }
-        output
-    }
-
-    fn fail(&mut self, what: &str) -> ! {
-        self.end();
-        let stderr = self.stderr.take().and_then(|reader| reader.join().ok()).unwrap_or_default();
-        panic!("the Python program {what}. Its error output:\n{stderr}");
-    }
-
-    fn end(&mut self) {
-        // Both fail only for a process that has ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Drop for Python {
-    fn drop(&mut self) {
-        self.end();
+    pub fn finish(self) -> String {
+        self.0.finish()
     }
 }
