@@ -22,7 +22,19 @@ class _Options(TypedDict, total=False):
     request_timeout: _Time | None
     retry_timeout: _Time | None
 
-__all__ = ["AsyncStore", "Client", "Completions", "EtcdServer", "Store", "Task", "__version__", "run_command"]
+__all__ = [
+    "AsyncStore",
+    "Client",
+    "Completions",
+    "EtcdServer",
+    "LocalServer",
+    "Rendezvous",
+    "Round",
+    "Store",
+    "Task",
+    "__version__",
+    "run_command",
+]
 
 __version__: str
 
@@ -112,6 +124,52 @@ class EtcdServer:
     def is_embedded(self) -> bool: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: object) -> None: ...
+
+@final
+class LocalServer:
+    @staticmethod
+    def alone() -> LocalServer: ...
+    @staticmethod
+    def on_demand(endpoint: str) -> tuple[LocalServer | None, bool]: ...
+    @property
+    def endpoint(self) -> str: ...
+    def stop(self) -> None: ...
+
+@final
+class Rendezvous:
+    def __new__(
+        cls,
+        backend: str,
+        endpoint: str,
+        run_id: str,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None = None,
+        config: dict[str, str] | None = None,
+        patience: _Time | None = None,
+    ) -> Self: ...
+    def next_rendezvous(self) -> Round: ...
+    def is_closed(self) -> bool: ...
+    def set_closed(self, reason: str = "") -> None: ...
+    def num_nodes_waiting(self) -> int: ...
+    def members(self) -> list[tuple[str, str, str]]: ...
+    def leave(self, timeout: _Time | None = None) -> None: ...
+    def shutdown(self, reason: str = "") -> bool: ...
+
+@final
+class Round:
+    @property
+    def round(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def master_addr(self) -> str: ...
+    @property
+    def master_port(self) -> int: ...
+    @property
+    def store(self) -> Store: ...
 
 @final
 class Completions:

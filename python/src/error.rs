@@ -2,10 +2,10 @@
 
 use std::error::Error;
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyConnectionError, PyValueError};
 use pyo3::prelude::*;
 use rallypoint::etcd::{Error as EtcdError, ErrorKind};
-use rallypoint::server::EtcdServerError;
+use rallypoint_rendezvous::RendezvousError;
 use rallypoint_store::StoreError;
 
 /// The exception of the class `name`, with the text of `error` and its causes.
@@ -57,8 +57,28 @@ pub(crate) fn etcd(py: Python<'_>, error: &EtcdError) -> PyErr {
     }
 }
 
+/// An error of a rendezvous.
+pub(crate) fn rendezvous(py: Python<'_>, error: &RendezvousError) -> PyErr {
+    let name = match error {
+        RendezvousError::Closed { .. } => "RendezvousClosedError",
+        RendezvousError::Timeout { .. } => "RendezvousTimeoutError",
+        RendezvousError::Connection { source, .. } => {
+            let made = exception(py, "RendezvousConnectionError", error);
+            made.set_cause(py, Some(PyConnectionError::new_err(text(&**source))));
+            return made;
+        }
+        RendezvousError::State { .. }
+        | RendezvousError::Mismatch { .. }
+        | RendezvousError::Replaced { .. } => "RendezvousStateError",
+        RendezvousError::GracefulExit { .. } => "RendezvousGracefulExitError",
+        RendezvousError::Parameter(problem) => return settings(problem),
+        _ => "RendezvousError",
+    };
+    exception(py, name, error)
+}
+
 /// An error of a server that was to be started.
-pub(crate) fn server(py: Python<'_>, error: &EtcdServerError) -> PyErr {
+pub(crate) fn server(py: Python<'_>, error: &dyn Error) -> PyErr {
     exception(py, "ServerError", error)
 }
 

@@ -6,7 +6,8 @@
 //! - `error`: which exception an error becomes; the classes are in `rallypoint/errors.py`.
 //! - `store`, `async_store`: the store, for threads and for asyncio; `operation` is what both can do.
 //! - `completions`: how results get from the runtime to an event loop.
-//! - `client`, `server`: an etcd to ask, an etcd to start.
+//! - `client`, `server`, `local_server`: an etcd to ask, one to start, one to start where none is.
+//! - `rendezvous`: one node's side of a run.
 //! - `command`: the command `rallypoint`.
 
 mod async_store;
@@ -16,7 +17,9 @@ mod completions;
 mod connection;
 mod error;
 mod key;
+mod local_server;
 mod operation;
+mod rendezvous;
 mod runtime;
 mod server;
 mod store;
@@ -32,6 +35,10 @@ mod _rallypoint {
     use crate::command::run_command;
     #[pymodule_export]
     use crate::completions::{Completions, Task};
+    #[pymodule_export]
+    use crate::local_server::LocalServer;
+    #[pymodule_export]
+    use crate::rendezvous::{Rendezvous, Round};
     #[pymodule_export]
     use crate::server::EtcdServer;
     #[pymodule_export]

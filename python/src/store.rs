@@ -47,6 +47,11 @@ impl Source {
 }
 
 impl Store {
+    /// The store of a round of a rendezvous.
+    pub(crate) fn of_round(store: AnyStore) -> Self {
+        Store::new(None, store)
+    }
+
     fn new(source: Option<Source>, store: AnyStore) -> Self {
         Store { source, opened: Mutex::new(OfProcess::new(store)) }
     }

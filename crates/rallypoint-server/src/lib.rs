@@ -22,6 +22,7 @@
 //! - `shared`: the v3 state behind its one lock, and the task that ends leases.
 //! - `state`: the v3 state, plain data that is told the time: `mvcc` (keys and their history), `lease`, and
 //!   `watch` (who is to be told what).
+//! - `on_demand`: this server where nothing listens yet.
 //! - `managed`: a real etcd as a child process, or this server where there is none.
 //! - `v2`: the tree of the v2 API, plain data too. The two halves share no keys, as in etcd.
 
@@ -34,6 +35,7 @@ mod lease;
 mod managed;
 mod metrics;
 mod mvcc;
+mod on_demand;
 mod serve;
 mod shared;
 mod state;
@@ -44,6 +46,7 @@ mod watch;
 pub use config::{Config, Tls};
 pub use error::ServerError;
 pub use managed::{BINARY_VARIABLE, EtcdServer, EtcdServerError, EtcdServerOptions};
+pub use on_demand::OnDemand;
 pub use serve::Server;
 
 #[doc(hidden)]

@@ -1,6 +1,15 @@
-"""Rallypoint for PyTorch: the store, and the rendezvous backends of torchrun."""
+"""Rallypoint for PyTorch: the store, and the rendezvous backends of torchrun.
+
+With the package installed, torchrun knows its backends by name: ``torchrun --rdzv-backend=rallypoint ...``.
+
+- :class:`EtcdStore`: a ``torch.distributed.Store`` that is kept in etcd.
+- :func:`create_rdzv_handler`: the handler that a backend's name stands for.
+- :class:`EtcdServer`: an etcd for one machine.
+"""
 
 from rallypoint import EtcdServer
+from rallypoint.torch.create import create_rdzv_handler
+from rallypoint.torch.handler import RendezvousHandler
 from rallypoint.torch.store import EtcdStore
 
-__all__ = ["EtcdServer", "EtcdStore"]
+__all__ = ["EtcdServer", "EtcdStore", "RendezvousHandler", "create_rdzv_handler"]

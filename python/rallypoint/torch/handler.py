@@ -1,0 +1,108 @@
+"""The handlers that torchrun drives."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed.elastic.rendezvous import RendezvousHandler as _RendezvousHandler
+from torch.distributed.elastic.rendezvous import api
+
+from rallypoint import errors
+from rallypoint._rallypoint import LocalServer, Rendezvous
+from rallypoint.torch._errors import translated
+from rallypoint.torch.store import EtcdStore
+
+logger = logging.getLogger("rallypoint")
+
+# The others notice a node that says nothing when its lease ends: no reason to wait long for saying it.
+_TO_SAY_GOODBYE = timedelta(seconds=2)
+
+
+class RendezvousHandler(_RendezvousHandler):
+    """One node's side of a run, as torchrun drives it.
+
+    :func:`create_rdzv_handler` makes it.
+    """
+
+    def __init__(
+        self, rendezvous: Rendezvous, backend: str, run_id: str, server: LocalServer | None = None
+    ) -> None:
+        self._rendezvous = rendezvous
+        self._backend = backend
+        self._run_id = run_id
+        self._server = server
+        self._store: EtcdStore | None = None
+        # torchrun does not shut a handler down when it is told to end by a signal, so as not to close the run.
+        atexit.register(self._leave)
+
+    def get_backend(self) -> str:
+        """The name of the backend."""
+        return self._backend
+
+    def get_run_id(self) -> str:
+        """The run that this node belongs to."""
+        return self._run_id
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether the workers meet on a store of torchrun's: no, the one with rank 0 starts its own."""
+        return False
+
+    @translated
+    def next_rendezvous(self) -> Any:
+        """Meets the others: waits until a round with this node in it is complete."""
+        round = self._rendezvous.next_rendezvous()
+        # Kept until the next round has begun: torch's C++ does not keep the Python half.
+        self._store = EtcdStore.over(round.store)
+        logger.info(
+            "run %r: round %d, rank %d of %d, workers meet at %s:%d",
+            *(self._run_id, round.round, round.rank, round.world_size, round.master_addr, round.master_port),
+        )
+        where = api.RendezvousStoreInfo(round.master_addr, round.master_port)
+        return api.RendezvousInfo(self._store, round.rank, round.world_size, where)
+
+    @translated
+    def is_closed(self) -> bool:
+        """Whether the run is closed."""
+        return self._rendezvous.is_closed()
+
+    @translated
+    def set_closed(self) -> None:
+        """Ends the run for all nodes, for good."""
+        self._rendezvous.set_closed("a node closed it")
+
+    @translated
+    def num_nodes_waiting(self) -> int:
+        """How many nodes wait to get in; also not 0 when a member is gone, so that torchrun meets again."""
+        try:
+            return self._rendezvous.num_nodes_waiting()
+        except errors.RendezvousConnectionError as error:
+            # A group at work outlives an etcd that is away.
+            logger.warning("run %r: %s", self._run_id, error)
+            return 0
+
+    def shutdown(self) -> bool:
+        """Ends this node's part: a member closes the run, others just leave."""
+        atexit.unregister(self._leave)
+        try:
+            return self._rendezvous.shutdown("a node has finished")
+        except errors.RallypointError as error:
+            logger.warning("run %r: cannot leave in good order: %s", self._run_id, error)
+            return False
+        finally:
+            self._stop_server()
+
+    def _leave(self) -> None:
+        try:
+            self._rendezvous.leave(_TO_SAY_GOODBYE)
+        except errors.RallypointError as error:
+            logger.info("run %r: cannot leave in good order: %s", self._run_id, error)
+        self._stop_server()
+
+    def _stop_server(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop()

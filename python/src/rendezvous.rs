@@ -1,0 +1,161 @@
+//! One node's side of a run.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use rallypoint_core::Backoff;
+use rallypoint_rendezvous::{
+    Registry, Rendezvous as Completed, RendezvousError, RendezvousHandler, RendezvousParameters, Result,
+};
+use rallypoint_store::StoreError;
+use tokio::time::Instant;
+
+use crate::error;
+use crate::key::Time;
+use crate::runtime::{OfProcess, wait};
+use crate::store::Store;
+
+/// Longer than any job lasts.
+const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// One node's side of a run: it meets the others, is told when the group is no longer whole, and meets again.
+///
+/// `backend` is "rallypoint" or "etcd"; `config` has its options by name, each as text. For `patience` it waits for
+/// an etcd that is not there yet.
+#[pyclass(frozen, module = "rallypoint")]
+#[derive(Debug)]
+pub(crate) struct Rendezvous(OfProcess<Arc<dyn RendezvousHandler>>);
+
+/// Makes the handler, and waits for an etcd that another node may yet start.
+async fn connect(parameters: RendezvousParameters, patience: Duration) -> Result<Arc<dyn RendezvousHandler>> {
+    let registry = Registry::with_defaults();
+    let deadline = Instant::now() + patience;
+    let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
+    loop {
+        match registry.create(parameters.clone()).await {
+            Err(RendezvousError::Connection { .. }) if Instant::now() < deadline => {
+                tokio::time::sleep(backoff.next(fastrand::f64())).await;
+            }
+            made => return made,
+        }
+    }
+}
+
+impl Rendezvous {
+    fn handler(&self, py: Python<'_>) -> PyResult<Arc<dyn RendezvousHandler>> {
+        self.0.get().cloned().ok_or_else(|| error::store(py, &StoreError::Forked))
+    }
+
+    fn run<T, F>(
+        &self,
+        py: Python<'_>,
+        operation: impl FnOnce(Arc<dyn RendezvousHandler>) -> F,
+    ) -> PyResult<T>
+    where
+        T: Send,
+        F: Future<Output = Result<T>> + Send,
+    {
+        wait(py, operation(self.handler(py)?))?.map_err(|problem| error::rendezvous(py, &problem))
+    }
+}
+
+#[pymethods]
+impl Rendezvous {
+    #[new]
+    #[pyo3(signature = (backend, endpoint, run_id, min_nodes, max_nodes, local_addr=None, config=None, patience=None))]
+    #[expect(clippy::too_many_arguments, reason = "they are what torchrun hands over")]
+    fn new(
+        py: Python<'_>,
+        backend: &str,
+        endpoint: &str,
+        run_id: &str,
+        min_nodes: usize,
+        max_nodes: usize,
+        local_addr: Option<String>,
+        config: Option<BTreeMap<String, String>>,
+        patience: Option<Time>,
+    ) -> PyResult<Self> {
+        let parameters = RendezvousParameters::new(backend, endpoint, run_id, min_nodes, max_nodes)
+            .map_err(|problem| error::settings(&problem))?;
+        let config = config.unwrap_or_default();
+        let parameters = RendezvousParameters { local_addr, config, ..parameters };
+        let connecting = connect(parameters, patience.map_or(Duration::ZERO, |time| time.0));
+        let handler = wait(py, connecting)?.map_err(|problem| error::rendezvous(py, &problem))?;
+        Ok(Rendezvous(OfProcess::new(handler)))
+    }
+
+    /// Meets the others: waits until a round with this node in it is complete.
+    fn next_rendezvous(&self, py: Python<'_>) -> PyResult<Round> {
+        let round =
+            self.run(py, async |handler: Arc<dyn RendezvousHandler>| handler.next_rendezvous().await)?;
+        Round::new(py, round)
+    }
+
+    /// Whether the run is closed.
+    fn is_closed(&self, py: Python<'_>) -> PyResult<bool> {
+        self.run(py, async |handler: Arc<dyn RendezvousHandler>| handler.is_closed().await)
+    }
+
+    /// Ends the run for all nodes, for good.
+    #[pyo3(signature = (reason=""))]
+    fn set_closed(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        self.run(py, async |handler: Arc<dyn RendezvousHandler>| handler.set_closed(reason).await)
+    }
+
+    /// How many nodes wait to get in; also not 0 when a member is gone.
+    fn num_nodes_waiting(&self, py: Python<'_>) -> PyResult<usize> {
+        self.run(py, async |handler: Arc<dyn RendezvousHandler>| handler.num_nodes_waiting().await)
+    }
+
+    /// The nodes of the last round this node was in, by rank: name, address, and what it says of itself.
+    fn members(&self, py: Python<'_>) -> PyResult<Vec<(String, String, String)>> {
+        let members = self.run(py, async |handler: Arc<dyn RendezvousHandler>| handler.members().await)?;
+        Ok(members.into_iter().map(|member| (member.node, member.address, member.about)).collect())
+    }
+
+    /// Leaves in good order: the others are told at once. The run goes on. After `timeout` it just goes.
+    #[pyo3(signature = (timeout=None))]
+    fn leave(&self, py: Python<'_>, timeout: Option<Time>) -> PyResult<()> {
+        let timeout = timeout.map_or(FOR_EVER, |time| time.0);
+        self.run(py, async |handler: Arc<dyn RendezvousHandler>| {
+            tokio::time::timeout(timeout, handler.leave()).await.unwrap_or(Ok(()))
+        })
+    }
+
+    /// Ends this node's part: a member closes the run, others just leave. Says whether that went well.
+    #[pyo3(signature = (reason=""))]
+    fn shutdown(&self, py: Python<'_>, reason: &str) -> PyResult<bool> {
+        self.run(py, async |handler: Arc<dyn RendezvousHandler>| Ok(handler.shutdown(reason).await))
+    }
+}
+
+/// A completed round, as one of its members sees it.
+#[pyclass(frozen, get_all, module = "rallypoint")]
+#[derive(Debug)]
+pub(crate) struct Round {
+    /// Counts the rounds of the run; only grows.
+    round: u64,
+    /// This node's place, from 0.
+    rank: usize,
+    /// The number of nodes in the round.
+    world_size: usize,
+    /// Where the workers meet: an address or name of the node with rank 0.
+    master_addr: String,
+    /// A port that was free there.
+    master_port: u16,
+    /// Data that the members of this round share.
+    store: Py<Store>,
+}
+
+impl Round {
+    fn new(py: Python<'_>, completed: Completed) -> PyResult<Self> {
+        let Completed { round, rank, world_size, master, held_port, store } = completed;
+        // torchrun starts the worker that listens there right away.
+        drop(held_port);
+        let store = Py::new(py, Store::of_round(store))?;
+        Ok(Round { round, rank, world_size, master_addr: master.address, master_port: master.port, store })
+    }
+}
