@@ -617,7 +617,8 @@ impl Node {
             };
             revision
         };
-        let last = self.round.as_ref().map_or(0, |(record, _)| record.round);
+        // Not what `self.round` says: the watch may have told of the new round before this reply came.
+        let last = plan.record.round - 1;
         lead.roster.complete(plan.record.round, plan.members, &News::default());
         lead.roster.look_at_all(now < self.spare_until);
         lead.last_call_at = None;
