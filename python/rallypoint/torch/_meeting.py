@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from datetime import timedelta
 from typing import NamedTuple
 
 from rallypoint._rallypoint import LocalServer
-
-logger = logging.getLogger("rallypoint")
+from rallypoint.torch._log import logger
 
 # Another node may yet start the server; c10d waits for as long.
 _FOR_ANOTHER_NODE = timedelta(seconds=60)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 from datetime import timedelta
 from typing import Any
 
@@ -13,9 +12,8 @@ from torch.distributed.elastic.rendezvous import api
 from rallypoint import errors
 from rallypoint._rallypoint import LocalServer, Rendezvous
 from rallypoint.torch._errors import translated
+from rallypoint.torch._log import logger
 from rallypoint.torch.store import EtcdStore
-
-logger = logging.getLogger("rallypoint")
 
 # The others notice a node that says nothing when its lease ends: no reason to wait long for saying it.
 _TO_SAY_GOODBYE = timedelta(seconds=2)

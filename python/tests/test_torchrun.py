@@ -1,0 +1,80 @@
+"""Real torchrun, real training on gloo, agents really killed."""
+
+from __future__ import annotations
+
+import pytest
+from support import Cluster, free_ports
+from torchrun import Job
+
+QUICK = "last_call_timeout=1,lease_timeout=2"
+
+
+@pytest.fixture
+def job(tmp_path):
+    jobs = []
+
+    def make(*args, **kwargs) -> Job:
+        jobs.append(Job(tmp_path, *args, **kwargs))
+        return jobs[-1]
+
+    yield make
+    for made in jobs:
+        made.stop()
+
+
+@pytest.fixture
+def cluster():
+    cluster = Cluster(3)
+    yield cluster
+    cluster.stop()
+
+
+def test_agents_meet_where_nothing_listened_before(job):
+    """No etcd anywhere: the first agent starts the embedded server, as with c10d."""
+    run = job(f"127.0.0.1:{free_ports(1)[0]}", "2", conf=QUICK)
+    agents = [run.start("a"), run.start("b")]
+    run.wait_until_all_work(agents)
+    run.finish(agents)
+    assert [len(agent.said("met")) for agent in agents] == [1, 1], run.report()
+    # One of them has the server, and outlives the other.
+    assert sum("starts the embedded server" in agent.errors() for agent in agents) == 1, run.report()
+    assert "WARN" not in run.report(), run.report()
+
+
+def test_the_rest_goes_on_without_a_killed_agent_and_a_killed_etcd(job, cluster):
+    run = job(cluster.endpoint, "2:3", conf=QUICK)
+    agents = [run.start(name) for name in "abc"]
+    run.wait_until_all_work(agents)
+    cluster.kill(0)
+    before = run.now()
+    dead, *rest = sorted(agents, key=lambda agent: agent.said("works")[-1]["rank"])
+    dead.kill()
+    run.wait_until_all_work(rest, before)
+    run.finish(rest)
+
+
+def test_a_late_agent_is_taken_in(job, etcd):
+    run = job(etcd, "1:2", conf=QUICK)
+    first = run.start("first")
+    run.wait_until_all_work([first])
+    late = run.start("late")
+    run.wait_until_all_work([first, late])
+    # A change of the group is no failure of the workers, and costs no restart.
+    assert [said["restarts"] for said in first.said("met")] == [0, 0], run.report()
+    run.finish([first, late])
+
+
+def test_a_spare_disturbs_nobody_until_it_takes_over(job, etcd):
+    run = job(etcd, "2", conf=QUICK)
+    members = [run.start("a"), run.start("b")]
+    run.wait_until_all_work(members)
+    spare = run.start("spare")
+    run.wait_for("the spare stands by", lambda: "rendezvous" in spare.errors().lower())
+    before = run.now()
+    dead, rest = sorted(members, key=lambda agent: agent.said("works")[-1]["rank"])
+    assert [len(agent.said("met")) for agent in members] == [1, 1], run.report()
+    dead.kill()
+    run.wait_until_all_work([rest, spare], before)
+    # It took the dead one's rank; the other kept its own.
+    assert (spare.said("met")[-1]["rank"], rest.said("met")[-1]["rank"]) == (0, 1), run.report()
+    run.finish([rest, spare])
