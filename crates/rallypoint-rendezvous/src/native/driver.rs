@@ -99,7 +99,8 @@ impl Driver {
         loop {
             self.drain();
             let [group, rank, nodes] = &mut self.watches;
-            let timeout = self.node.poll_timeout().map(|after| self.began + after);
+            // A time that no clock reaches is never.
+            let timeout = self.node.poll_timeout().and_then(|after| self.began.checked_add(after));
             tokio::select! {
                 command = self.commands.recv() => match command {
                     None => return,
