@@ -11,7 +11,7 @@ use super::etcd::{
     Condition, Entry, Event, Failure, Op, OpReply, Reply, Request, Txn, TxnReply, Update, Watched,
 };
 use super::node::{Goal, Node, Task, json, parse};
-use super::output::{Output, WatchId};
+use super::output::{Output, Refusal, WatchId};
 use super::record::{MasterRecord, News, NodeRecord, RankRecord, RoundRecord, Wants};
 use super::roster::{Present, Roster, Seat};
 use crate::Backoff;
@@ -73,8 +73,12 @@ struct Plan {
     record: RoundRecord,
     seats: Vec<(String, u64)>,
     members: HashMap<String, Seat>,
-    /// The revision since which rank 0 is there.
-    master_since: i64,
+    /// The round before this one, and when its record was written: the commit follows on that and nothing else,
+    /// however often it is tried.
+    last_round: u64,
+    last_modified: i64,
+    /// When rank 0 last said where it is.
+    master_modified: i64,
     /// Since when the plan is the last one begun.
     fence: Option<i64>,
     next: usize,
@@ -219,13 +223,13 @@ impl Node {
     /// The point at which a round is complete.
     fn commit(&self) -> Request {
         let plan = self.lead.as_ref().and_then(|lead| lead.plan.as_ref());
-        let (Some(plan), Some((_, modified))) = (plan, &self.round) else {
+        let Some(plan) = plan else {
             return self.leader_txn(vec![], vec![]);
         };
         let when = vec![
-            Condition::ModifiedAt(self.keys.round(), *modified),
+            Condition::ModifiedAt(self.keys.round(), plan.last_modified),
             Condition::ModifiedAt(self.keys.plan(), plan.fence.unwrap_or_default()),
-            Condition::CreatedAt(self.keys.node(&plan.seats[0].0), plan.master_since),
+            Condition::ModifiedAt(self.keys.node(&plan.seats[0].0), plan.master_modified),
         ];
         let (value, lease) = (json(&plan.record), plan.record.lease);
         self.leader_txn(when, vec![Op::Put { key: self.keys.round(), value, lease }])
@@ -313,6 +317,15 @@ impl Node {
         }
         lead.placed = ranks.iter().map(|entry| self.keys.id_of(&entry.key).to_owned()).collect();
         if let Some((record, _)) = self.round.as_ref().filter(|_| !self.round_missing) {
+            // Who has a place in an earlier round may be in it still. If not, it asks again when it hears of this.
+            for entry in &ranks {
+                let id = self.keys.id_of(&entry.key);
+                let Ok(rank) = parse::<RankRecord>(entry) else { continue };
+                let same = |node: &Present| node.record.incarnation == rank.incarnation;
+                if rank.round < record.round && lead.roster.get(id).is_some_and(same) {
+                    lead.roster.spend(id, entry.mod_revision);
+                }
+            }
             let members = ranks.iter().filter_map(|entry| {
                 let RankRecord { plan, rank, incarnation, left, .. } = parse(entry).ok()?;
                 let seat = Seat { rank, incarnation, left, lost: false, gone: false };
@@ -351,6 +364,14 @@ impl Node {
                     put_node(&mut lead.roster, self.keys.id_of(&entry.key), entry);
                 }
             }
+        }
+        match lead.roster.get(&self.config.id) {
+            Some(node) if node.record.incarnation != self.config.incarnation => {
+                return self.refuse(Refusal::Replaced);
+            }
+            Some(_) => {}
+            // Its own lease has ended, or that of a process that had replaced it.
+            None => self.standing = None,
         }
         // A plan with somebody who is gone is not worth committing.
         let roster = &lead.roster;
@@ -452,10 +473,12 @@ impl Node {
         self.round_now(record, reply.revision);
     }
 
-    /// This node itself has written the round's record.
+    /// This node itself has written the round's record. The watch may have told of a later one by now.
     fn round_now(&mut self, record: RoundRecord, revision: i64) {
-        self.round = Some((record, revision));
-        self.round_missing = false;
+        if self.round.as_ref().is_none_or(|(_, modified)| *modified < revision) {
+            self.round = Some((record, revision));
+            self.round_missing = false;
+        }
         self.settle();
     }
 
@@ -505,7 +528,7 @@ impl Node {
     }
 
     fn begin_plan(&mut self) {
-        let (Some(lead), Some((record, _))) = (&mut self.lead, &self.round) else { return };
+        let (Some(lead), Some((record, last_modified))) = (&mut self.lead, &self.round) else { return };
         lead.plans += 1;
         let id = format!("{}-{}", lead.term, lead.plans);
         let seats: Vec<_> = lead.roster.seats();
@@ -535,7 +558,9 @@ impl Node {
             id,
             record: next,
             members: members.collect(),
-            master_since: master.created,
+            last_round: record.round,
+            last_modified: *last_modified,
+            master_modified: master.modified,
             seats: nodes.iter().map(|(id, node)| ((*id).clone(), node.record.incarnation)).collect(),
             fence: None,
             next: 0,
@@ -600,48 +625,49 @@ impl Node {
     fn committed(&mut self, now: Duration, number: u64, reply: TxnReply) {
         let Some(lead) = self.lead.as_mut().filter(|lead| lead.plans == number) else { return };
         let Some(plan) = lead.plan.take() else { return };
-        let revision = if reply.held {
-            reply.revision
+        let (record, revision) = if reply.held {
+            (plan.record, reply.revision)
         } else {
-            // An earlier try may have got through, and its reply was lost.
+            // An earlier try may have got through, and its reply was lost. There may be news of the round since.
             let ours = match reply.results.get(1) {
                 Some(OpReply::Got(Some(entry))) => parse::<RoundRecord>(entry)
-                    .is_ok_and(|record| record.plan == plan.id)
-                    .then_some(entry.mod_revision),
+                    .ok()
+                    .filter(|record| record.plan == plan.id)
+                    .map(|record| (record, entry.mod_revision)),
                 _ => None,
             };
-            let Some(revision) = ours else {
+            let Some(ours) = ours else {
                 // The master is gone, or the run was closed. The watch tells soon.
                 lead.plan_at = now + Duration::from_millis(50);
                 return self.not_held(reply.results);
             };
-            revision
+            ours
         };
-        // Not what `self.round` says: the watch may have told of the new round before this reply came.
-        let last = plan.record.round - 1;
-        lead.roster.complete(plan.record.round, plan.members, &News::default());
+        lead.roster.complete(record.round, plan.members, &record.news);
         lead.roster.look_at_all(now < self.spare_until);
         lead.last_call_at = None;
         lead.progress_at = now + PROGRESS;
-        self.tidy(last);
-        self.round_now(plan.record, revision);
+        self.tidy(plan.last_round);
+        self.round_now(record, revision);
     }
 
-    /// Removes what only earlier rounds had a use for. Whatever comes of it: the run's lease ends one day.
+    /// Removes what only earlier rounds had a use for, unless the next plan has begun by then. Whatever comes of
+    /// it: the run's lease ends one day.
     fn tidy(&mut self, last: u64) {
         let Some(lead) = &mut self.lead else { return };
         let mut then = Vec::new();
         if last > 0 {
             then.push(Op::DeletePrefix(self.keys.store(last)));
         }
-        let stale = lead.placed.iter().filter(|id| lead.roster.get(id).is_none());
+        let stale = lead.placed.iter().filter(|id| !lead.roster.knows(id));
         let stale: Vec<String> = stale.take(PLACES).cloned().collect();
         for id in stale {
             then.push(Op::Delete(self.keys.rank(&id)));
             lead.placed.remove(&id);
         }
         if !then.is_empty() {
-            let request = self.leader_txn(vec![], then);
+            let when = vec![Condition::ModifiedAt(self.keys.plan(), lead.fence)];
+            let request = self.leader_txn(when, then);
             self.request(Task::Forgotten, request);
         }
     }
@@ -689,7 +715,7 @@ impl Node {
 
 fn put_node(roster: &mut Roster, id: &str, entry: &Entry) {
     match parse::<NodeRecord>(entry) {
-        Ok(record) => roster.put(id, Present { record, created: entry.create_revision }),
+        Ok(record) => roster.put(id, Present::new(record, entry)),
         // Not a node of ours: it is not there.
         Err(_) => roster.remove(id, false),
     }

@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use super::etcd::{Condition, Failure, Op, OpReply, Reply, Request, Txn};
-use super::node::{Goal, Node, Task, json};
+use super::node::{Goal, Node, Task, json, parse};
 use super::output::{NodeEvent, Output};
-use super::record::{RankRecord, RoundRecord, Wants};
+use super::record::{NodeRecord, RankRecord, RoundRecord, Wants};
 
 /// What is left to do, in this order.
 #[derive(Debug)]
@@ -14,6 +14,8 @@ pub(super) struct Leaving {
     closing: Option<Closing>,
     /// It only closes the run; the node stays.
     stays: bool,
+    /// This node was the leader, since this revision, and will be again if it stays.
+    led: Option<i64>,
     /// The others have been told.
     said: bool,
     /// It has been tried.
@@ -66,9 +68,13 @@ impl Node {
     fn leave_with(&mut self, closing: Option<Closing>) {
         self.stop_joining();
         let stays = closing.is_some();
+        let led = self.lead.as_ref().map(|lead| lead.term);
         match &mut self.goal {
             Goal::Leaving(leaving) => leaving.stays &= stays,
-            goal => *goal = Goal::Leaving(Leaving { closing, stays, said: false, swept: false, busy: false }),
+            goal => {
+                *goal =
+                    Goal::Leaving(Leaving { closing, stays, led, said: false, swept: false, busy: false });
+            }
         }
         self.step_down();
     }
@@ -108,7 +114,12 @@ impl Node {
             }
         }
         if leaving.stays {
+            let led = leaving.led;
             self.goal = Goal::In;
+            match led {
+                Some(term) => self.become_leader(now, term),
+                None => self.succeed(now),
+            }
             return self.settle();
         }
         let Some(lease) = self.lease else { return self.gone(now) };
@@ -119,13 +130,19 @@ impl Node {
             (leaving.said, leaving.busy) = (true, true);
             let value = json(&self.record(Wants::Leave));
             let mut then = vec![Op::Put { key: node.clone(), value, lease }];
-            if let Some((rank, lease)) = self.place() {
-                let (key, value) =
-                    (self.keys.rank(&self.config.id), json(&RankRecord { left: true, ..rank }));
-                then.push(Op::Put { key, value, lease });
+            if let Some((rank, modified, lease)) = self.place() {
+                let key = self.keys.rank(&self.config.id);
+                let value = json(&RankRecord { left: true, ..rank });
+                // The next plan may have written there by now.
+                let when = vec![Condition::ModifiedAt(key.clone(), modified)];
+                then.push(Op::Txn(Txn {
+                    when,
+                    then: vec![Op::Put { key, value, lease }],
+                    otherwise: vec![],
+                }));
             }
-            let txn =
-                Txn { when: vec![Condition::ModifiedAt(node, standing.modified)], then, otherwise: vec![] };
+            let when = vec![Condition::ModifiedAt(node.clone(), standing.modified)];
+            let txn = Txn { when, then, otherwise: vec![Op::Get(node)] };
             return self.request(Task::Leaving(LeavingTask::Say), Request::Txn(txn));
         }
         if closed && !leaving.swept {
@@ -181,9 +198,22 @@ impl Node {
                 self.request(Task::Forgotten, Request::Revoke(run_lease));
             }
             (LeavingTask::Revoke, Ok(_) | Err(Failure::LeaseGone)) => self.gone(now),
+            (LeavingTask::Say, Ok(Reply::Txn(reply))) if !reply.held => self.say_again(reply.results),
             // The others learn of it from the lease's end, and what is left hangs on a lease too.
             (LeavingTask::Say | LeavingTask::Sweep { .. }, _) => {}
             _ => self.wait_before_retry(now),
+        }
+    }
+
+    /// What this node knew of its own record was out of date, because a reply was lost.
+    fn say_again(&mut self, results: Vec<OpReply>) {
+        let Some(OpReply::Got(Some(entry))) = results.into_iter().next() else { return };
+        let ours = parse::<NodeRecord>(&entry).is_ok_and(|it| it.incarnation == self.config.incarnation);
+        if let (Some(standing), Goal::Leaving(leaving)) = (&mut self.standing, &mut self.goal)
+            && ours
+            && standing.modified != entry.mod_revision
+        {
+            (standing.modified, leaving.said) = (entry.mod_revision, false);
         }
     }
 

@@ -47,8 +47,9 @@ pub struct Node {
     pub(super) standing: Option<Standing>,
     /// This process has stood in etcd before: whoever stands there instead has replaced it.
     established: bool,
-    /// The lease of an earlier process of this name, to be ended.
-    inherited: Option<i64>,
+    /// The leases of earlier processes of this name, to be ended.
+    inherited: Vec<i64>,
+    evicting: bool,
     /// A grant or a registration is under way.
     busy: bool,
     retry_at: Option<Duration>,
@@ -61,6 +62,7 @@ pub struct Node {
     /// The record is not in etcd (any more).
     pub(super) round_missing: bool,
     rank: Option<RankRecord>,
+    rank_modified: i64,
     leader_known: bool,
     campaign_at: Option<Duration>,
     campaigning: bool,
@@ -88,6 +90,8 @@ pub(super) enum Task {
         lease: i64,
         record: NodeRecord,
     },
+    /// Ends the lease of an earlier process of this name, which learns from it that it was replaced.
+    Evict,
     Campaign,
     Leaving(LeavingTask),
     Leader {
@@ -127,7 +131,8 @@ impl Node {
             lease: None,
             standing: None,
             established: false,
-            inherited: None,
+            inherited: Vec::new(),
+            evicting: false,
             busy: false,
             retry_at: None,
             backoff: Backoff::default(),
@@ -136,6 +141,7 @@ impl Node {
             round: None,
             round_missing: false,
             rank: None,
+            rank_modified: 0,
             leader_known: false,
             campaign_at: None,
             campaigning: false,
@@ -164,6 +170,7 @@ impl Node {
         match self.pending.remove(&id) {
             Some(Task::Grant) => self.granted(now, &reply),
             Some(Task::Register { lease, record }) => self.registered(now, lease, record, reply),
+            Some(Task::Evict) => self.evicted(now, &reply),
             Some(Task::Campaign) => self.campaigned(now, reply),
             Some(Task::Leaving(task)) => self.handle_leaving(now, task, reply),
             Some(Task::Leader { term, task }) => self.handle_leader(now, term, task, reply),
@@ -252,10 +259,16 @@ impl Node {
         };
         let wanted = self.record(if self.joining { Wants::Join } else { Wants::Stay });
         let stands = self.standing.as_ref().filter(|standing| standing.lease == lease);
-        // A member at work need not say so: what it joined with still stands.
-        let enough = stands.and_then(|standing| standing.record.as_ref());
+        // A member at work need not say so: what it joined with still stands. Whoever is not watching has not
+        // seen the reply to its registration, nor what happened since.
+        let enough = stands.and_then(|standing| standing.record.as_ref()).filter(|_| self.watching);
         if enough.is_none_or(|record| self.joining && *record != wanted) {
             self.register(lease, wanted);
+        } else if let Some(lease) = self.inherited.last()
+            && !self.evicting
+        {
+            self.evicting = true;
+            self.request(Task::Evict, Request::Revoke(*lease));
         }
     }
 
@@ -274,7 +287,7 @@ impl Node {
     }
 
     /// One request to join, whatever is there: the node's key, the leader's where there is none, and a look at
-    /// the round.
+    /// the round and at this node's place: an earlier try may have got through, and been planned with.
     fn register(&mut self, lease: i64, record: NodeRecord) {
         self.busy = true;
         let key = self.keys.node(&self.config.id);
@@ -292,8 +305,9 @@ impl Node {
                     otherwise: vec![Op::Get(self.keys.leader())],
                 }),
                 Op::Get(self.keys.round()),
+                Op::Get(self.keys.rank(&self.config.id)),
             ],
-            otherwise: vec![Op::Get(key)],
+            otherwise: vec![Op::Get(key), Op::Get(self.keys.round())],
         };
         self.request(Task::Register { lease, record }, Request::Txn(txn));
     }
@@ -333,15 +347,21 @@ impl Node {
         let created = self.standing.as_ref().map_or(reply.revision, |standing| standing.created);
         self.standing = Some(Standing { record: Some(record), created, modified: reply.revision, lease });
         self.established = true;
-        if let Some(lease) = self.inherited.take() {
-            self.request(Task::Forgotten, Request::Revoke(lease));
-        }
         self.take_group(now, reply);
+    }
+
+    fn evicted(&mut self, now: Duration, reply: &Result<Reply, Failure>) {
+        self.evicting = false;
+        match reply {
+            Err(Failure::Unknown) => self.retry(now),
+            _ => drop(self.inherited.pop()),
+        }
     }
 
     /// Another record stands where this node wanted to write.
     fn found(&mut self, results: Vec<OpReply>) {
-        let Some(OpReply::Got(Some(entry))) = results.into_iter().next() else {
+        let mut results = results.into_iter();
+        let (Some(OpReply::Got(Some(entry))), round) = (results.next(), results.next()) else {
             self.standing = None;
             return;
         };
@@ -351,7 +371,15 @@ impl Node {
             if self.established {
                 return self.refuse(Refusal::Replaced);
             }
-            self.inherited = Some(entry.lease).filter(|lease| *lease != 0);
+            // Whoever has no place in this run must not take the place of one who has.
+            if let Some(OpReply::Got(Some(entry))) = round
+                && let Ok(RoundRecord { settings: Some(theirs), .. }) = parse(&entry)
+                && let Some((setting, ours, theirs)) = self.config.settings.difference(&theirs)
+            {
+                return self.refuse(Refusal::Mismatch { setting, ours, theirs });
+            }
+            // First in, so that the one whose end is under way stays the last.
+            self.inherited.insert(0, entry.lease);
         }
         let (created, modified) = (entry.create_revision, entry.mod_revision);
         self.standing = Some(Standing { record: ours, created, modified, lease: entry.lease });
@@ -362,7 +390,8 @@ impl Node {
         let revision = reply.revision;
         // What the watch has told already is newer, and in order.
         let news = !self.watching || revision > self.group_revision;
-        if !self.watching {
+        let begins = !self.watching;
+        if begins {
             self.watching = true;
             self.group_revision = revision;
             let rank = Watched::Key(self.keys.rank(&self.config.id));
@@ -379,8 +408,9 @@ impl Node {
                         self.leader_is(now, &entry);
                     }
                 }
-                OpReply::Got(Some(entry)) => self.round_is(&entry),
-                OpReply::Got(None) | OpReply::Done => {}
+                OpReply::Got(Some(entry)) if entry.key == self.keys.round() => self.round_is(&entry),
+                OpReply::Got(Some(entry)) if begins => self.rank_is(Some(&entry)),
+                OpReply::Got(_) | OpReply::Done => {}
             }
         }
     }
@@ -473,9 +503,9 @@ impl Node {
 
     /// Takes the place of a leader that is gone, after a random moment: few come early, and the larger the group
     /// the fewer, so that whoever is first is known to the others before they try.
-    fn succeed(&mut self, now: Duration) {
+    pub(super) fn succeed(&mut self, now: Duration) {
         let stands = self.standing.as_ref().is_some_and(|standing| standing.record.is_some());
-        if !matches!(self.goal, Goal::In) || !stands {
+        if !matches!(self.goal, Goal::In) || !stands || self.leader_known {
             return;
         }
         let nodes =
@@ -492,7 +522,7 @@ impl Node {
         }
         let (leader, node) = (self.keys.leader(), self.keys.node(&self.config.id));
         let txn = Txn {
-            when: vec![Condition::Missing(leader.clone()), Condition::CreatedAt(node, standing.created)],
+            when: vec![Condition::Missing(leader.clone()), Condition::ModifiedAt(node, standing.modified)],
             then: vec![self.put_leader(lease)],
             otherwise: vec![Op::Get(leader)],
         };
@@ -515,7 +545,7 @@ impl Node {
                     self.leader_is(now, entry);
                 }
                 Some(OpReply::Got(Some(_))) => {}
-                // No leader, so it was this node's own key that is gone: its lease has ended.
+                // No leader, so it was this node's own key: it is gone with its lease, or another process has it.
                 _ if reply.revision > self.group_revision => self.standing = None,
                 _ => {}
             },
@@ -554,12 +584,16 @@ impl Node {
             }),
             Update::Snapshot { entries, .. } => entries.into_iter().next(),
         };
+        self.rank_is(entry.as_ref());
+    }
+
+    fn rank_is(&mut self, entry: Option<&Entry>) {
         self.rank = None;
         let Some(entry) = entry else { return };
-        match parse::<RankRecord>(&entry) {
+        match parse::<RankRecord>(entry) {
             Ok(rank) => {
                 let ours = |rank: &RankRecord| rank.incarnation == self.config.incarnation && !rank.left;
-                self.rank = Some(rank).filter(ours);
+                (self.rank, self.rank_modified) = (Some(rank).filter(ours), entry.mod_revision);
                 self.settle();
             }
             Err(refusal) => self.refuse(refusal),
@@ -590,7 +624,13 @@ impl Node {
         if self.joining && record.round > self.member_of {
             let seat =
                 self.rank.as_ref().filter(|rank| rank.plan == record.plan && rank.round == record.round);
-            if let (Some(seat), Some(master)) = (seat, &record.master) {
+            if let (Some(seat), Some(master)) = (seat, &record.master)
+                && seat.rank == 0
+                && (&master.address, master.port) != (&self.config.address, self.port)
+            {
+                // Planned with what this node said before, and the others cannot meet there: it asks again.
+                self.member_of = record.round;
+            } else if let (Some(seat), Some(master)) = (seat, &record.master) {
                 let joined = Joined {
                     round: record.round,
                     rank: seat.rank,
@@ -604,6 +644,13 @@ impl Node {
                 self.told = None;
                 self.tell(NodeEvent::Joined(joined));
             }
+        }
+        // A place in a round that is over already: this node was a member and has missed it. It asks again.
+        if self.joining
+            && let (Some((record, _)), Some(rank)) = (&self.round, &self.rank)
+            && (self.member_of + 1..record.round).contains(&rank.round)
+        {
+            self.member_of = rank.round;
         }
         let Some((record, _)) = &self.round else { return };
         if self.joining {
@@ -641,11 +688,12 @@ impl Node {
         (self.campaign_at, self.leader_known, self.group_revision) = (None, false, 0);
     }
 
-    /// This node's place in the last round, if it was in that, and the lease that places hang on.
-    pub(super) fn place(&self) -> Option<(RankRecord, i64)> {
+    /// This node's place in the last round, if it was in that, when it was written, and the lease that places hang
+    /// on.
+    pub(super) fn place(&self) -> Option<(RankRecord, i64, i64)> {
         let (record, _) = self.round.as_ref()?;
         let rank = self.rank.as_ref().filter(|rank| rank.plan == record.plan && !self.round_missing)?;
-        Some((rank.clone(), record.lease))
+        Some((rank.clone(), self.rank_modified, record.lease))
     }
 
     pub(super) fn is_busy(&self) -> bool {

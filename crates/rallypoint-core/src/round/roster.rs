@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::etcd::Entry;
 use super::plan::{self, Candidate};
 use super::record::{Lost, NAMED_LOSSES, News, NodeRecord, Wants, Why};
 use super::settings::RunSettings;
@@ -24,6 +25,15 @@ pub(super) struct Roster {
 pub(super) struct Present {
     pub(super) record: NodeRecord,
     pub(super) created: i64,
+    pub(super) modified: i64,
+    /// It was in a round since it said this, and has not said anything since.
+    spent: bool,
+}
+
+impl Present {
+    pub(super) fn new(record: NodeRecord, entry: &Entry) -> Self {
+        Present { record, created: entry.create_revision, modified: entry.mod_revision, spent: false }
+    }
 }
 
 /// A member's place in the last round.
@@ -70,6 +80,15 @@ impl Roster {
 
     /// A round was completed, with these members. `told` is what they were told of it since.
     pub(super) fn complete(&mut self, round: u64, members: HashMap<String, Seat>, told: &News) {
+        let mut excluded = Vec::new();
+        for id in self.members.keys().filter(|id| !members.contains_key(*id)) {
+            if self.class(id) == Class::Running {
+                excluded.push(id.clone());
+            }
+        }
+        for id in excluded {
+            self.spend(&id, i64::MAX);
+        }
         self.round = round;
         self.members = members;
         self.lost.clone_from(&told.lost);
@@ -84,6 +103,13 @@ impl Roster {
         let others = self.nodes.keys().filter(|id| !self.members.contains_key(*id));
         for id in self.members.keys().chain(others) {
             self.counts[self.class(id) as usize] += 1;
+        }
+    }
+
+    /// A node was in a round that was planned at this revision, and that is over.
+    pub(super) fn spend(&mut self, id: &str, planned: i64) {
+        if let Some(node) = self.nodes.get_mut(id) {
+            node.spent |= node.modified < planned;
         }
     }
 
@@ -105,7 +131,7 @@ impl Roster {
         let joins =
             |node: &Present| node.record.wants == Wants::Join && node.record.settings == self.settings;
         match (seat, node) {
-            (None, Some(node)) if joins(node) => Class::Newcomer,
+            (None, Some(node)) if joins(node) && !node.spent => Class::Newcomer,
             (None, _) => Class::None,
             (Some(seat), None) if seat.lost => Class::None,
             (Some(_), None) => Class::Missing,
@@ -130,12 +156,17 @@ impl Roster {
         self.counts[self.class(id) as usize] += usize::from(self.knows(id));
     }
 
-    fn knows(&self, id: &str) -> bool {
+    /// Whether it is there, or a member.
+    pub(super) fn knows(&self, id: &str) -> bool {
         self.members.contains_key(id) || self.nodes.contains_key(id)
     }
 
     /// A node's key was written.
     pub(super) fn put(&mut self, id: &str, node: Present) {
+        // A fresh read tells what is known already, too.
+        if self.nodes.get(id).is_some_and(|known| known.modified == node.modified) {
+            return;
+        }
         self.change(id, |roster| drop(roster.nodes.insert(id.to_owned(), node)));
         self.look_at(id);
     }

@@ -1,0 +1,233 @@
+//! A random life of a run: what is drawn from a seed, and what goes wrong in it.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+use rallypoint_core::round::{RankPolicy, RunSettings};
+
+use crate::check::Violation;
+use crate::etcd::MIN_TTL;
+use crate::finale;
+use crate::network::Weather;
+use crate::planted::Planted;
+use crate::process::{Crash, Phase};
+use crate::world::{Setup, World};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    Crash,
+    CrashLeader,
+    CrashAtRequest,
+    CrashAll,
+    Restart,
+    /// A second process by the name of one that runs.
+    Double,
+    Newcomer,
+    Mismatch,
+    Leave,
+    CloseByMember,
+    CloseByOther,
+    CloseByOperator,
+    Stall,
+    StallLeader,
+    Cut,
+    CutMany,
+    EtcdPaused,
+    EtcdRestarted,
+    Compaction,
+    WorkerFailure,
+}
+
+const FAULTS: [Fault; 20] = [
+    Fault::Crash,
+    Fault::CrashLeader,
+    Fault::CrashAtRequest,
+    Fault::CrashAll,
+    Fault::Restart,
+    Fault::Double,
+    Fault::Newcomer,
+    Fault::Mismatch,
+    Fault::Leave,
+    Fault::CloseByMember,
+    Fault::CloseByOther,
+    Fault::CloseByOperator,
+    Fault::Stall,
+    Fault::StallLeader,
+    Fault::Cut,
+    Fault::CutMany,
+    Fault::EtcdPaused,
+    Fault::EtcdRestarted,
+    Fault::Compaction,
+    Fault::WorkerFailure,
+];
+
+/// What came of a seed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Figures {
+    pub(crate) rounds: u64,
+    pub(crate) processes: usize,
+    pub(crate) requests: u64,
+    pub(crate) revision: i64,
+}
+
+/// Lives through the world of a seed.
+pub(crate) fn live(seed: u64, planted: Planted, traced: bool) -> Result<Figures, Violation> {
+    let mut rng = Rng::with_seed(seed);
+    let mut world = draw(&mut rng, planted);
+    world.planted = planted;
+    world.traced = traced;
+    world.trace(|| format!("{:?}, {:?}", world.setup, world.weather));
+    let names = rng.usize(1..=world.setup.settings.max_nodes + 2);
+    let faults = draw_faults(&mut rng, planted);
+    world.trace(|| format!("{names} names, faults: {faults:?}"));
+
+    for name in 0..names {
+        world.start(&format!("n{name}"))?;
+        let pause = world.up_to(Duration::from_millis(200));
+        world.run_for(pause)?;
+    }
+    let end = world.now + Duration::from_secs(rng.u64(3..30));
+    let gap = Duration::from_millis(rng.u64(50..2_500));
+    while world.now < end && !faults.is_empty() {
+        let pause = world.up_to(gap * 2);
+        world.run_for(pause)?;
+        let fault = faults[rng.usize(..faults.len())];
+        strike(&mut world, &mut rng, fault, names)?;
+    }
+    finale::check(&mut world, &mut rng, names)?;
+    Ok(Figures {
+        rounds: world.check.commits,
+        processes: world.processes.len(),
+        requests: world.processes.iter().map(|process| process.requests).sum(),
+        revision: world.etcd.revision(),
+    })
+}
+
+fn draw(rng: &mut Rng, planted: Planted) -> World {
+    let max_nodes = if rng.u8(..10) == 0 { rng.usize(1..=24) } else { rng.usize(1..=7) };
+    let min_nodes = if rng.bool() {
+        rng.usize(1..=max_nodes)
+    } else {
+        1 + rng.usize(..=max_nodes / 3).min(max_nodes - 1)
+    };
+    let policy = if rng.u8(..3) > 0 { RankPolicy::Sticky } else { RankPolicy::ALL[rng.usize(..4)] };
+    let mut setup = Setup {
+        settings: RunSettings { min_nodes, max_nodes, policy },
+        lease: Duration::from_secs(if rng.bool() { 2 } else { 5 }),
+        last_call: Duration::from_millis([100, 1_000, 5_000, 20_000][rng.usize(..4)]),
+        run_ttl: Duration::from_secs(90),
+        closed_ttl: Duration::from_secs(60),
+    };
+    let mut some = |most: f64| if rng.bool() { most * rng.f64() } else { 0.0 };
+    let mut weather = Weather { slow: some(0.4), lost: some(0.15), late: some(0.15), snapshot: some(0.2) };
+    if planted == Planted::CommitByAnyLeader {
+        // It takes a commit that is carried out when there is another leader, who has not planned yet.
+        (setup.lease, setup.last_call, weather.late) = (MIN_TTL, Duration::from_secs(5), 0.3);
+    }
+    World::new(rng.u64(..), setup, weather)
+}
+
+/// Each world has its own few kinds of faults, so that rare ones are not drowned by the others.
+fn draw_faults(rng: &mut Rng, planted: Planted) -> Vec<Fault> {
+    if planted == Planted::CommitByAnyLeader {
+        return vec![Fault::CrashLeader, Fault::StallLeader, Fault::Restart, Fault::WorkerFailure];
+    }
+    let mut faults = FAULTS.to_vec();
+    // The end of the run is the end of most of what can happen.
+    faults.retain(|fault| {
+        let closes = matches!(fault, Fault::CloseByMember | Fault::CloseByOperator);
+        rng.u8(..100) < if closes { 4 } else { 35 }
+    });
+    faults
+}
+
+fn strike(world: &mut World, rng: &mut Rng, fault: Fault, names: usize) -> Result<(), Violation> {
+    let living: Vec<usize> = world.living().collect();
+    let any = if living.is_empty() { None } else { Some(living[rng.usize(..living.len())]) };
+    let leader = world.leader();
+    let lease = world.setup.lease;
+    let fresh = format!("n{}", names + rng.usize(..3));
+    match (fault, any) {
+        (Fault::Crash, Some(index)) => world.crash(index),
+        (Fault::CrashLeader, _) => leader.into_iter().for_each(|index| world.crash(index)),
+        (Fault::CrashAtRequest, Some(index)) => {
+            let index = leader.filter(|_| rng.bool()).unwrap_or(index);
+            let process = &mut world.processes[index];
+            let request = process.requests + rng.u64(1..5);
+            process.crash = Some(Crash { request, lost: rng.bool() });
+        }
+        (Fault::CrashAll, _) if rng.u8(..4) == 0 => living.into_iter().for_each(|index| world.crash(index)),
+        (Fault::Restart, _) => {
+            let dead: Vec<String> = (0..names)
+                .map(|name| format!("n{name}"))
+                .filter(|id| !world.living().any(|index| world.processes[index].id == *id))
+                .collect();
+            if !dead.is_empty() {
+                world.start(&dead[rng.usize(..dead.len())])?;
+            }
+        }
+        (Fault::Double, Some(index)) => {
+            let id = world.processes[index].id.clone();
+            if id != "odd" {
+                world.start(&id)?;
+            }
+        }
+        (Fault::Newcomer, _) if !world.living().any(|index| world.processes[index].id == fresh) => {
+            world.start(&fresh)?;
+        }
+        (Fault::Mismatch, _) => {
+            let mut settings = world.setup.settings;
+            settings.max_nodes += 1;
+            // It must not be the one that begins the run.
+            if world.round().is_some_and(|record| record.round > 0) {
+                world.start_with("odd", settings)?;
+            }
+        }
+        (Fault::Leave, Some(index)) => world.leave(index)?,
+        (Fault::CloseByMember, Some(index)) => world.close(index, "the work is done")?,
+        (Fault::CloseByOther, _) => {
+            let record = world.check.round().round;
+            let other = living.into_iter().find(|index| {
+                let process = &world.processes[*index];
+                process.phase == Phase::Joining && !world.check.was_in(process, record)
+            });
+            if let Some(index) = other {
+                world.close(index, "not its to close")?;
+            }
+        }
+        (Fault::CloseByOperator, _) => world.operator_closes("an operator has closed it")?,
+        (Fault::Stall, Some(index)) => stall(world, rng, index),
+        (Fault::StallLeader, _) => leader.into_iter().for_each(|index| stall(world, rng, index)),
+        (Fault::Cut, Some(index)) => {
+            let time = world.up_to(lease * 3);
+            world.cut(index, time);
+        }
+        (Fault::CutMany, _) => {
+            let time = world.up_to(lease * 3);
+            for index in living {
+                if rng.bool() {
+                    world.cut(index, time);
+                }
+            }
+        }
+        (Fault::EtcdPaused, _) => etcd_away(world, false),
+        (Fault::EtcdRestarted, _) => etcd_away(world, true),
+        (Fault::Compaction, _) => world.compact(),
+        (Fault::WorkerFailure, Some(index)) if world.processes[index].is_in().is_some() => {
+            world.join(index)?
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn stall(world: &mut World, rng: &mut Rng, index: usize) {
+    let longest = world.setup.lease * if rng.bool() { 3 } else { 1 };
+    let time = world.up_to(longest);
+    world.stall(index, time);
+}
+
+fn etcd_away(world: &mut World, restarted: bool) {
+    let time = world.up_to(world.setup.lease * 3);
+    world.etcd_away(time, restarted);
+}

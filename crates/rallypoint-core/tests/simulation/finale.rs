@@ -1,0 +1,232 @@
+//! What holds once faults have stopped: promises 6 to 9, and 5 at the end of the run.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use fastrand::Rng;
+use rallypoint_core::round::{Change, RankPolicy, Refusal};
+
+use crate::check::{Violation, promise};
+use crate::network::LATEST;
+use crate::process::Phase;
+use crate::world::{RUN, World};
+
+/// A few round trips, in calm weather.
+pub(crate) const MOMENT: Duration = Duration::from_secs(2);
+
+/// The faults stop: the group comes together, stays together, is closed, and leaves nothing behind.
+pub(crate) fn check(world: &mut World, rng: &mut Rng, names: usize) -> Result<(), Violation> {
+    world.heal()?;
+    if world.check.round().closed.is_none() && rng.u8(..10) > 0 {
+        enough(world, rng, names)?;
+    }
+    // Requests that are still under way may come as late as that, and those of the dead live for a lease.
+    let lease = world.setup.lease;
+    world.run_for(LATEST + lease + MOMENT)?;
+    forget_the_replaced(world);
+    settle(world, lease * 3 + world.setup.last_call + MOMENT * 5)?;
+    quiet(world, LATEST + lease)?;
+    if world.check.round().closed.is_none() && !world.members().is_empty() {
+        if rng.bool() {
+            outage(world, rng)?;
+        }
+        if rng.bool() {
+            lose_one(world, rng)?;
+        }
+    }
+    end(world, rng)
+}
+
+/// A process learns that it was replaced from the one that did. Where that one died in between, nobody tells.
+fn forget_the_replaced(world: &mut World) {
+    let forgotten = |index: &usize| {
+        let process = &world.processes[*index];
+        let replaced_by = world.check.replaced_by(process);
+        let is_other = |other: usize| {
+            let other = &world.processes[other];
+            other.id == process.id && Some(other.incarnation) == replaced_by
+        };
+        process.phase == Phase::Joining && replaced_by.is_some() && !world.living().any(is_other)
+    };
+    for index in world.living().filter(forgotten).collect::<Vec<_>>() {
+        world.crash(index);
+    }
+}
+
+/// Starts nodes until there are as many as a round needs.
+fn enough(world: &mut World, rng: &mut Rng, names: usize) -> Result<(), Violation> {
+    let wanted = rng.usize(world.setup.settings.min_nodes..=world.setup.settings.max_nodes + 1);
+    for name in 0..names + wanted {
+        let there = world.living().filter(|index| world.processes[*index].phase != Phase::Over).count();
+        let id = format!("n{name}");
+        if there < wanted && !world.living().any(|index| world.processes[index].id == id) {
+            world.start(&id)?;
+        }
+    }
+    Ok(())
+}
+
+/// Everybody is where they should be: in the group's round, or with no place in it.
+pub(crate) fn is_settled(world: &World) -> bool {
+    let record = world.check.round();
+    let (mut there, mut members) = (0, 0);
+    let mut names = BTreeSet::new();
+    for index in world.living() {
+        if !names.insert(&world.processes[index].id) {
+            return false;
+        }
+        match &world.processes[index].phase {
+            Phase::Joining => there += 1,
+            Phase::In(joined) if joined.round == record.round => {
+                there += 1;
+                members += 1;
+            }
+            _ => return false,
+        }
+    }
+    if record.closed.is_some() {
+        return there == 0;
+    }
+    if !world.living().all(|index| world.check.holds_key(&world.processes[index])) {
+        return false;
+    }
+    let settings = &world.setup.settings;
+    if there < settings.min_nodes {
+        return members == 0;
+    }
+    members == there.min(settings.max_nodes) && members == record.world_size
+}
+
+/// Promise 6: whoever is there gets in.
+pub(crate) fn settle(world: &mut World, within: Duration) -> Result<(), Violation> {
+    let end = world.now + within;
+    let settled = world.run_while(end, |world| !is_settled(world))?;
+    promise!(6, settled, "after {within:?} the nodes have not met: {}", state(world));
+    Ok(())
+}
+
+/// A whole group is left in peace.
+fn quiet(world: &mut World, time: Duration) -> Result<(), Violation> {
+    let (news, before) = (world.news, state(world));
+    world.run_for(time)?;
+    promise!(6, world.news == news, "nothing had happened, and {before} became {}", state(world));
+    promise!(6, is_settled(world), "the group has come apart: {}", state(world));
+    Ok(())
+}
+
+/// Promise 9: the group outlives an outage of etcd, longer than the leases.
+pub(crate) fn outage(world: &mut World, rng: &mut Rng) -> Result<(), Violation> {
+    let (news, round, lease) = (world.news, world.check.round().round, world.setup.lease);
+    let time = lease.mul_f64(0.3 + 4.0 * rng.f64());
+    world.etcd_away(time, rng.u8(..4) == 0);
+    world.run_for(time + lease * 3)?;
+    promise!(9, world.news == news, "etcd was away for {time:?}, and the group was told: {}", state(world));
+    promise!(9, world.check.round().round == round, "etcd was away for {time:?}, and a new round came");
+    for index in world.living() {
+        let process = &world.processes[index];
+        let there = world.etcd.get(&world.keys.node(&process.id)).is_some();
+        promise!(9, there, "{} did not take up its place again: {}", process.id, state(world));
+    }
+    Ok(())
+}
+
+/// Promises 7 and 8, and who takes the place: a member dies or leaves.
+pub(crate) fn lose_one(world: &mut World, rng: &mut Rng) -> Result<(), Violation> {
+    let members = world.members();
+    let lost = members[rng.usize(..members.len())];
+    let before: BTreeMap<usize, usize> =
+        members.iter().filter_map(|index| Some((*index, world.processes[*index].is_in()?.rank))).collect();
+    let (round, node) = (world.check.round().round, world.processes[lost].id.clone());
+    let others: Vec<usize> = members.into_iter().filter(|index| *index != lost).collect();
+    let spares = world.living().count() - others.len() - 1;
+    let dies = rng.bool();
+    let mut within = MOMENT;
+    if dies {
+        world.crash(lost);
+        within += world.setup.lease + Duration::from_secs(1);
+    } else {
+        world.leave(lost)?;
+    }
+    let end = world.now + within;
+    let is_told = |world: &World, index: &usize| {
+        world.processes[*index].told.as_ref().is_some_and(|(told, _)| *told == round)
+    };
+    let told = world.run_while(end, |world| !others.iter().all(|index| is_told(world, index)))?;
+    promise!(7, told, "{node} is gone for {within:?} and not all were told: {}", state(world));
+    let rank = before[&lost];
+    let expected = if dies { Change::Died { node, rank } } else { Change::Left { node, rank } };
+    for index in &others {
+        let told = world.processes[*index].told.as_ref().map(|(_, change)| change);
+        promise!(
+            7,
+            told == Some(&expected),
+            "instead of {expected:?}, {} was told {told:?}",
+            world.name(*index)
+        );
+    }
+    // Where nobody is left of the group, newcomers form one as at the beginning.
+    let alone = if others.is_empty() { within + world.setup.last_call } else { Duration::ZERO };
+    let met = world.run_while(world.now + MOMENT + alone, |world| !is_settled(world))?;
+    promise!(8, met, "all are back, and have not met: {}", state(world));
+    // With a last call that is shorter than a program takes to come back, some may be late.
+    if world.setup.settings.policy == RankPolicy::Sticky && world.setup.last_call >= MOMENT / 2 {
+        kept_ranks(world, &others, &before, rank, spares)?;
+    }
+    Ok(())
+}
+
+fn kept_ranks(
+    world: &World,
+    others: &[usize],
+    before: &BTreeMap<usize, usize>,
+    free: usize,
+    spares: usize,
+) -> Result<(), Violation> {
+    let now = world.members();
+    for index in others {
+        let rank = world.processes[*index].is_in().map(|joined| joined.rank);
+        let keeps = before[index] >= now.len() || rank == Some(before[index]);
+        let name = world.name(*index);
+        promise!(7, now.is_empty() || keeps, "{name} had rank {} and has {rank:?}", before[index]);
+    }
+    let takes = now.iter().any(|index| {
+        !others.contains(index) && world.processes[*index].is_in().is_some_and(|joined| joined.rank == free)
+    });
+    promise!(7, spares == 0 || now.is_empty() || takes, "no spare took rank {free}: {}", state(world));
+    Ok(())
+}
+
+/// Promises 4 and 5: the run is closed, all are told, and nothing stays in etcd.
+pub(crate) fn end(world: &mut World, rng: &mut Rng) -> Result<(), Violation> {
+    if world.check.round().closed.is_none() {
+        let members = world.members();
+        if members.is_empty() || rng.u8(..4) == 0 {
+            world.operator_closes("it is enough")?;
+        } else {
+            world.close(members[rng.usize(..members.len())], "all done")?;
+        }
+    }
+    let late = world.start("late")?;
+    let over = world.run_while(world.now + MOMENT * 2, |world| world.living().next().is_some())?;
+    promise!(4, over, "the run is closed, and not all are gone: {}", state(world));
+    let refusal = &world.processes[late].refusal;
+    let told = matches!((refusal, &world.check.round().closed), (Some(Refusal::Closed(told)), Some(reason)) if told == reason);
+    promise!(4, told, "who came late was told {refusal:?}");
+    world.run_for(world.setup.closed_ttl + world.setup.run_ttl + world.setup.lease + MOMENT)?;
+    let left: Vec<&str> = world.etcd.prefix(RUN).map(|entry| entry.key.as_str()).collect();
+    promise!(5, left.is_empty(), "the run is over, and etcd has {left:?}");
+    Ok(())
+}
+
+/// For messages.
+pub(crate) fn state(world: &World) -> String {
+    let mut text = format!("{:?};", world.check.round());
+    for index in world.living() {
+        let phase = match &world.processes[index].phase {
+            Phase::In(joined) => format!("rank {} of round {}", joined.rank, joined.round),
+            other => format!("{other:?}"),
+        };
+        text += &format!(" {}: {phase};", world.name(index));
+    }
+    text
+}

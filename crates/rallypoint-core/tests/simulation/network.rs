@@ -1,0 +1,240 @@
+//! What lies between the processes and etcd: messages that are slow, late or lost, and streams that are cut.
+
+use std::time::Duration;
+
+use rallypoint_core::round::{Entry, Event, Failure, Request, Update, WatchId, Watched};
+
+use crate::check::Violation;
+use crate::process::{Watch, short};
+use crate::world::{Step, World};
+
+/// A process waits this long for a reply.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// A late request is carried out up to this long after it was sent.
+pub(crate) const LATEST: Duration = Duration::from_secs(15);
+
+/// How likely it is that something happens to a message.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Weather {
+    /// It takes up to a second.
+    pub(crate) slow: f64,
+    /// It is lost.
+    pub(crate) lost: f64,
+    /// It is carried out when the process has given up on it.
+    pub(crate) late: f64,
+    /// What a watch would have told is no longer to be had, and it tells how things are.
+    pub(crate) snapshot: f64,
+}
+
+impl World {
+    fn chance(&mut self, chance: f64) -> bool {
+        chance > 0.0 && self.rng.f64() < chance
+    }
+
+    fn delay(&mut self) -> Duration {
+        if self.chance(self.weather.slow) {
+            return self.up_to(Duration::from_secs(1));
+        }
+        Duration::from_micros(200 + self.rng.u64(0..5_000))
+    }
+
+    /// A process sends a request.
+    pub(crate) fn send(&mut self, from: usize, id: u64, request: Request) {
+        self.processes[from].requests += 1;
+        if let Some(crash) = self.processes[from].crash
+            && crash.lost
+            && self.processes[from].requests == crash.request
+        {
+            self.trace(|| format!("{} dies before request #{id}: {request:?}", self.name(from)));
+            return self.crash(from);
+        }
+        self.trace(|| format!("{} > #{id} {}", self.name(from), short(&request)));
+        let request = self.planted.alter_request(request);
+        self.processes[from].pending.insert(id);
+        self.after(TIMEOUT, Step::Answer { to: from, id, reply: Err(Failure::Unknown) });
+        let cut = self.processes[from].cut_until;
+        let mut at = self.now + self.delay();
+        if self.now < cut {
+            if self.chance(0.5) {
+                return;
+            }
+            at = cut + self.delay();
+        } else if self.chance(self.weather.lost) {
+            self.trace(|| format!("{} #{id} is lost", self.name(from)));
+            return;
+        } else if self.chance(self.weather.late) {
+            at += self.up_to(LATEST);
+        }
+        self.at(at, Step::Arrive { from, id, request });
+    }
+
+    pub(crate) fn arrive(&mut self, from: usize, id: u64, request: Request) -> Result<(), Violation> {
+        if self.now < self.etcd_away_until {
+            if !self.etcd_restarts {
+                let at = self.etcd_away_until + self.delay();
+                self.at(at, Step::Arrive { from, id, request });
+            }
+            return Ok(());
+        }
+        self.trace(|| format!("  etcd carries out #{id} of {}", self.name(from)));
+        let reply = self.etcd.apply(self.now, &request);
+        let process = &self.processes[from];
+        let dies = process.crash.is_some_and(|crash| !crash.lost && id >= crash.request);
+        self.publish()?;
+        if dies && self.processes[from].alive {
+            self.trace(|| format!("{} dies after request #{id}", self.name(from)));
+            self.crash(from);
+        }
+        if self.passes(from) {
+            let delay = self.delay();
+            self.after(delay, Step::Answer { to: from, id, reply });
+        } else {
+            self.trace(|| format!("{} the reply to #{id} is lost", self.name(from)));
+        }
+        Ok(())
+    }
+
+    fn passes(&mut self, of: usize) -> bool {
+        self.now >= self.processes[of].cut_until && !self.chance(self.weather.lost)
+    }
+
+    /// A process refreshes its lease.
+    pub(crate) fn keep(&mut self, of: usize, lease: i64) {
+        if self.processes[of].kept != Some(lease) {
+            return;
+        }
+        if self.passes(of) {
+            let delay = self.delay();
+            self.after(delay, Step::Refresh { from: of, lease });
+        }
+        self.keep_later(of, lease);
+        self.processes[of].unanswered = true;
+    }
+
+    /// Three refreshes fit into a lease; one without an answer is tried again sooner.
+    pub(crate) fn keep_later(&mut self, of: usize, lease: i64) {
+        let third = self.setup.lease / 3;
+        let most = if self.processes[of].unanswered { third.min(Duration::from_millis(500)) } else { third };
+        let pause = most.mul_f64(0.9 + 0.1 * self.rng.f64());
+        self.after(pause, Step::Keep { of, lease });
+    }
+
+    pub(crate) fn refresh(&mut self, from: usize, lease: i64) {
+        if self.now < self.etcd_away_until {
+            if !self.etcd_restarts {
+                let at = self.etcd_away_until + self.delay();
+                self.at(at, Step::Refresh { from, lease });
+            }
+            return;
+        }
+        let lives = self.etcd.renew(self.now, lease).is_ok();
+        if self.passes(from) {
+            let delay = self.delay();
+            self.after(delay, Step::Refreshed { to: from, lease, lives });
+        }
+    }
+
+    pub(crate) fn begin_watch(&mut self, index: usize, id: WatchId, keys: Watched, from: i64) {
+        self.trace(|| format!("{} watches {keys:?} from {from}", self.name(index)));
+        let (kind, key) = match &keys {
+            Watched::Key(key) => (0, key),
+            Watched::Prefix(prefix) => (1, prefix),
+        };
+        let watchers = self.watchers[kind].entry(key.clone()).or_default();
+        if !watchers.contains(&(index, id)) {
+            watchers.push((index, id));
+        }
+        let process = &mut self.processes[index];
+        process.generations += 1;
+        let generation = process.generations;
+        *process.watch(id) = Some(Watch { generation, keys, next: from, scheduled: false });
+        self.wake(index, id);
+    }
+
+    /// A watch may have something to say.
+    pub(crate) fn wake(&mut self, index: usize, id: WatchId) {
+        let delay = self.delay();
+        let at = (self.now + delay).max(self.etcd_away_until).max(self.processes[index].cut_until);
+        let process = &mut self.processes[index];
+        if !process.alive {
+            return;
+        }
+        let Some(watch) = process.watch(id) else { return };
+        if !watch.scheduled {
+            watch.scheduled = true;
+            let generation = watch.generation;
+            self.at(at, Step::Deliver { to: index, watch: id, generation });
+        }
+    }
+
+    pub(crate) fn deliver(&mut self, to: usize, id: WatchId, generation: u64) -> Result<(), Violation> {
+        let away = self.etcd_away_until.max(self.processes[to].cut_until);
+        if self.now < away {
+            let at = away + self.delay();
+            self.at(at, Step::Deliver { to, watch: id, generation });
+            return Ok(());
+        }
+        let Some(mut watch) = self.processes[to].watch(id).take_if(|watch| watch.generation == generation)
+        else {
+            return Ok(());
+        };
+        // Mostly all there is, sometimes a part of it.
+        let mut up_to = self.etcd.revision();
+        if watch.next < up_to && self.chance(0.2) {
+            up_to = self.rng.i64(watch.next..=up_to);
+        }
+        let (update, next) = if self.chance(self.weather.snapshot) {
+            (Some(self.etcd.snapshot(&watch.keys)), self.etcd.revision() + 1)
+        } else {
+            self.etcd.watch(&watch.keys, watch.next, up_to)
+        };
+        watch.next = next;
+        watch.scheduled = false;
+        *self.processes[to].watch(id) = Some(watch);
+        if next <= self.etcd.revision() {
+            self.wake(to, id);
+        }
+        let Some(update) = update else { return Ok(()) };
+        if self.planted.loses_update(&mut self.rng) {
+            self.trace(|| format!("{} is not told {update:?}", self.name(to)));
+            return Ok(());
+        }
+        let process = &mut self.processes[to];
+        process.received += size(&update);
+        match id {
+            WatchId::Group => {
+                if let Some(stale) = self.planted.stale_rank(process.rank.as_ref(), &update) {
+                    self.update(to, WatchId::Rank, stale)?;
+                }
+            }
+            WatchId::Rank => process.rank = last_of(&update),
+            WatchId::Nodes => {}
+        }
+        self.update(to, id, update)
+    }
+}
+
+/// The key of a watch on one key, after this update.
+fn last_of(update: &Update) -> Option<Entry> {
+    match update {
+        Update::Events(events) => match events.last() {
+            Some(Event::Put(entry)) => Some(entry.clone()),
+            _ => None,
+        },
+        Update::Snapshot { entries, .. } => entries.first().cloned(),
+    }
+}
+
+fn size(update: &Update) -> usize {
+    let entry = |entry: &Entry| entry.key.len() + entry.value.len();
+    match update {
+        Update::Events(events) => events
+            .iter()
+            .map(|event| match event {
+                Event::Put(put) => entry(put),
+                Event::Delete { key, .. } => key.len(),
+            })
+            .sum(),
+        Update::Snapshot { entries, .. } => entries.iter().map(entry).sum(),
+    }
+}

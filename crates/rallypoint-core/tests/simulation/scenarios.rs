@@ -1,0 +1,254 @@
+//! Promises 6 to 10 in calm weather, where each can be told apart.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+use rallypoint_core::round::{Change, RankPolicy, Refusal, RunSettings};
+
+use crate::check::Violation;
+use crate::finale::{self, MOMENT, is_settled, settle, state};
+use crate::network::Weather;
+use crate::process::{Crash, Phase};
+use crate::world::{Setup, World};
+
+/// So long that whoever sits it out is found out.
+const LONG: Duration = Duration::from_secs(3_600);
+
+fn world(seed: u64, min_nodes: usize, max_nodes: usize) -> World {
+    let setup = Setup {
+        settings: RunSettings { min_nodes, max_nodes, policy: RankPolicy::Sticky },
+        lease: Duration::from_secs(5),
+        last_call: LONG,
+        run_ttl: Duration::from_secs(600),
+        closed_ttl: Duration::from_secs(600),
+    };
+    World::new(seed, setup, Weather::default())
+}
+
+fn start(world: &mut World, nodes: usize) -> Result<(), Violation> {
+    (0..nodes).try_for_each(|node| world.start(&format!("n{node}")).map(|_| ()))
+}
+
+/// Tries many seeds of one story.
+fn tell(seeds: u64, story: impl Fn(u64) -> Result<(), Violation>) {
+    for seed in 0..seeds {
+        if let Err(violation) = story(seed) {
+            panic!("seed {seed}: {violation}");
+        }
+    }
+}
+
+#[test]
+fn a_full_group_meets_at_once_and_a_smaller_one_after_the_last_call() {
+    tell(20, |seed| {
+        let mut full = world(seed, 2, 8);
+        start(&mut full, 8)?;
+        settle(&mut full, MOMENT)?;
+        assert_eq!(full.check.commits, 1);
+
+        let mut some = world(seed, 2, 8);
+        some.setup.last_call = Duration::from_secs(20);
+        start(&mut some, 5)?;
+        some.run_for(Duration::from_secs(19))?;
+        assert_eq!(some.check.commits, 0, "the last call is not over");
+        settle(&mut some, Duration::from_secs(1) + MOMENT)?;
+        assert_eq!((some.check.commits, some.check.round().world_size), (1, 5));
+        Ok(())
+    });
+}
+
+#[test]
+fn nobody_meets_with_too_few() {
+    tell(5, |seed| {
+        let mut world = world(seed, 4, 8);
+        world.setup.last_call = Duration::from_secs(1);
+        start(&mut world, 3)?;
+        world.run_for(Duration::from_secs(60))?;
+        assert_eq!(world.check.commits, 0);
+        world.start("last")?;
+        settle(&mut world, Duration::from_secs(1) + MOMENT)
+    });
+}
+
+#[test]
+fn who_comes_to_a_running_group_is_waited_for_by_nobody_and_let_in() {
+    tell(20, |seed| {
+        let mut world = world(seed, 2, 8);
+        world.setup.last_call = Duration::from_millis(500);
+        start(&mut world, 3)?;
+        settle(&mut world, MOMENT)?;
+        let late = world.start("late")?;
+        world.run_while(world.now + MOMENT, |world| world.processes[0].told.is_none())?;
+        assert_eq!(world.processes[0].told, Some((1, Change::Waiting(1))));
+        settle(&mut world, MOMENT)?;
+        assert_eq!(world.processes[late].is_in().map(|joined| joined.rank), Some(3));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_lost_member_is_told_to_all_and_the_others_meet_without_the_last_call() {
+    tell(200, |seed| {
+        let mut world = world(seed, 2, 5);
+        start(&mut world, 5)?;
+        settle(&mut world, MOMENT)?;
+        finale::lose_one(&mut world, &mut Rng::with_seed(seed))
+    });
+}
+
+#[test]
+fn a_spare_takes_the_place_of_a_lost_member_and_no_other_rank_changes() {
+    tell(200, |seed| {
+        let mut world = world(seed, 5, 5);
+        start(&mut world, 7)?;
+        settle(&mut world, MOMENT)?;
+        world.run_for(MOMENT)?;
+        assert_eq!(world.check.commits, 1, "a spare does not disturb the group: {}", state(&world));
+        finale::lose_one(&mut world, &mut Rng::with_seed(seed))?;
+        assert_eq!(world.members().len(), 5);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_running_group_outlives_an_outage_of_etcd() {
+    tell(300, |seed| {
+        let mut world = world(seed, 3, 6);
+        world.setup.last_call = Duration::from_secs(1);
+        start(&mut world, 6)?;
+        settle(&mut world, MOMENT)?;
+        let begin = world.up_to(Duration::from_secs(10));
+        world.run_for(begin)?;
+        finale::outage(&mut world, &mut Rng::with_seed(seed))?;
+        // It still knows a real death from an outage.
+        finale::lose_one(&mut world, &mut Rng::with_seed(seed))
+    });
+}
+
+#[test]
+fn other_settings_are_refused_with_both_values_and_harm_nobody() {
+    tell(20, |seed| {
+        let mut world = world(seed, 2, 4);
+        start(&mut world, 4)?;
+        settle(&mut world, MOMENT)?;
+        let news = world.news;
+        let settings = RunSettings { max_nodes: 9, ..world.setup.settings };
+        let (stranger, double) = (world.start_with("stranger", settings)?, world.start_with("n1", settings)?);
+        world.run_for(MOMENT)?;
+        for index in [stranger, double] {
+            let refusal = Refusal::Mismatch { setting: "max_nodes", ours: "9".into(), theirs: "4".into() };
+            assert_eq!(world.processes[index].refusal, Some(refusal));
+        }
+        assert_eq!(world.news, news, "the group was disturbed: {}", state(&world));
+        assert!(is_settled(&world), "{}", state(&world));
+        Ok(())
+    });
+}
+
+#[test]
+fn only_members_close_and_whoever_comes_later_learns_why() {
+    tell(50, |seed| {
+        let mut world = world(seed, 2, 3);
+        start(&mut world, 4)?;
+        settle(&mut world, MOMENT)?;
+        let spare = world.living().find(|index| world.processes[*index].phase == Phase::Joining).unwrap();
+        world.close(spare, "not its to close")?;
+        world.run_for(MOMENT)?;
+        assert_eq!(world.check.round().closed, None);
+        assert!(!world.processes[spare].alive, "it has left");
+        finale::end(&mut world, &mut Rng::with_seed(seed))
+    });
+}
+
+#[test]
+fn a_restarted_process_comes_back_as_itself_within_its_lease() {
+    tell(50, |seed| {
+        let mut world = world(seed, 4, 4);
+        start(&mut world, 4)?;
+        settle(&mut world, MOMENT)?;
+        let rank = world.processes[2].is_in().map(|joined| joined.rank);
+        world.crash(2);
+        let again = world.start("n2")?;
+        settle(&mut world, MOMENT)?;
+        assert_eq!(world.processes[again].is_in().map(|joined| joined.rank), rank);
+        Ok(())
+    });
+}
+
+/// The life of a group, in which each process dies at each of its requests in turn: before it goes out, or right
+/// after it was carried out. Whoever is left meets again.
+#[test]
+fn a_leader_may_die_at_every_step() {
+    let live = |victim: usize, crash: Option<Crash>| -> Result<u64, Violation> {
+        let mut world = world(7, 2, 6);
+        world.setup.last_call = Duration::from_secs(2);
+        start(&mut world, 4)?;
+        world.processes[victim].crash = crash;
+        let story = |world: &mut World| -> Result<(), Violation> {
+            world.run_for(Duration::from_secs(4))?;
+            world.start("n4")?;
+            world.run_for(Duration::from_secs(4))?;
+            let third = world.living().nth(2);
+            if let Some(index) = third {
+                world.leave(index)?;
+            }
+            world.run_for(Duration::from_secs(4))?;
+            if let Some(index) = world.members().first().copied() {
+                world.join(index)?;
+            }
+            world.run_for(Duration::from_secs(4))
+        };
+        story(&mut world)?;
+        settle(&mut world, Duration::from_secs(20))?;
+        let (requests, alive) = (world.processes[victim].requests, world.processes[victim].alive);
+        assert!(crash.is_none() || !alive, "n{victim} was to die at {crash:?}");
+        finale::end(&mut world, &mut Rng::with_seed(7))?;
+        Ok(requests)
+    };
+    let mut leader_deaths = 0;
+    for victim in 0..4 {
+        let requests = live(victim, None).unwrap_or_else(|violation| panic!("without a death: {violation}"));
+        for request in 1..=requests {
+            for lost in [false, true] {
+                if let Err(violation) = live(victim, Some(Crash { request, lost })) {
+                    panic!("n{victim} dies at its request {request}, lost: {lost}: {violation}");
+                }
+                leader_deaths += 1;
+            }
+        }
+    }
+    assert!(leader_deaths > 50, "only {leader_deaths} deaths");
+}
+
+/// Promise 10: requests and bytes of a node that is not the leader do not grow with the group, and a group at rest
+/// costs nothing but its leases.
+#[test]
+fn what_a_node_costs_does_not_grow_with_the_group() {
+    let mut costs = Vec::new();
+    for nodes in [10, 100, 1_000] {
+        let mut world = world(1, nodes, nodes);
+        start(&mut world, nodes).unwrap();
+        settle(&mut world, MOMENT * 2).unwrap_or_else(|violation| panic!("{nodes} nodes: {violation}"));
+        world.run_for(MOMENT).unwrap();
+        let leader = world.leader();
+        let followers = || world.living().filter(|index| Some(*index) != leader);
+        let requests = followers().map(|index| world.processes[index].requests).max().unwrap();
+        let received = followers().map(|index| world.processes[index].received).max().unwrap();
+        let leads = world.processes[leader.unwrap()].requests;
+        println!(
+            "{nodes} nodes: {requests} requests and {received} bytes each, {leads} requests by the leader"
+        );
+        costs.push((requests, received, leads));
+
+        let all = |world: &World| world.processes.iter().map(|process| process.requests).sum::<u64>();
+        let before = all(&world);
+        world.run_for(Duration::from_secs(100)).unwrap();
+        assert_eq!(all(&world), before, "a group at rest makes no requests");
+    }
+    for (requests, received, _) in &costs {
+        assert!(*requests <= 2, "a node joins with a lease and one transaction: {costs:?}");
+        assert!(*received < 1_500, "a node hears of the leader, of its place and of the round: {costs:?}");
+    }
+    // Places are written by the hundred.
+    assert!(costs[2].2 <= costs[0].2 + 10, "{costs:?}");
+}
