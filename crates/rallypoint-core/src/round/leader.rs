@@ -274,6 +274,7 @@ impl Node {
                 if let Some(reading) = &mut lead.reading {
                     reading.group = true;
                 }
+                let revision = reply.revision;
                 let mut results = reply.results.into_iter();
                 let (round, plan) = (results.next(), results.next());
                 if let Some(OpReply::Got(Some(entry))) = plan {
@@ -281,7 +282,7 @@ impl Node {
                 }
                 match round {
                     Some(OpReply::Got(Some(entry))) => self.round_is(&entry),
-                    _ => self.round_missing = true,
+                    _ => self.round_gone(revision),
                 }
                 self.start_leading(now);
             }
@@ -463,7 +464,7 @@ impl Node {
 
     fn round_written(&mut self, now: Duration, record: RoundRecord, reply: TxnReply) {
         if !reply.held {
-            return self.not_held(reply.results);
+            return self.not_held(reply);
         }
         let Some(lead) = &mut self.lead else { return };
         if lead.run_lease == RunLease::New(record.lease) {
@@ -483,8 +484,8 @@ impl Node {
     }
 
     /// A condition of a leader's transaction did not hold. What stands in etcd tells which.
-    fn not_held(&mut self, results: Vec<OpReply>) {
-        let mut found = results.into_iter().map(|result| match result {
+    fn not_held(&mut self, reply: TxnReply) {
+        let mut found = reply.results.into_iter().map(|result| match result {
             OpReply::Got(entry) => entry,
             _ => None,
         });
@@ -496,8 +497,11 @@ impl Node {
         }
         lead.fence = plan.map_or(0, |entry| entry.mod_revision);
         match round {
-            Some(entry) => self.round_is(&entry),
-            None => self.round_missing = true,
+            Some(entry) => {
+                self.round_is(&entry);
+                self.round_missing = false;
+            }
+            None => self.round_gone(reply.revision),
         }
     }
 
@@ -612,7 +616,7 @@ impl Node {
         };
         let Some(begun) = begun.filter(|_| reply.held || chunk == 0) else {
             lead.plan = None;
-            return self.not_held(reply.results);
+            return self.not_held(reply);
         };
         if chunk == 0 {
             (plan.fence, lead.fence) = (Some(begun), begun);
@@ -639,7 +643,7 @@ impl Node {
             let Some(ours) = ours else {
                 // The master is gone, or the run was closed. The watch tells soon.
                 lead.plan_at = now + Duration::from_millis(50);
-                return self.not_held(reply.results);
+                return self.not_held(reply);
             };
             ours
         };

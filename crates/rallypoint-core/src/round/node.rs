@@ -486,8 +486,13 @@ impl Node {
                 self.succeed(now);
             }
         } else if key == self.keys.round() {
-            self.round_missing = true;
+            self.round_gone(revision);
         }
+    }
+
+    /// The round's record was not there at this revision. It may have been written since.
+    pub(super) fn round_gone(&mut self, revision: i64) {
+        self.round_missing |= self.round.as_ref().is_none_or(|(_, modified)| *modified < revision);
     }
 
     fn leader_is(&mut self, now: Duration, entry: &Entry) {

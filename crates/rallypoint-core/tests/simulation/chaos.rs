@@ -214,7 +214,7 @@ fn strike(world: &mut World, rng: &mut Rng, fault: Fault, names: usize) -> Resul
         (Fault::EtcdRestarted, _) => etcd_away(world, true),
         (Fault::Compaction, _) => world.compact(),
         (Fault::WorkerFailure, Some(index)) if world.processes[index].is_in().is_some() => {
-            world.join(index)?
+            world.join(index)?;
         }
         _ => {}
     }

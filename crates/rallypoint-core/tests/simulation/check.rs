@@ -253,7 +253,7 @@ impl Check {
     ) -> Result<(), Violation> {
         let who = (process.id.clone(), process.incarnation);
         match event {
-            NodeEvent::Joined(joined) => self.joined(process, who, joined),
+            NodeEvent::Joined(joined) => self.joined(process, &who, joined),
             NodeEvent::Changed(change) => {
                 promise!(3, self.last.contains_key(&who), "{who:?} is told {change:?} and is in no round");
                 if let Change::Died { node, rank } | Change::Left { node, rank } = change {
@@ -273,7 +273,7 @@ impl Check {
         }
     }
 
-    fn joined(&mut self, process: &Process, who: Who, joined: &Joined) -> Result<(), Violation> {
+    fn joined(&mut self, process: &Process, who: &Who, joined: &Joined) -> Result<(), Violation> {
         let Joined { round, rank, world_size, address, port, lease } = joined;
         let Some(committed) = self.rounds.get(round) else {
             return Err(Violation {
@@ -281,7 +281,7 @@ impl Check {
                 what: format!("{who:?} is in round {round}, which is not complete"),
             });
         };
-        let place = committed.members.get(&who);
+        let place = committed.members.get(who);
         promise!(1, place == Some(rank), "{who:?} reports rank {rank} of round {round} and has {place:?}");
         promise!(
             2,

@@ -108,7 +108,11 @@ pub(crate) fn settle(world: &mut World, within: Duration) -> Result<(), Violatio
 /// A whole group is left in peace.
 fn quiet(world: &mut World, time: Duration) -> Result<(), Violation> {
     let (news, before) = (world.news, state(world));
+    let requests = |world: &World| world.processes.iter().map(|process| process.requests).sum::<u64>();
+    let made = requests(world);
     world.run_for(time)?;
+    let made = requests(world) - made;
+    promise!(10, made < 20, "a group at rest made {made} requests: {}", state(world));
     promise!(6, world.news == news, "nothing had happened, and {before} became {}", state(world));
     promise!(6, is_settled(world), "the group has come apart: {}", state(world));
     Ok(())

@@ -42,12 +42,10 @@ fn a_seed_is_the_same_world_each_time() {
 
 /// A bug is found if one of many seeds breaks one of the promises that it is about.
 fn finds(planted: Planted, promises: &[u8]) {
-    let failures = seeds::search(0..20_000, planted, 3);
-    assert!(!failures.is_empty(), "{planted:?} was not found");
-    for failure in failures {
-        println!("{failure}");
-        assert!(promises.contains(&failure.violation.promise), "{planted:?}: {failure}");
-    }
+    let failures = seeds::search(0..20_000, planted, 1);
+    failures.iter().for_each(|failure| println!("{failure}"));
+    let found = failures.iter().any(|failure| promises.contains(&failure.violation.promise));
+    assert!(found, "{planted:?} was not found");
 }
 
 #[test]
@@ -65,11 +63,13 @@ fn a_lost_wake_up_is_found() {
     finds(Planted::LostWakeUp, &[4, 6, 7, 8, 9]);
 }
 
-/// One seed, step by step: the one in `RALLYPOINT_SIM_SEED`, or the first.
+/// One seed, step by step: the one in `RALLYPOINT_SIM_SEED`, or the first; with the bug in
+/// `RALLYPOINT_SIM_PLANTED`, or none.
 #[test]
 fn replay() {
     let seed = seeds::from_environment("RALLYPOINT_SIM_SEED");
-    if let Err(violation) = chaos::live(seed.unwrap_or(0), Planted::None, seed.is_some()) {
+    let planted = std::env::var("RALLYPOINT_SIM_PLANTED").map_or(Planted::None, |name| Planted::named(&name));
+    if let Err(violation) = chaos::live(seed.unwrap_or(0), planted, seed.is_some()) {
         panic!("{violation}");
     }
 }

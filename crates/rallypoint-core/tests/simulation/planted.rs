@@ -17,6 +17,11 @@ pub(crate) enum Planted {
 }
 
 impl Planted {
+    pub(crate) fn named(name: &str) -> Self {
+        let all = [Planted::CommitByAnyLeader, Planted::RankFromAnyPlan, Planted::LostWakeUp];
+        all.into_iter().find(|planted| format!("{planted:?}") == name).unwrap_or(Planted::None)
+    }
+
     pub(crate) fn alter_request(self, request: Request) -> Request {
         match request {
             Request::Txn(mut txn) if self == Planted::CommitByAnyLeader && writes_round(&txn) => {

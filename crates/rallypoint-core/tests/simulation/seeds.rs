@@ -14,17 +14,19 @@ use crate::planted::Planted;
 #[derive(Debug)]
 pub(crate) struct FailedSeed {
     pub(crate) seed: u64,
+    planted: Planted,
     pub(crate) violation: Violation,
 }
 
 impl fmt::Display for FailedSeed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let FailedSeed { seed, violation } = self;
-        writeln!(f, "seed {seed}: {violation}")?;
-        write!(
-            f,
-            "    RALLYPOINT_SIM_SEED={seed} cargo test -p rallypoint-core --test simulation replay -- --nocapture"
-        )
+        let FailedSeed { seed, planted, violation } = self;
+        let with = match planted {
+            Planted::None => String::new(),
+            planted => format!("RALLYPOINT_SIM_PLANTED={planted:?} "),
+        };
+        let command = "cargo test -p rallypoint-core --test simulation replay -- --nocapture";
+        write!(f, "seed {seed}: {violation}\n    {with}RALLYPOINT_SIM_SEED={seed} {command}")
     }
 }
 
@@ -44,7 +46,7 @@ pub(crate) fn search(seeds: Range<u64>, planted: Planted, enough: usize) -> Vec<
                     }
                     if let Err(violation) = try_seed(seed, planted) {
                         found.fetch_add(1, Ordering::Relaxed);
-                        failures.lock().unwrap().push(FailedSeed { seed, violation });
+                        failures.lock().unwrap().push(FailedSeed { seed, planted, violation });
                     }
                 }
             });
