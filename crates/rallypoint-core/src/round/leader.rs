@@ -149,7 +149,7 @@ impl Node {
         let progress = self.has_progress(lead).then_some(lead.progress_at);
         let plan = lead.last_call_at.filter(|_| lead.plan.is_none()).map(|at| at.max(lead.plan_at));
         let plan_at = Some(lead.plan_at).filter(|at| lead.plan.is_none() && *at > Duration::ZERO);
-        let renew = Some(lead.renew_at);
+        let renew = Some(lead.renew_at).filter(|at| *at < Duration::MAX);
         [unsure, progress, plan, plan_at, renew].into_iter().flatten().min()
     }
 

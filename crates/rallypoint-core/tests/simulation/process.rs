@@ -240,6 +240,10 @@ impl World {
         if let Some(at) = timeout
             && process.timer.is_none_or(|timer| at < timer)
         {
+            assert!(
+                at < self.now + Duration::from_secs(86_400),
+                "a timeout that a clock cannot hold: {at:?}"
+            );
             process.timer = Some(at);
             let at = at.max(self.now);
             self.at(at, Step::Timer { of: index });
