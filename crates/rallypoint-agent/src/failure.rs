@@ -1,0 +1,254 @@
+//! What became of workers that failed, and how it is told.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+
+use crate::time::rfc3339;
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// By itself, with this code.
+    ExitCode(i32),
+    /// By this signal.
+    Signal(i32),
+}
+
+impl Ending {
+    /// Whether it is a success.
+    #[must_use]
+    pub fn is_success(self) -> bool {
+        self == Ending::ExitCode(0)
+    }
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ending::ExitCode(code) => write!(f, "exit code {code}"),
+            Ending::Signal(number) => match signal_name(*number) {
+                Some(name) => write!(f, "signal {number} ({name})"),
+                None => write!(f, "signal {number}"),
+            },
+        }
+    }
+}
+
+fn signal_name(number: i32) -> Option<&'static str> {
+    const NAMES: [&str; 31] = [
+        "SIGHUP", "SIGINT", "SIGQUIT", "SIGILL", "SIGTRAP", "SIGABRT", "SIGBUS", "SIGFPE", "SIGKILL", "SIGUSR1",
+        "SIGSEGV", "SIGUSR2", "SIGPIPE", "SIGALRM", "SIGTERM", "SIGSTKFLT", "SIGCHLD", "SIGCONT", "SIGSTOP",
+        "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGURG", "SIGXCPU", "SIGXFSZ", "SIGVTALRM", "SIGPROF", "SIGWINCH", "SIGIO",
+        "SIGPWR", "SIGSYS",
+    ];
+    usize::try_from(number).ok()?.checked_sub(1).and_then(|at| NAMES.get(at)).copied()
+}
+
+/// What a worker wrote of its error, with the `record` of `torch.distributed.elastic` or in its way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ErrorRecord {
+    /// The file.
+    pub file: PathBuf,
+    /// What went wrong.
+    pub message: String,
+    /// Where, if the worker wrote that too.
+    pub traceback: Option<String>,
+    /// When it was written.
+    #[serde(serialize_with = "moment")]
+    pub time: Option<SystemTime>,
+}
+
+impl ErrorRecord {
+    /// The record in this file, if there is one that can be understood.
+    pub(crate) fn read(file: &Path) -> Option<Self> {
+        let text = std::fs::read(file).ok()?;
+        let time = std::fs::metadata(file).and_then(|data| data.modified()).ok();
+        let (message, traceback) = parse(&serde_json::from_slice(&text).ok()?)?;
+        Some(ErrorRecord { file: file.to_owned(), message, traceback, time })
+    }
+}
+
+/// Either `{"message": "..."}` or `{"message": {"message": "...", "extraInfo": {"py_callstack": "..."}}}`.
+fn parse(record: &Value) -> Option<(String, Option<String>)> {
+    match record.get("message")? {
+        Value::String(message) => Some((message.clone(), None)),
+        inner => {
+            let traceback = inner.pointer("/extraInfo/py_callstack").and_then(Value::as_str).map(str::to_owned);
+            Some((inner.get("message")?.as_str()?.to_owned(), traceback))
+        }
+    }
+}
+
+/// A worker that failed by itself.
+#[derive(Debug, Clone, Serialize)]
+pub struct Failure {
+    /// Its rank among all workers.
+    pub rank: usize,
+    /// Its rank on its node.
+    pub local_rank: usize,
+    /// The node.
+    pub host: String,
+    /// The process.
+    pub pid: u32,
+    /// How it ended.
+    #[serde(flatten)]
+    pub ending: Ending,
+    /// When.
+    #[serde(serialize_with = "moment")]
+    pub time: Option<SystemTime>,
+    /// What it wrote of its error.
+    pub error: Option<ErrorRecord>,
+    /// The last lines of its standard error.
+    pub stderr: Vec<String>,
+    /// Its log, if it stays.
+    pub log: Option<PathBuf>,
+}
+
+impl Failure {
+    /// When it went wrong, as well as that is known: a worker writes its error down before it takes its time to end.
+    fn moment(&self) -> Option<SystemTime> {
+        let recorded = self.error.as_ref().and_then(|error| error.time);
+        recorded.into_iter().chain(self.time).min()
+    }
+
+    /// In a few words, for other nodes.
+    #[must_use]
+    pub fn in_short(&self) -> String {
+        let error = self.error.as_ref().map(|error| format!(": {}", first_line(&error.message)));
+        format!("rank {} on {} failed with {}{}", self.rank, self.host, self.ending, error.unwrap_or_default())
+    }
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
+}
+
+/// All failures of a node's workers in one attempt, the first one first.
+#[derive(Debug, Clone, Serialize)]
+pub struct FailureReport {
+    /// The run.
+    pub run_id: String,
+    /// How often the workers had been started again.
+    pub restarts: u32,
+    /// Never empty.
+    pub failures: Vec<Failure>,
+}
+
+impl FailureReport {
+    pub(crate) fn new(run_id: &str, restarts: u32, mut failures: Vec<Failure>) -> Self {
+        failures.sort_by_key(Failure::moment);
+        FailureReport { run_id: run_id.to_owned(), restarts, failures }
+    }
+
+    /// The failure that came first, in a few words.
+    #[must_use]
+    pub fn in_short(&self) -> String {
+        self.failures.first().map(Failure::in_short).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for FailureReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some((first, others)) = self.failures.split_first() else { return Ok(()) };
+        writeln!(f, "run {}: rank {} failed first", self.run_id, first.rank)?;
+        let time = first.moment().map(rfc3339).unwrap_or_default();
+        writeln!(f, "  time        {time}")?;
+        writeln!(f, "  host        {}", first.host)?;
+        writeln!(f, "  rank        {} (local rank {}, process {})", first.rank, first.local_rank, first.pid)?;
+        writeln!(f, "  ended with  {}", first.ending)?;
+        if let Some(error) = &first.error {
+            writeln!(f, "  error       {}", first_line(&error.message))?;
+            writeln!(f, "  error file  {}", error.file.display())?;
+            if let Some(traceback) = &error.traceback {
+                writeln!(f, "  traceback")?;
+                traceback.trim_end().lines().try_for_each(|line| writeln!(f, "    {line}"))?;
+            }
+        }
+        if let Some(log) = &first.log {
+            writeln!(f, "  log         {}", log.display())?;
+        }
+        if !first.stderr.is_empty() {
+            writeln!(f, "  last lines of its stderr")?;
+            first.stderr.iter().try_for_each(|line| writeln!(f, "    {line}"))?;
+        }
+        for other in others {
+            writeln!(f, "then {}", other.in_short())?;
+        }
+        Ok(())
+    }
+}
+
+fn moment<S: Serializer>(time: &Option<SystemTime>, serializer: S) -> Result<S::Ok, S::Error> {
+    time.map(rfc3339).serialize(serializer)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::*;
+
+    fn failure(rank: usize, millis: u64, ending: Ending) -> Failure {
+        Failure {
+            rank,
+            local_rank: rank,
+            host: "a".into(),
+            pid: 7,
+            ending,
+            time: Some(UNIX_EPOCH + Duration::from_millis(millis)),
+            error: None,
+            stderr: Vec::new(),
+            log: None,
+        }
+    }
+
+    #[test]
+    fn the_one_that_wrote_its_error_first_failed_first() {
+        let mut slow = failure(3, 900, Ending::ExitCode(1));
+        slow.error = Some(ErrorRecord {
+            file: "e.json".into(),
+            message: "ValueError: no data".into(),
+            traceback: Some("Traceback\n  line 1".into()),
+            time: Some(UNIX_EPOCH + Duration::from_millis(100)),
+        });
+        slow.stderr = vec!["last words".into()];
+        let report = FailureReport::new("job", 0, vec![failure(0, 200, Ending::Signal(9)), slow]);
+        let text = report.to_string();
+        for part in [
+            "rank 3 failed first",
+            "1970-01-01T00:00:00.100Z",
+            "exit code 1",
+            "ValueError: no data",
+            "e.json",
+            "    line 1",
+            "    last words",
+            "then rank 0 on a failed with signal 9 (SIGKILL)",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["failures"][0]["exit_code"], 1);
+        assert_eq!(json["failures"][1]["signal"], 9);
+    }
+
+    #[test]
+    fn both_forms_of_an_error_file_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("error.json");
+        let read = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            ErrorRecord::read(&file).map(|record| (record.message, record.traceback))
+        };
+        assert_eq!(read(r#"{"message": "x"}"#), Some(("x".into(), None)));
+        let full = r#"{"message": {"message": "E: x", "extraInfo": {"py_callstack": "T", "timestamp": "1"}}}"#;
+        assert_eq!(read(full), Some(("E: x".into(), Some("T".into()))));
+        assert_eq!(read("{"), None);
+        assert!(ErrorRecord::read(&folder.path().join("none")).is_none());
+    }
+}

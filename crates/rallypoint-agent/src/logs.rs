@@ -1,0 +1,227 @@
+//! Where workers write: the folder of a run, laid out as torchrun does, and what goes where.
+//!
+//! `LOG_DIR/RUN-ID_xxxxxxxx/attempt_N/LOCAL_RANK/` holds `stdout.log`, `stderr.log` and `error.json`.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use crate::streams::StreamChoice;
+
+/// Where the files of a run go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LogDir {
+    /// A folder of this name, which is made, and removed when the run is over.
+    Temporary(PathBuf),
+    /// A folder of the user's; each run makes one of its own in it.
+    Kept(PathBuf),
+    /// No files at all, not even for errors.
+    Nowhere,
+}
+
+impl LogDir {
+    /// A name in the system's temporary folder that nobody else has.
+    #[must_use]
+    pub fn temporary() -> Self {
+        let name = format!("rallypoint_{}_{:08x}", std::process::id(), fastrand::u32(..));
+        LogDir::Temporary(std::env::temp_dir().join(name))
+    }
+}
+
+/// What goes where.
+#[derive(Debug, Clone)]
+pub struct LogSettings {
+    /// The files.
+    pub dir: LogDir,
+    /// Streams that go to files, and not to the console.
+    pub redirects: StreamChoice,
+    /// Streams that go to files and to the console.
+    pub tee: StreamChoice,
+    /// The local ranks whose output the console shows; all if none are named.
+    pub shown: Option<BTreeSet<usize>>,
+    /// Lines of tee'd standard output with one of these in them also go to a file of their own.
+    pub filter_out: Vec<String>,
+    /// The same for standard error.
+    pub filter_err: Vec<String>,
+}
+
+impl LogSettings {
+    /// Everything to the console, nothing to files but errors.
+    #[must_use]
+    pub fn console(dir: LogDir) -> Self {
+        let (redirects, tee) = (StreamChoice::default(), StreamChoice::default());
+        LogSettings { dir, redirects, tee, shown: None, filter_out: Vec::new(), filter_err: Vec::new() }
+    }
+}
+
+/// A file or folder that cannot be written.
+#[derive(Debug, Error)]
+#[error("cannot write logs to {}: choose another --log-dir, or make this one writable", path.display())]
+pub struct LogError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// The folder of one run on one node. Dropped, it is removed if it is temporary.
+#[derive(Debug)]
+pub struct Logs {
+    settings: LogSettings,
+    folder: Option<PathBuf>,
+}
+
+impl Logs {
+    /// Makes the folder, so that one that cannot be written is known before anything else happens.
+    pub fn open(settings: LogSettings, run_id: &str) -> Result<Self, LogError> {
+        let base = match &settings.dir {
+            LogDir::Nowhere => None,
+            LogDir::Temporary(path) | LogDir::Kept(path) => Some(path.clone()),
+        };
+        let mut logs = Logs { settings, folder: None };
+        if let Some(base) = base {
+            make(&base)?;
+            // A run's name may be anything, a folder's may not.
+            let name: String =
+                run_id.chars().map(|c| if c == '/' || c.is_control() { '_' } else { c }).take(100).collect();
+            let folder = base.join(format!("{name}_{:08x}", fastrand::u32(..)));
+            make(&folder)?;
+            logs.folder = Some(folder);
+        }
+        Ok(logs)
+    }
+
+    /// The folder of this run, if it stays.
+    #[must_use]
+    pub fn kept(&self) -> Option<&Path> {
+        matches!(self.settings.dir, LogDir::Kept(_)).then_some(self.folder.as_deref()).flatten()
+    }
+
+    /// Makes the folders of an attempt. An attempt that goes on in another round goes on in its files.
+    pub(crate) fn attempt(&self, restarts: u32, workers: usize) -> Result<Attempt, LogError> {
+        let folder = self.folder.as_ref().map(|folder| folder.join(format!("attempt_{restarts}")));
+        let mut plans = Vec::new();
+        for local_rank in 0..workers {
+            let own = folder.as_ref().map(|folder| folder.join(local_rank.to_string()));
+            if let Some(own) = &own {
+                make(own)?;
+                // What an earlier round wrote there must not be taken for this one's.
+                let _ = fs::remove_file(own.join("error.json"));
+            }
+            plans.push(self.plan(local_rank, own.as_deref())?);
+        }
+        let filtered = |filters: &[String], name: &str| match &folder {
+            Some(folder) if !filters.is_empty() => append(&folder.join(name)).map(Some),
+            _ => Ok(None),
+        };
+        let filtered_out = filtered(&self.settings.filter_out, "filtered_stdout.log")?;
+        let filtered_err = filtered(&self.settings.filter_err, "filtered_stderr.log")?;
+        Ok(Attempt { plans, filtered_out, filtered_err })
+    }
+
+    pub(crate) fn settings(&self) -> &LogSettings {
+        &self.settings
+    }
+
+    fn plan(&self, local_rank: usize, own: Option<&Path>) -> Result<WorkerPlan, LogError> {
+        let (redirect, tee) = (self.settings.redirects.of(local_rank), self.settings.tee.of(local_rank));
+        let shown = self.settings.shown.as_ref().is_none_or(|shown| shown.contains(&local_rank));
+        let files = redirect.and(tee);
+        let stream = |name: &str, redirected: bool, to_file: bool, teed: bool| {
+            let path = own.filter(|_| to_file).map(|own| own.join(name));
+            let file = path.as_deref().map(append).transpose()?;
+            Ok(StreamPlan { path, file, teed, console: shown && (teed || !redirected) })
+        };
+        Ok(WorkerPlan {
+            out: stream("stdout.log", redirect.out && !tee.out, files.out, tee.out)?,
+            err: stream("stderr.log", redirect.err && !tee.err, files.err, tee.err)?,
+            error_file: own.map_or_else(PathBuf::new, |own| own.join("error.json")),
+        })
+    }
+}
+
+impl Drop for Logs {
+    fn drop(&mut self) {
+        if let LogDir::Temporary(path) = &self.settings.dir {
+            // It is nobody's but ours, and a leftover harms nobody.
+            let _ = fs::remove_dir_all(path);
+        }
+    }
+}
+
+/// The files of one attempt.
+#[derive(Debug)]
+pub(crate) struct Attempt {
+    pub(crate) plans: Vec<WorkerPlan>,
+    pub(crate) filtered_out: Option<File>,
+    pub(crate) filtered_err: Option<File>,
+}
+
+/// Where one worker writes.
+#[derive(Debug)]
+pub(crate) struct WorkerPlan {
+    pub(crate) out: StreamPlan,
+    pub(crate) err: StreamPlan,
+    /// Empty where there is no place for it.
+    pub(crate) error_file: PathBuf,
+}
+
+#[derive(Debug)]
+pub(crate) struct StreamPlan {
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) file: Option<File>,
+    pub(crate) teed: bool,
+    pub(crate) console: bool,
+}
+
+fn make(folder: &Path) -> Result<(), LogError> {
+    fs::create_dir_all(folder).map_err(|source| LogError { path: folder.to_owned(), source })
+}
+
+fn append(path: &Path) -> Result<File, LogError> {
+    let opened = OpenOptions::new().create(true).append(true).open(path);
+    opened.map_err(|source| LogError { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+    use super::*;
+
+    fn logs(dir: LogDir, redirects: &str, tee: &str) -> Logs {
+        let (redirects, tee) = (redirects.parse().unwrap(), tee.parse().unwrap());
+        Logs::open(LogSettings { redirects, tee, ..LogSettings::console(dir) }, "job/42").unwrap()
+    }
+
+    #[test]
+    fn files_lie_where_torchrun_puts_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let logs = logs(LogDir::Kept(folder.path().to_owned()), "0:3", "1:1");
+        let attempt = logs.attempt(2, 3).unwrap();
+        let run = logs.kept().unwrap();
+        assert!(run.file_name().unwrap().to_str().unwrap().starts_with("job_42_"));
+        let [zero, one, two] = &attempt.plans[..] else { panic!("three plans") };
+        assert_eq!(zero.out.path, Some(run.join("attempt_2/0/stdout.log")));
+        assert_eq!(zero.err.path, Some(run.join("attempt_2/0/stderr.log")));
+        assert!(!zero.out.console && !zero.err.console);
+        assert_eq!(one.out.path, Some(run.join("attempt_2/1/stdout.log")));
+        assert!(one.out.console && one.err.console && one.err.path.is_none());
+        assert!(two.out.path.is_none() && two.out.console);
+        assert_eq!(two.error_file, run.join("attempt_2/2/error.json"));
+    }
+
+    #[test]
+    fn a_temporary_folder_goes_and_nowhere_means_no_file() {
+        let dir = LogDir::temporary();
+        let LogDir::Temporary(path) = dir.clone() else { panic!("it is temporary") };
+        let open = logs(dir, "0", "0");
+        assert!(path.is_dir() && open.kept().is_none());
+        drop(open);
+        assert!(!path.exists());
+        let nowhere = logs(LogDir::Nowhere, "3", "0");
+        let attempt = nowhere.attempt(0, 1).unwrap();
+        assert_eq!(attempt.plans[0].error_file, PathBuf::new());
+        assert!(attempt.plans[0].out.path.is_none() && !attempt.plans[0].out.console);
+    }
+}
