@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rallypoint_rendezvous::{GroupChange, Rendezvous, RendezvousError, RendezvousHandler};
 use rallypoint_store::{Store, StoreError};
@@ -14,7 +14,7 @@ use tracing::{debug, info, warn};
 
 use crate::descendants;
 use crate::environment::{Common, NoGpu, Place, environment};
-use crate::failure::FailureReport;
+use crate::failure::{Failure, FailureReport};
 use crate::group::{Finish, Group, Start};
 use crate::guard::GUARD_VARIABLE;
 use crate::logs::{LogError, Logs};
@@ -141,16 +141,25 @@ pub struct Agent {
     console: Arc<dyn Console>,
     host: String,
     phase: watch::Sender<Phase>,
+    adopts: bool,
     restarts: u32,
     rounds: u32,
 }
 
 /// Why a round is over.
 enum End {
-    Succeeded(usize),
-    Failed(FailureReport),
+    Succeeded,
+    Failed,
     Changed(GroupChange),
     Asked(Signal),
+}
+
+/// A round that is over.
+struct Round {
+    end: End,
+    nodes: usize,
+    workers: usize,
+    failures: Vec<Failure>,
 }
 
 impl Agent {
@@ -164,7 +173,15 @@ impl Agent {
     ) -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let phase = watch::Sender::new(Phase::Meeting);
-        Agent { spec, handler, logs, console, host, phase, restarts: 0, rounds: 0 }
+        Agent { spec, handler, logs, console, host, phase, adopts: false, restarts: 0, rounds: 0 }
+    }
+
+    /// Also waits for processes that workers left behind and that became children of this one. Only for a program
+    /// that starts no others: it would take their ends for itself.
+    #[must_use]
+    pub fn adopting_orphans(mut self) -> Self {
+        self.adopts = true;
+        self
     }
 
     /// What it is doing.
@@ -208,18 +225,21 @@ impl Agent {
                 met = self.handler.next_rendezvous() => met?,
             };
             self.rounds += 1;
-            match self.round(met, stop).await? {
-                End::Succeeded(nodes) => {
+            let Round { end, nodes, workers, failures } = self.round(met, stop).await?;
+            match end {
+                End::Succeeded => {
                     let (restarts, rounds) = (self.restarts, self.rounds);
-                    let workers = nodes;
                     return Ok(Outcome::Succeeded(Success { workers, nodes, restarts, rounds }));
                 }
-                End::Failed(report) if self.restarts < self.spec.max_restarts => {
+                End::Failed => {
+                    let report = FailureReport::new(self.handler.run_id(), self.restarts, failures);
+                    if self.restarts == self.spec.max_restarts {
+                        return Ok(Outcome::Failed(report));
+                    }
                     self.restarts += 1;
                     let left = self.spec.max_restarts - self.restarts;
                     warn!(restarts = self.restarts, left, "{}; starting again", report.in_short());
                 }
-                End::Failed(report) => return Ok(Outcome::Failed(report)),
                 End::Changed(GroupChange::Closed { reason }) => return Ok(Outcome::Closed { reason }),
                 End::Changed(change) => info!("{}; meeting again", describe(&change)),
                 End::Asked(signal) => return Ok(Outcome::Stopped(signal)),
@@ -228,26 +248,26 @@ impl Agent {
     }
 
     /// From the moment the nodes have met until they have to meet again, or never.
-    async fn round(&self, mut met: Rendezvous, stop: &mut StopListener) -> Result<End, AgentError> {
-        let began = Instant::now();
+    async fn round(&self, mut met: Rendezvous, stop: &mut StopListener) -> Result<Round, AgentError> {
         let ours = NodeWorkers {
             role: self.spec.role.clone(),
             rank: met.rank,
             local_world_size: self.spec.local_world_size,
         };
         let identical = std::env::var(IDENTICAL_VARIABLE).is_ok_and(|value| value == "1");
+        let over = |end| Round { end, nodes: met.world_size, workers: 0, failures: Vec::new() };
         let places = tokio::select! {
             places = agree(&*met.store, &ours, met.world_size, identical) => places?,
             // A node that is gone says nothing any more.
-            change = self.handler.changed() => return Ok(End::Changed(change)),
-            signal = stop.asked() => return Ok(End::Asked(signal)),
+            change = self.handler.changed() => return Ok(over(End::Changed(change))),
+            signal = stop.asked() => return Ok(over(End::Asked(signal))),
         };
-        let world_size = places.first().map_or(0, |place| place.world_size);
+        let workers = places.first().map_or(0, |place| place.world_size);
         info!(
             round = met.round,
             node = met.rank,
             nodes = met.world_size,
-            workers = world_size,
+            workers,
             master = format!("{}:{}", met.master.address, met.master.port),
             restarts = self.restarts,
             "starting workers"
@@ -256,21 +276,15 @@ impl Agent {
         drop(met.held_port.take());
         let mut group = self.start(&met, &places)?;
         self.phase.send_replace(Phase::Running);
-        let end = self.watch(&mut group, stop).await?;
-        let signal = if let End::Asked(signal) = &end { *signal } else { Signal::TERM };
-        if let End::Succeeded(_) = end {
-            debug!(seconds = began.elapsed().as_secs_f64(), "this node's workers have finished");
+        let mut end = self.watch(&mut group, stop).await?;
+        if let End::Succeeded = end {
             self.phase.send_replace(Phase::Finishing);
-            let end = self.finish(&*met.store, met.world_size, stop).await?;
-            group.stop(Signal::TERM, self.spec.grace, stop.asked_again()).await;
-            return Ok(end);
+            end = self.finish(&*met.store, met.world_size, stop).await?;
         }
+        let signal = if let End::Asked(signal) = &end { *signal } else { Signal::TERM };
         group.stop(signal, self.spec.grace, stop.asked_again()).await;
-        if let End::Failed(_) = end {
-            let failures = group.failures(self.logs.kept().is_some());
-            return Ok(End::Failed(FailureReport::new(self.handler.run_id(), self.restarts, failures)));
-        }
-        Ok(end)
+        let failures = group.failures(self.logs.kept().is_some());
+        Ok(Round { end, nodes: met.world_size, workers, failures })
     }
 
     fn start(&self, met: &Rendezvous, places: &[Place]) -> Result<Group, AgentError> {
@@ -288,7 +302,8 @@ impl Agent {
         };
         let mut starts = Vec::new();
         for (place, plan) in places.iter().zip(&attempt.plans) {
-            let mut environment = environment(&common, place, &plan.error_file, |name| std::env::var_os(name))?;
+            let mut environment =
+                environment(&common, place, &plan.error_file, |name| std::env::var_os(name))?;
             environment.extend(spec.environment.iter().cloned());
             let local_rank = place.local_rank.to_string();
             let args = spec.args.iter().map(|arg| match arg.to_str() {
@@ -317,32 +332,35 @@ impl Agent {
                 biased;
                 signal = stop.asked() => return Ok(End::Asked(signal)),
                 finish = group.finished() => return Ok(match finish {
-                    Finish::Succeeded => End::Succeeded(0),
-                    Finish::Failed => {
-                        End::Failed(FailureReport::new(self.handler.run_id(), self.restarts, Vec::new()))
-                    }
+                    Finish::Succeeded => End::Succeeded,
+                    Finish::Failed => End::Failed,
                 }),
                 change = self.handler.changed() => return Ok(End::Changed(change)),
-                _ = child_ended.recv() => descendants::reap(&known),
+                _ = child_ended.recv(), if self.adopts => descendants::reap(&known),
             }
         }
     }
 
     /// Waits until all nodes of the round have finished, so that nobody who still works misses anybody.
-    async fn finish(&self, store: &dyn Store, nodes: usize, stop: &mut StopListener) -> Result<End, AgentError> {
+    async fn finish(
+        &self,
+        store: &dyn Store,
+        nodes: usize,
+        stop: &mut StopListener,
+    ) -> Result<End, AgentError> {
         let barrier = barrier(store, nodes);
         tokio::pin!(barrier);
         loop {
             tokio::select! {
                 biased;
-                done = &mut barrier => return done.map(|()| End::Succeeded(nodes)).map_err(Into::into),
+                done = &mut barrier => return done.map(|()| End::Succeeded).map_err(Into::into),
                 signal = stop.asked() => return Ok(End::Asked(signal)),
                 change = self.handler.changed() => match change {
                     // Whoever closed it so had passed the barrier, which needs all.
-                    GroupChange::Closed { reason } if reason == FINISHED => return Ok(End::Succeeded(nodes)),
+                    GroupChange::Closed { reason } if reason == FINISHED => return Ok(End::Succeeded),
                     // They are in time for nothing, unless somebody who still works meets again.
                     GroupChange::Waiting { .. } => tokio::select! {
-                        done = &mut barrier => return done.map(|()| End::Succeeded(nodes)).map_err(Into::into),
+                        done = &mut barrier => return done.map(|()| End::Succeeded).map_err(Into::into),
                         () = tokio::time::sleep(ASK_AGAIN) => {}
                     },
                     change => return Ok(End::Changed(change)),

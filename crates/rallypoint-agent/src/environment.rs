@@ -166,7 +166,10 @@ mod tests {
         }
     }
 
-    fn with(common: &Common<'_>, inherited: &[(&str, &str)]) -> Result<BTreeMap<&'static str, OsString>, NoGpu> {
+    fn with(
+        common: &Common<'_>,
+        inherited: &[(&str, &str)],
+    ) -> Result<BTreeMap<&'static str, OsString>, NoGpu> {
         let find = |name: &str| inherited.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into());
         environment(common, &place(4), Path::new("/log/1/error.json"), find)
     }
@@ -182,7 +185,8 @@ mod tests {
     #[test]
     fn a_virtual_local_rank_is_0_and_sees_one_gpu() {
         let common = Common { virtual_local_rank: true, ..common() };
-        let gpu = |inherited: &[(&str, &str)]| with(&common, inherited).unwrap()["CUDA_VISIBLE_DEVICES"].clone();
+        let gpu =
+            |inherited: &[(&str, &str)]| with(&common, inherited).unwrap()["CUDA_VISIBLE_DEVICES"].clone();
         assert_eq!(with(&common, &[]).unwrap()["LOCAL_RANK"], "0");
         assert_eq!(gpu(&[]), "1");
         assert_eq!(gpu(&[("CUDA_VISIBLE_DEVICES", "4, 6")]), "6");

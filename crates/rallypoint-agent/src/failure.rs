@@ -41,10 +41,37 @@ impl fmt::Display for Ending {
 
 fn signal_name(number: i32) -> Option<&'static str> {
     const NAMES: [&str; 31] = [
-        "SIGHUP", "SIGINT", "SIGQUIT", "SIGILL", "SIGTRAP", "SIGABRT", "SIGBUS", "SIGFPE", "SIGKILL", "SIGUSR1",
-        "SIGSEGV", "SIGUSR2", "SIGPIPE", "SIGALRM", "SIGTERM", "SIGSTKFLT", "SIGCHLD", "SIGCONT", "SIGSTOP",
-        "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGURG", "SIGXCPU", "SIGXFSZ", "SIGVTALRM", "SIGPROF", "SIGWINCH", "SIGIO",
-        "SIGPWR", "SIGSYS",
+        "SIGHUP",
+        "SIGINT",
+        "SIGQUIT",
+        "SIGILL",
+        "SIGTRAP",
+        "SIGABRT",
+        "SIGBUS",
+        "SIGFPE",
+        "SIGKILL",
+        "SIGUSR1",
+        "SIGSEGV",
+        "SIGUSR2",
+        "SIGPIPE",
+        "SIGALRM",
+        "SIGTERM",
+        "SIGSTKFLT",
+        "SIGCHLD",
+        "SIGCONT",
+        "SIGSTOP",
+        "SIGTSTP",
+        "SIGTTIN",
+        "SIGTTOU",
+        "SIGURG",
+        "SIGXCPU",
+        "SIGXFSZ",
+        "SIGVTALRM",
+        "SIGPROF",
+        "SIGWINCH",
+        "SIGIO",
+        "SIGPWR",
+        "SIGSYS",
     ];
     usize::try_from(number).ok()?.checked_sub(1).and_then(|at| NAMES.get(at)).copied()
 }
@@ -78,7 +105,8 @@ fn parse(record: &Value) -> Option<(String, Option<String>)> {
     match record.get("message")? {
         Value::String(message) => Some((message.clone(), None)),
         inner => {
-            let traceback = inner.pointer("/extraInfo/py_callstack").and_then(Value::as_str).map(str::to_owned);
+            let traceback =
+                inner.pointer("/extraInfo/py_callstack").and_then(Value::as_str).map(str::to_owned);
             Some((inner.get("message")?.as_str()?.to_owned(), traceback))
         }
     }
@@ -120,7 +148,13 @@ impl Failure {
     #[must_use]
     pub fn in_short(&self) -> String {
         let error = self.error.as_ref().map(|error| format!(": {}", first_line(&error.message)));
-        format!("rank {} on {} failed with {}{}", self.rank, self.host, self.ending, error.unwrap_or_default())
+        format!(
+            "rank {} on {} failed with {}{}",
+            self.rank,
+            self.host,
+            self.ending,
+            error.unwrap_or_default()
+        )
     }
 }
 
@@ -246,7 +280,8 @@ mod tests {
             ErrorRecord::read(&file).map(|record| (record.message, record.traceback))
         };
         assert_eq!(read(r#"{"message": "x"}"#), Some(("x".into(), None)));
-        let full = r#"{"message": {"message": "E: x", "extraInfo": {"py_callstack": "T", "timestamp": "1"}}}"#;
+        let full =
+            r#"{"message": {"message": "E: x", "extraInfo": {"py_callstack": "T", "timestamp": "1"}}}"#;
         assert_eq!(read(full), Some(("E: x".into(), Some("T".into()))));
         assert_eq!(read("{"), None);
         assert!(ErrorRecord::read(&folder.path().join("none")).is_none());

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, kill_process_group, waitid};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tracing::{error, warn};
@@ -58,6 +58,7 @@ struct Worker {
     pid: Pid,
     ended: Option<(Ending, SystemTime)>,
     failed: bool,
+    reaped: bool,
     tail: Tail,
     log: Option<PathBuf>,
     error_file: PathBuf,
@@ -147,25 +148,15 @@ impl Group {
         }
         self.stopping = true;
         self.signal(signal);
-        let patience = async {
-            tokio::select! {
-                () = tokio::time::sleep(grace) => {
-                    let running = self.pids_running();
-                    if !running.is_empty() {
-                        warn!(pids = ?running, "workers did not end within {grace:?}; killing them");
-                    }
-                }
-                () = now => {}
-            }
-        };
         let gone = tokio::select! {
-            () = Self::gone(&mut self.endings, &mut self.workers) => true,
-            () = patience => false,
+            () = self.gone() => true,
+            () = tokio::time::sleep(grace) => false,
+            () = now => false,
         };
         if !gone {
+            warn!(pids = ?self.pids_running(), "killing what is left of the workers");
             self.signal(Signal::KILL);
-            let gone = Self::gone(&mut self.endings, &mut self.workers);
-            if tokio::time::timeout(KILL_TIMEOUT, gone).await.is_err() {
+            if tokio::time::timeout(KILL_TIMEOUT, self.gone()).await.is_err() {
                 let pids = self.pids_running();
                 error!(?pids, "workers do not end even by SIGKILL; they are left behind");
             }
@@ -174,6 +165,7 @@ impl Group {
             if worker.ended.is_some() {
                 // It has ended, so this does not wait.
                 let _ = worker.child.wait();
+                worker.reaped = true;
             }
         }
         let deadline = Instant::now() + DRAIN_TIMEOUT;
@@ -186,17 +178,11 @@ impl Group {
     }
 
     /// Waits until all workers have ended and nothing of their groups runs.
-    async fn gone(
-        endings: &mut mpsc::UnboundedReceiver<(usize, Ending, SystemTime)>,
-        workers: &mut [Worker],
-    ) {
-        while workers.iter().any(|worker| worker.ended.is_none()) {
-            match endings.recv().await {
-                Some((at, ending, time)) => workers[at].ended = Some((ending, time)),
-                None => break,
-            }
+    async fn gone(&mut self) {
+        while self.workers.iter().any(|worker| worker.ended.is_none()) {
+            self.next_ending().await;
         }
-        while workers.iter().any(|worker| descendants::group_runs(worker.pid)) {
+        while self.workers.iter().any(|worker| descendants::group_runs(worker.pid)) {
             tokio::time::sleep(REST_INTERVAL).await;
         }
     }
@@ -223,7 +209,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         // After `stop` nothing is left, and the numbers may be somebody else's.
-        for worker in self.workers.iter_mut().filter(|worker| matches!(worker.child.try_wait(), Ok(None))) {
+        for worker in self.workers.iter_mut().filter(|worker| !worker.reaped) {
             let _ = kill_process_group(worker.pid, Signal::KILL);
             let _ = worker.child.wait();
         }
@@ -252,7 +238,8 @@ impl Worker {
         }
         let tail = Tail::default();
         let log = err.path.clone().or_else(|| out.path.clone());
-        let own = |plan: &StreamPlan| plan.file.as_ref().filter(|_| !plan.console).map(std::fs::File::try_clone);
+        let own =
+            |plan: &StreamPlan| plan.file.as_ref().filter(|_| !plan.console).map(std::fs::File::try_clone);
         command.stdout(own(&out).transpose()?.map_or_else(Stdio::piped, Stdio::from));
         command.stderr(own(&err).transpose()?.map_or_else(Stdio::piped, Stdio::from));
         let mut child = command.spawn()?;
@@ -273,13 +260,26 @@ impl Worker {
             streams.push(pump(Stream::Err, err, &filtered[1]).start(from)?);
         }
         let pid = Pid::from_child(&child);
-        Ok(Worker { place, child, pid, ended: None, failed: false, tail, log, error_file, streams })
+        Ok(Worker {
+            place,
+            child,
+            pid,
+            ended: None,
+            failed: false,
+            reaped: false,
+            tail,
+            log,
+            error_file,
+            streams,
+        })
     }
 
     fn failure(&self, host: &str, kept: bool) -> Option<Failure> {
         let (ending, time) = self.ended?;
         let mut stderr = self.tail.lines();
-        if stderr.is_empty() && let Some(log) = &self.log {
+        if stderr.is_empty()
+            && let Some(log) = &self.log
+        {
             stderr = Tail::of_file(log).unwrap_or_default();
         }
         Some(Failure {
@@ -309,8 +309,8 @@ fn watch(pid: Pid, report: impl FnOnce(Ending) + Send + 'static) -> io::Result<(
                 Err(_) => break None,
             }
         };
-        let code = status.as_ref().and_then(|status| status.exit_status()).map(Ending::ExitCode);
-        let signal = status.as_ref().and_then(|status| status.terminating_signal()).map(Ending::Signal);
+        let code = status.as_ref().and_then(WaitIdStatus::exit_status).map(Ending::ExitCode);
+        let signal = status.as_ref().and_then(WaitIdStatus::terminating_signal).map(Ending::Signal);
         report(code.or(signal).unwrap_or(Ending::ExitCode(-1)));
     };
     thread::Builder::new().name("worker".to_owned()).spawn(wait).map(drop)

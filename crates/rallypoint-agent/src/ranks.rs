@@ -38,7 +38,9 @@ pub enum RankError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// What another node wrote is not understood.
-    #[error("the store's {key:?} is not what a launcher writes: are all nodes started with the same launcher?")]
+    #[error(
+        "the store's {key:?} is not what a launcher writes: are all nodes started with the same launcher?"
+    )]
     Value {
         /// The key.
         key: String,
@@ -57,15 +59,14 @@ pub fn assign(nodes: &[NodeWorkers]) -> Vec<Assigned> {
     let world_size = nodes.iter().map(|node| node.local_world_size).sum();
     let mut next = 0;
     let mut next_of_role: BTreeMap<&str, usize> = BTreeMap::new();
-    let one = |node| {
-        let NodeWorkers { role, local_world_size, .. } = node;
+    let mut assigned = Vec::with_capacity(nodes.len());
+    for NodeWorkers { role, local_world_size, .. } in nodes {
         let of_role = next_of_role.entry(role).or_default();
-        let assigned = Assigned(next, world_size, *of_role, role_sizes[role.as_str()]);
+        assigned.push(Assigned(next, world_size, *of_role, role_sizes[role.as_str()]));
         next += local_world_size;
         *of_role += local_world_size;
-        assigned
-    };
-    nodes.iter().map(one).collect()
+    }
+    assigned
 }
 
 /// The places of this node's workers. `identical` is [`IDENTICAL_VARIABLE`].
@@ -147,7 +148,8 @@ mod tests {
             let mut agreed = agreed;
             tokio::join!(agreed.next().unwrap(), agreed.next().unwrap(), agreed.next().unwrap())
         };
-        let ranks: Vec<usize> = [a, b, c].into_iter().flat_map(Result::unwrap).map(|place| place.rank).collect();
+        let ranks: Vec<usize> =
+            [a, b, c].into_iter().flat_map(Result::unwrap).map(|place| place.rank).collect();
         assert_eq!(ranks, (0..7).collect::<Vec<_>>());
     }
 

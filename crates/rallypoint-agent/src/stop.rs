@@ -64,7 +64,7 @@ impl StopListener {
     /// Waits until the end is asked for at once.
     pub async fn asked_again(&mut self) {
         if self.0.wait_for(|stop| matches!(stop, Stop::Now(_))).await.is_err() {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 }
