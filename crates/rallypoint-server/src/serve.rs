@@ -45,6 +45,7 @@ pub struct Server {
     address: SocketAddr,
     url: String,
     stop: watch::Sender<bool>,
+    open: watch::Receiver<usize>,
     task: JoinHandle<()>,
 }
 
@@ -56,8 +57,9 @@ impl Server {
         let (stop, mut told) = watch::channel(false);
         let prepared = Prepared::new(listener, config)?;
         let (address, url) = (prepared.address, prepared.url.clone());
-        let task = tokio::spawn(prepared.run(async move { stopped(&mut told).await }));
-        Ok(Server { address, url, stop, task })
+        let (connections, open) = watch::channel(0);
+        let task = tokio::spawn(prepared.run(async move { stopped(&mut told).await }, connections));
+        Ok(Server { address, url, stop, open, task })
     }
 
     /// Serves on a listener until `shutdown` is there and open requests have ended, or had their time to.
@@ -66,7 +68,7 @@ impl Server {
         config: Config,
         shutdown: impl Future<Output = ()> + Send,
     ) -> Result<(), ServerError> {
-        Prepared::new(listener, config)?.run(shutdown).await;
+        Prepared::new(listener, config)?.run(shutdown, watch::Sender::new(0)).await;
         Ok(())
     }
 
@@ -86,6 +88,12 @@ impl Server {
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// Waits until nobody is connected.
+    pub async fn left_alone(&self) {
+        // An error means that it has ended, and with it all connections.
+        let _ = self.open.clone().wait_for(|open| *open == 0).await;
     }
 
     /// Stops it, and waits until open requests have ended or had their time to.
@@ -130,7 +138,8 @@ impl Prepared {
         Ok(Prepared { listener, address, url: format!("{scheme}://{address}"), tls, config })
     }
 
-    async fn run(self, shutdown: impl Future<Output = ()>) {
+    /// Tells `open` how many connections there are.
+    async fn run(self, shutdown: impl Future<Output = ()>, open: watch::Sender<usize>) {
         let Prepared { listener, address, url, tls, config } = self;
         tracing::info!(%address, "serving etcd's v3 and v2 protocols; all data is in memory and ends with this process");
         let (stop, stopping) = watch::channel(false);
@@ -140,7 +149,7 @@ impl Prepared {
         tokio::select! {
             () = shutdown => {}
             () = shared.expire_leases() => {}
-            () = connections.accept(&listener, &mut tasks) => {}
+            () = connections.accept(&listener, &mut tasks, &open) => {}
         }
 
         drop(listener);
@@ -205,8 +214,9 @@ struct Connections {
 
 impl Connections {
     /// Never ends by itself.
-    async fn accept(&self, listener: &TcpListener, tasks: &mut JoinSet<()>) {
+    async fn accept(&self, listener: &TcpListener, tasks: &mut JoinSet<()>, open: &watch::Sender<usize>) {
         loop {
+            open.send_replace(tasks.len());
             tokio::select! {
                 accepted = listener.accept() => match accepted {
                     Ok((socket, _)) => {

@@ -8,6 +8,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use rallypoint_server::{Config, Tls};
 
+use super::exit::one_line;
+use super::run::{self, Run};
 use super::{LogFormat, failed, serve, start_log};
 
 /// Brings the nodes of a distributed training job together, on etcd.
@@ -19,9 +21,12 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "there is one of it")]
 enum Command {
+    Run(Run),
     Serve(Serve),
     Completions(Completions),
+    Man(Man),
 }
 
 /// Serve etcd's v3 and v2 protocols on one port, in memory.
@@ -61,22 +66,56 @@ struct Completions {
     shell: Shell,
 }
 
+/// Print the manual page, of the whole command or of one of its parts.
+#[derive(clap::Args)]
+struct Man {
+    /// `run`, `serve` and so on: `rallypoint man run | man -l -`, for example.
+    part: Option<String>,
+}
+
 /// Runs the command with its arguments, the first of which is its own name; returns the exit code.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let command = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli.command,
         Err(problem) => {
-            // Nothing is left to do where even this cannot be written.
-            let _ = problem.print();
+            if problem.use_stderr() {
+                eprintln!("{}", one_line(&problem.render().to_string()));
+            } else {
+                // Help and the version; nothing is left to do where they cannot be written.
+                let _ = problem.print();
+            }
             return u8::try_from(problem.exit_code()).unwrap_or(2);
         }
     };
     match command {
+        Command::Run(options) => run::run(&options),
         Command::Serve(options) => run_server(options),
+        Command::Man(Man { part }) => man(part.as_deref()),
         Command::Completions(Completions { shell }) => {
             clap_complete::generate(shell, &mut Cli::command(), "rallypoint", &mut std::io::stdout());
             0
         }
+    }
+}
+
+fn man(part: Option<&str>) -> u8 {
+    let command = Cli::command();
+    let page = match part {
+        None => command,
+        Some(part) => {
+            let Some(found) = command.get_subcommands().find(|known| known.get_name() == part) else {
+                let names: Vec<_> = command.get_subcommands().map(clap::Command::get_name).collect();
+                return failed(&std::io::Error::other(format!(
+                    "there is no page for {part:?}; there are: {}",
+                    names.join(", ")
+                ))) + 1;
+            };
+            found.clone().name(format!("rallypoint-{part}")).bin_name(format!("rallypoint {part}"))
+        }
+    };
+    match clap_mangen::Man::new(page).render(&mut std::io::stdout()) {
+        Ok(()) => 0,
+        Err(error) => failed(&error),
     }
 }
 

@@ -1,6 +1,9 @@
 //! What the two commands share: diagnostics, signals, exit codes. Not part of the library's interface.
 
 pub mod command;
+mod connection;
+mod exit;
+mod run;
 
 use std::error::Error;
 use std::io::IsTerminal;
@@ -8,6 +11,7 @@ use std::io::IsTerminal;
 use rallypoint_server::{Config, Server};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
 
 /// How diagnostics are written, always to stderr.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -20,16 +24,21 @@ pub enum LogFormat {
 
 /// Starts diagnostics at `level`: `error`, `warn`, `info`, `debug`, `trace`, or a filter of `tracing`.
 pub fn start_log(level: &str, format: LogFormat) -> Result<(), String> {
+    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    start_log_to(level, format, colours, std::io::stderr)
+}
+
+/// The same, to a writer of one's own.
+fn start_log_to<W>(level: &str, format: LogFormat, colours: bool, writer: W) -> Result<(), String>
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
     let filter =
         EnvFilter::try_new(level).map_err(|error| format!("{level:?} is not a log level: {error}"))?;
-    let log =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_target(false);
     match format {
         LogFormat::Json => log.json().init(),
-        LogFormat::Text => {
-            let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-            log.with_ansi(colour).init();
-        }
+        LogFormat::Text => log.with_ansi(colours).init(),
     }
     Ok(())
 }
@@ -56,14 +65,6 @@ pub async fn serve(config: Config) -> Result<(), Box<dyn Error>> {
 /// One line with the causes, and the exit code of a failure.
 #[must_use]
 pub fn failed(error: &dyn Error) -> u8 {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        if !text.contains(&error.to_string()) {
-            text.push_str(&format!(": {error}"));
-        }
-        cause = error.source();
-    }
-    eprintln!("error: {text}");
+    eprintln!("error: {}", exit::chain(error));
     1
 }

@@ -1,0 +1,126 @@
+//! How to reach an etcd: the options that every command shares. `docs/connecting.md` describes them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use rallypoint_core::{Credentials, EtcdSettings, TlsSettings};
+
+use super::exit::Problem;
+
+/// An endpoint that begins so is only ever connected to; no server is started there.
+pub(crate) const ETCD_SCHEME: &str = "etcd://";
+
+/// Where the etcd is, and how it is spoken to.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Connection")]
+pub(crate) struct Connection {
+    /// The etcd: host:port, or several with commas; etcd:// before it means that no server is started there.
+    #[arg(
+        long = "rdzv-endpoint",
+        visible_alias = "endpoint",
+        alias = "rdzv_endpoint",
+        env = "PET_RDZV_ENDPOINT",
+        value_name = "HOST:PORT[,...]",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub(crate) endpoint: String,
+    /// PEM file of the authority that signed the etcd's certificate: speak TLS.
+    #[arg(long, env = "RALLYPOINT_CACERT", value_name = "FILE")]
+    pub(crate) cacert: Option<PathBuf>,
+    /// PEM file of this client's certificate, where the etcd asks for one.
+    #[arg(long, env = "RALLYPOINT_CLIENT_CERT", value_name = "FILE", requires = "key")]
+    pub(crate) cert: Option<PathBuf>,
+    /// PEM file of that certificate's key.
+    #[arg(long, env = "RALLYPOINT_CLIENT_KEY", value_name = "FILE", requires = "cert")]
+    pub(crate) key: Option<PathBuf>,
+    /// The user, where the etcd asks for one; the password is in RALLYPOINT_PASSWORD or a file.
+    #[arg(long, env = "RALLYPOINT_USER", value_name = "NAME")]
+    pub(crate) user: Option<String>,
+    /// File with the user's password, for those who do not want it in the environment.
+    #[arg(long, env = "RALLYPOINT_PASSWORD_FILE", value_name = "FILE", requires = "user")]
+    pub(crate) password_file: Option<PathBuf>,
+    /// Put before every key in the etcd.
+    #[arg(long, env = "RALLYPOINT_PREFIX", value_name = "PREFIX")]
+    pub(crate) prefix: Option<String>,
+}
+
+impl Connection {
+    /// The endpoints, without the scheme that says to connect only; empty where none were given.
+    pub(crate) fn endpoints(&self) -> &str {
+        let endpoint = self.endpoint.trim();
+        endpoint.strip_prefix(ETCD_SCHEME).unwrap_or(endpoint)
+    }
+
+    /// Whether no server may be started there.
+    pub(crate) fn only_connect(&self) -> bool {
+        self.endpoint.trim().starts_with(ETCD_SCHEME) || self.endpoints().contains(',') || self.has_tls()
+    }
+
+    fn has_tls(&self) -> bool {
+        self.cacert.is_some() || self.cert.is_some()
+    }
+
+    fn password(&self) -> Result<Option<String>, Problem> {
+        if let Some(file) = &self.password_file {
+            let read = std::fs::read_to_string(file);
+            let text = read.map_err(|error| {
+                Problem::usage(format!("cannot read the password in {}: {error}", file.display()))
+            })?;
+            return Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()));
+        }
+        Ok(std::env::var("RALLYPOINT_PASSWORD").ok())
+    }
+
+    fn credentials(&self) -> Result<Option<Credentials>, Problem> {
+        let Some(user) = &self.user else { return Ok(None) };
+        let missing = || {
+            let text = format!("--user {user} has no password: set RALLYPOINT_PASSWORD or --password-file");
+            Problem::usage(text)
+        };
+        let password = self.password()?.ok_or_else(missing)?;
+        Ok(Some(Credentials { user: user.clone(), password }))
+    }
+
+    /// For a client of etcd.
+    pub(crate) fn settings(&self) -> Result<EtcdSettings, Problem> {
+        if self.endpoints().is_empty() {
+            return Err(Problem::usage(
+                "no endpoint: say where the etcd is with --endpoint HOST:PORT, or set PET_RDZV_ENDPOINT",
+            ));
+        }
+        let mut settings =
+            EtcdSettings::new(self.endpoints()).map_err(|error| Problem::usage(error.to_string()))?;
+        if self.has_tls() {
+            settings.tls =
+                Some(TlsSettings { ca: self.cacert.clone(), cert: self.cert.clone(), key: self.key.clone() });
+        }
+        settings.credentials = self.credentials()?;
+        settings.check().map_err(|error| Problem::usage(error.to_string()))?;
+        Ok(settings)
+    }
+
+    /// For a rendezvous backend, by the names it knows; what `--rdzv-conf` says comes before.
+    pub(crate) fn configure(&self, config: &mut BTreeMap<String, String>) -> Result<(), Problem> {
+        let mut set = |name: &str, value: String| {
+            config.entry(name.to_owned()).or_insert(value);
+        };
+        let text = |path: &Path| path.display().to_string();
+        if self.has_tls() {
+            set("protocol", "https".to_owned());
+        }
+        for (name, file) in [("cacert", &self.cacert), ("cert", &self.cert), ("key", &self.key)] {
+            if let Some(file) = file {
+                set(name, text(file));
+            }
+        }
+        if let Some(Credentials { user, password }) = self.credentials()? {
+            set("user", user);
+            set("password", password);
+        }
+        if let Some(prefix) = &self.prefix {
+            set("etcd_prefix", prefix.clone());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,141 @@
+//! The exit codes of `rallypoint run`, and one line for each thing that can go wrong.
+
+use std::error::Error;
+
+use rallypoint_agent::AgentError;
+use rallypoint_rendezvous::RendezvousError;
+
+/// Workers failed more often than they may be started again.
+pub(crate) const WORKERS_FAILED: u8 = 1;
+/// The command was called wrongly.
+pub(crate) const USAGE: u8 = 2;
+/// The nodes did not meet, or could not go on together.
+pub(crate) const NO_RENDEZVOUS: u8 = 3;
+/// No server answers at the endpoint, or it does not let us in.
+pub(crate) const NO_SERVER: u8 = 4;
+/// The run is closed.
+pub(crate) const CLOSED: u8 = 5;
+/// This node lacks something: a port, a folder, a process.
+pub(crate) const NODE: u8 = 6;
+/// The program cannot be run, as a shell says it.
+pub(crate) const CANNOT_RUN: u8 = 126;
+/// The program does not exist, as a shell says it.
+pub(crate) const NOT_FOUND: u8 = 127;
+/// Ended by a signal, whose number is added; as a shell says it.
+pub(crate) const SIGNAL: u8 = 128;
+
+/// The table of `rallypoint run --help`.
+pub(crate) const TABLE: &str = "\
+Exit codes:
+  0     the workers of all nodes have succeeded
+  1     workers failed, and may not be started again
+  2     wrong usage
+  3     the nodes did not meet
+  4     no server at the endpoint, or it does not let this node in
+  5     the run is closed
+  6     this node lacks something: a port, a folder it can write
+  126   the program cannot be run
+  127   the program does not exist
+  128+N ended by signal N: 130 after Ctrl-C, 143 after SIGTERM";
+
+/// Why a command ends without having done what it should: one line, and an exit code.
+#[derive(Debug)]
+pub(crate) struct Problem {
+    pub(crate) code: u8,
+    pub(crate) text: String,
+}
+
+impl Problem {
+    pub(crate) fn new(code: u8, text: impl Into<String>) -> Self {
+        Problem { code, text: text.into() }
+    }
+
+    pub(crate) fn usage(text: impl Into<String>) -> Self {
+        Problem::new(USAGE, text)
+    }
+
+    /// With what to do, where that is known from the kind.
+    pub(crate) fn rendezvous(error: &RendezvousError) -> Self {
+        let (code, advice) = match error {
+            RendezvousError::Closed { .. } => (CLOSED, "; start a new one with another --rdzv-id"),
+            RendezvousError::Connection { .. } => {
+                (NO_SERVER, "; check --rdzv-endpoint, and that an etcd runs there")
+            }
+            RendezvousError::Timeout { .. } => {
+                (NO_RENDEZVOUS, "; check that all nodes use this --rdzv-id and --rdzv-endpoint")
+            }
+            RendezvousError::Parameter(_) => (USAGE, ""),
+            _ => (NO_RENDEZVOUS, ""),
+        };
+        Problem::new(code, format!("{}{advice}", chain(error)))
+    }
+
+    pub(crate) fn agent(error: &AgentError) -> Self {
+        match error {
+            AgentError::Rendezvous(error) => Problem::rendezvous(error),
+            AgentError::Start { source, .. } => {
+                let missing = source.kind() == std::io::ErrorKind::NotFound;
+                Problem::new(if missing { NOT_FOUND } else { CANNOT_RUN }, chain(error))
+            }
+            AgentError::Logs(_) | AgentError::Gpu(_) | AgentError::Signals(_) => {
+                Problem::new(NODE, chain(error))
+            }
+            _ => Problem::new(NO_RENDEZVOUS, chain(error)),
+        }
+    }
+
+    /// Says it, and returns the code.
+    pub(crate) fn report(&self) -> u8 {
+        eprintln!("error: {}", self.text);
+        self.code
+    }
+}
+
+/// An error with its causes, in one line.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let part = error.to_string();
+        if !text.contains(&part) {
+            text.push_str(&format!(": {part}"));
+        }
+        cause = error.source();
+    }
+    text.replace('\n', " ")
+}
+
+/// What clap has to say, in one line: what is wrong, and the nearest thing that is right.
+pub(crate) fn one_line(rendered: &str) -> String {
+    let told = rendered.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let told = told.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
+    let mut text = String::new();
+    for line in told {
+        if !text.is_empty() {
+            text.push_str(if text.ends_with(':') { " " } else { "; " });
+        }
+        text.push_str(line.strip_prefix("tip: ").unwrap_or(line));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clap_is_made_brief() {
+        let rendered = "error: unexpected argument '--nnode' found\n\n  tip: a similar argument exists: '--nnodes'\n\n\
+                        Usage: rallypoint run --nnodes <MIN[:MAX]> <PROGRAM>\n\nFor more information, try '--help'.\n";
+        assert_eq!(
+            one_line(rendered),
+            "error: unexpected argument '--nnode' found; a similar argument exists: '--nnodes'"
+        );
+        let rendered =
+            "error: the following required arguments were not provided:\n  <PROGRAM>\n\nUsage: x\n";
+        assert_eq!(
+            one_line(rendered),
+            "error: the following required arguments were not provided: <PROGRAM>"
+        );
+    }
+}

@@ -1,0 +1,326 @@
+//! `rallypoint run`: from the options to the agent, and from its outcome to an exit code.
+
+mod devices;
+mod options;
+mod program;
+mod progress;
+mod server;
+mod terminal;
+
+use std::io::Write as _;
+use std::os::unix::process::ExitStatusExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rallypoint_agent::{
+    Agent, Console, Guarded, LogDir, LogSettings, Logs, Outcome, Part, Prefix, Stopper, Stream, WorkerSpec,
+};
+use rallypoint_core::Backoff;
+use rallypoint_rendezvous::{Registry, RendezvousError, RendezvousHandler, RendezvousParameters};
+use rustix::process::Signal;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+pub(super) use self::options::Run;
+use self::program::Program;
+use self::server::Meeting;
+use self::terminal::{LogWriter, Terminal};
+use super::exit::{CLOSED, NODE, Problem, SIGNAL, WORKERS_FAILED};
+use super::{LogFormat, start_log_to};
+
+/// How long torchrun waits between SIGTERM and SIGKILL, where nobody says otherwise.
+const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+const GRACE_VARIABLE: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
+const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
+/// For nodes that have met on our embedded server to go away in good order.
+const LAST_GUESTS: Duration = Duration::from_secs(10);
+
+/// Runs the command; the exit code.
+pub(super) fn run(options: &Run) -> u8 {
+    let guarded = match rallypoint_agent::guard() {
+        Ok(Part::Launcher(guarded)) => guarded,
+        Ok(Part::Guard(status)) => return guard_code(status),
+        Err(error) => return Problem::new(NODE, format!("cannot start the launcher: {error}")).report(),
+    };
+    let terminal = Terminal::new();
+    let writer = LogWriter(Arc::clone(&terminal));
+    let colours = terminal.colours(Stream::Err);
+    if let Err(problem) =
+        start_log_to(&options.log_level, options.log_format, colours, move || writer.clone())
+    {
+        return Problem::usage(problem).report();
+    }
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => return Problem::new(NODE, format!("cannot start the launcher: {error}")).report(),
+    };
+    let code = runtime.block_on(launch(options, &guarded, &terminal)).unwrap_or_else(|problem| {
+        terminal.show(None);
+        problem.report()
+    });
+    runtime.shutdown_background();
+    if guarded.alone() {
+        guarded.clean_up();
+    }
+    code
+}
+
+/// The launcher's own code; one that was killed could say nothing.
+fn guard_code(status: std::process::ExitStatus) -> u8 {
+    if let Some(code) = status.code() {
+        return u8::try_from(code).unwrap_or(NODE);
+    }
+    let number = status.signal().unwrap_or_default();
+    let text = format!("the launcher was ended by signal {number}; its workers were killed");
+    Problem::new(SIGNAL.saturating_add(u8::try_from(number).unwrap_or_default()), text).report()
+}
+
+async fn launch(options: &Run, guarded: &Guarded, terminal: &Arc<Terminal>) -> Result<u8, Problem> {
+    let stopper = Stopper::default();
+    tokio::spawn(listen(stopper.clone(), guarded.clone(), options.signals_to_handle.clone()));
+    for (flag, why) in options.without_meaning.given() {
+        warn!("{flag} has no effect: {why}");
+    }
+    let spec = spec(options)?;
+    let alone = options.standalone || (options.nnodes.max == 1 && options.connection.endpoints().is_empty());
+    let run_id = run_id(options, alone)?;
+    let logs = logs(options, guarded, &run_id)?;
+    let kept = logs.kept().map(|path| path.display().to_string());
+    let meeting = if alone { server::alone()? } else { server::find(&options.connection).await? };
+    let parameters = parameters(options, &meeting.endpoints, &run_id)?;
+    let timeout = parameters.seconds("timeout").ok().flatten();
+    let mut listener = stopper.listen();
+    let handler = tokio::select! {
+        handler = connect(&parameters, &meeting, options.connect_timeout.0) => handler?,
+        signal = listener.asked() => return Ok(signal_code(signal)),
+    };
+    let shown = handler.progress();
+    let console: Arc<dyn Console> = Arc::<Terminal>::clone(terminal);
+    let agent = Agent::new(spec, handler, logs, console).adopting_orphans();
+    let progress = tokio::spawn(progress::show(Arc::clone(terminal), shown, agent.phase(), timeout));
+    let outcome = agent.run(listener).await;
+    progress.abort();
+    terminal.show(None);
+    let code = report(outcome, options.log_format, &run_id, kept.as_deref(), terminal);
+    if let Some(server) = meeting.server {
+        let mut asked = stopper.listen();
+        tokio::select! {
+            _ = tokio::time::timeout(LAST_GUESTS, server.left_alone()) => {}
+            _ = asked.asked() => {}
+        }
+    }
+    code
+}
+
+/// Turns signals into requests to end: the first in good order, the second at once.
+async fn listen(stopper: Stopper, guarded: Guarded, names: String) {
+    const KNOWN: [(&str, SignalKind, Signal); 6] = [
+        ("SIGINT", SignalKind::interrupt(), Signal::INT),
+        ("SIGTERM", SignalKind::terminate(), Signal::TERM),
+        ("SIGHUP", SignalKind::hangup(), Signal::HUP),
+        ("SIGQUIT", SignalKind::quit(), Signal::QUIT),
+        ("SIGUSR1", SignalKind::user_defined1(), Signal::USR1),
+        ("SIGUSR2", SignalKind::user_defined2(), Signal::USR2),
+    ];
+    let names: Vec<&str> = names.split(',').map(str::trim).collect();
+    for (name, kind, number) in KNOWN {
+        // The guard's end is told by SIGTERM, and nobody can do without Ctrl-C.
+        if !names.contains(&name) && !["SIGINT", "SIGTERM"].contains(&name) {
+            continue;
+        }
+        let Ok(mut signals) = signal(kind) else {
+            warn!("{name} cannot be handled");
+            continue;
+        };
+        let (stopper, guarded) = (stopper.clone(), guarded.clone());
+        tokio::spawn(async move {
+            while signals.recv().await.is_some() {
+                if guarded.alone() {
+                    warn!("this command was killed; ending the workers");
+                    stopper.now(Signal::KILL);
+                } else {
+                    info!("{name}: ending in good order; once more to end at once");
+                    stopper.ask(number);
+                }
+            }
+        });
+    }
+}
+
+fn spec(options: &Run) -> Result<WorkerSpec, Problem> {
+    let program = Program::choose(&options.program, &options.args, options.module, options.no_python)?;
+    let grace = match options.shutdown_timeout {
+        Some(seconds) => seconds.0,
+        None => match std::env::var(GRACE_VARIABLE) {
+            Err(_) => DEFAULT_GRACE,
+            Ok(text) => {
+                let parsed = text.parse::<options::Seconds>();
+                parsed.map_err(|error| Problem::usage(format!("{GRACE_VARIABLE} is {text:?}: {error}")))?.0
+            }
+        },
+    };
+    let template = options.log_line_prefix_template.clone().or_else(|| std::env::var(PREFIX_VARIABLE).ok());
+    // torchrun tells its Python the same with -u; a program that is a Python gets it this way.
+    let unbuffered = program.unbuffered.then(|| ("PYTHONUNBUFFERED", "1".into()));
+    Ok(WorkerSpec {
+        program: program.path,
+        args: program.args,
+        role: options.role.clone(),
+        local_world_size: devices::workers(options.nproc_per_node)?,
+        max_restarts: options.max_restarts,
+        grace,
+        signals: options.signals_to_handle.clone(),
+        virtual_local_rank: options.virtual_local_rank,
+        environment: unbuffered.into_iter().collect(),
+        prefix: template.map_or_else(Prefix::default, Prefix),
+    })
+}
+
+fn run_id(options: &Run, alone: bool) -> Result<String, Problem> {
+    let given = options.rdzv_id.trim();
+    if alone && options.nnodes.max > 1 {
+        return Err(Problem::usage(format!(
+            "--standalone is for 1 node, and --nnodes says up to {}: leave one of them out",
+            options.nnodes.max
+        )));
+    }
+    if alone {
+        return Ok(if given.is_empty() { uuid::Uuid::new_v4().to_string() } else { given.to_owned() });
+    }
+    if options.connection.endpoints().is_empty() {
+        return Err(Problem::usage(
+            "more than 1 node, and no place to meet: say where with --rdzv-endpoint HOST:PORT, the same on all nodes",
+        ));
+    }
+    if given.is_empty() {
+        return Err(Problem::usage(
+            "the run has no name: give it one with --rdzv-id NAME, the same on all nodes",
+        ));
+    }
+    Ok(given.to_owned())
+}
+
+fn logs(options: &Run, guarded: &Guarded, run_id: &str) -> Result<Logs, Problem> {
+    let dir = match &options.log_dir {
+        None => LogDir::Temporary(guarded.folder().to_owned()),
+        Some(path) if path.as_os_str() == "/dev/null" => LogDir::Nowhere,
+        Some(path) => LogDir::Kept(path.clone()),
+    };
+    let shown = &options.local_ranks_filter;
+    let settings = LogSettings {
+        dir,
+        redirects: options.redirects.clone(),
+        tee: options.tee.clone(),
+        shown: (!shown.is_empty()).then(|| shown.iter().copied().collect()),
+        filter_out: options::words(&options.duplicate_stdout_filters),
+        filter_err: options::words(&options.duplicate_stderr_filters),
+    };
+    Logs::open(settings, run_id).map_err(|error| Problem::new(NODE, super::exit::chain(&error)))
+}
+
+fn parameters(options: &Run, endpoints: &str, run_id: &str) -> Result<RendezvousParameters, Problem> {
+    let usage = |error: rallypoint_rendezvous::ParameterError| Problem::usage(error.to_string());
+    let nodes = options.nnodes;
+    let mut parameters =
+        RendezvousParameters::new(&options.rdzv_backend, endpoints, run_id, nodes.min, nodes.max)
+            .map_err(usage)?;
+    parameters.config = RendezvousParameters::parse_config(&options.rdzv_conf)
+        .map_err(|error| usage(error).about("--rdzv-conf"))?;
+    parameters.local_addr = options.local_addr.clone().filter(|address| !address.is_empty());
+    options.connection.configure(&mut parameters.config)?;
+    Ok(parameters)
+}
+
+impl Problem {
+    fn about(self, flag: &str) -> Self {
+        Problem { text: format!("{flag}: {}", self.text), ..self }
+    }
+}
+
+/// Connects, for as long as another node may yet start the server.
+async fn connect(
+    parameters: &RendezvousParameters,
+    meeting: &Meeting,
+    patience: Duration,
+) -> Result<Arc<dyn RendezvousHandler>, Problem> {
+    let registry = Registry::with_defaults();
+    let deadline = Instant::now() + patience;
+    let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
+    let mut told = false;
+    loop {
+        match registry.create(parameters.clone()).await {
+            Ok(handler) => return Ok(handler),
+            Err(error @ RendezvousError::Connection { .. })
+                if meeting.may_come && Instant::now() < deadline =>
+            {
+                if !told {
+                    info!(
+                        endpoint = parameters.endpoint,
+                        "no server answers yet; waiting for another node's"
+                    );
+                    told = true;
+                }
+                debug!(%error, "trying again");
+                tokio::time::sleep(backoff.next(fastrand::f64())).await;
+            }
+            Err(error @ RendezvousError::Connection { .. }) if meeting.taken => {
+                let problem = Problem::rendezvous(&error);
+                return Err(Problem {
+                    code: NODE,
+                    text: format!(
+                        "the port of {} is in use by something that is no etcd: choose another --rdzv-endpoint ({})",
+                        parameters.endpoint, problem.text
+                    ),
+                });
+            }
+            Err(error) => return Err(Problem::rendezvous(&error)),
+        }
+    }
+}
+
+fn signal_code(signal: Signal) -> u8 {
+    SIGNAL.saturating_add(u8::try_from(signal.as_raw()).unwrap_or_default())
+}
+
+/// Says how it went; the exit code.
+fn report(
+    outcome: Result<Outcome, rallypoint_agent::AgentError>,
+    format: LogFormat,
+    run_id: &str,
+    kept: Option<&str>,
+    terminal: &Arc<Terminal>,
+) -> Result<u8, Problem> {
+    match outcome.map_err(|error| Problem::agent(&error))? {
+        Outcome::Succeeded(success) => {
+            let (workers, nodes) = (success.workers, success.nodes);
+            info!(
+                run = run_id,
+                workers,
+                nodes,
+                restarts = success.restarts,
+                logs = kept,
+                "all workers have finished"
+            );
+            Ok(0)
+        }
+        Outcome::Failed(report) => {
+            let text = match format {
+                LogFormat::Text => report.to_string(),
+                LogFormat::Json => {
+                    let fields = serde_json::json!({ "message": report.in_short(), "failure": report });
+                    format!("{}\n", serde_json::json!({ "level": "ERROR", "fields": fields }))
+                }
+            };
+            let mut out = LogWriter(Arc::clone(terminal));
+            // Where nobody reads, the exit code still tells.
+            let _ = out.write_all(text.as_bytes());
+            Ok(WORKERS_FAILED)
+        }
+        Outcome::Closed { reason } => {
+            let why = if reason.is_empty() { String::new() } else { format!(": {reason}") };
+            Err(Problem::new(CLOSED, format!("run {run_id:?} was closed while its workers ran{why}")))
+        }
+        Outcome::Stopped(signal) => Ok(signal_code(signal)),
+    }
+}

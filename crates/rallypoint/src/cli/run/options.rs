@@ -1,0 +1,345 @@
+//! The options of `rallypoint run`: torchrun's names, and torchrun's variables for them.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::builder::FalseyValueParser;
+use rallypoint_agent::{DEFAULT_SIGNALS, StreamChoice};
+
+use crate::cli::LogFormat;
+use crate::cli::connection::Connection;
+use crate::cli::exit::TABLE;
+
+/// Run a program as the workers of a distributed job, together with other nodes.
+///
+/// What torchrun does, for any program: each node runs this command; the nodes meet through an etcd; each starts its
+/// workers with RANK, WORLD_SIZE, MASTER_ADDR and the others of torchrun's variables; when a worker fails or a node
+/// comes or goes, all meet again and start afresh.
+#[derive(Debug, Clone, clap::Args)]
+#[command(
+    after_help = TABLE,
+    override_usage = "rallypoint run [OPTIONS] [--] PROGRAM [ARGS]...\n       rallypoint run [OPTIONS] SCRIPT.py [ARGS]...\n       rallypoint run [OPTIONS] -m MODULE [ARGS]..."
+)]
+pub(crate) struct Run {
+    /// The number of nodes, or the least and the most.
+    #[arg(long, env = "PET_NNODES", value_name = "MIN[:MAX]", default_value = "1:1")]
+    pub(crate) nnodes: Nodes,
+    /// Workers on this node: a number, gpu, cpu, or auto for GPUs where there are some.
+    #[arg(
+        long,
+        alias = "nproc_per_node",
+        env = "PET_NPROC_PER_NODE",
+        value_name = "N|auto|gpu|cpu",
+        default_value = "1"
+    )]
+    pub(crate) nproc_per_node: WorkersPerNode,
+    /// Run on this node alone, on the embedded server. Endpoint and id are chosen for you.
+    #[arg(long, env = "PET_STANDALONE", value_parser = FalseyValueParser::new())]
+    pub(crate) standalone: bool,
+    /// How the nodes meet: `rallypoint`, or `etcd` to meet nodes under PyTorch's etcd rendezvous.
+    #[arg(
+        long,
+        alias = "rdzv_backend",
+        env = "PET_RDZV_BACKEND",
+        value_name = "NAME",
+        default_value = "rallypoint"
+    )]
+    pub(crate) rdzv_backend: String,
+    /// The run; nodes with the same one meet.
+    #[arg(
+        long,
+        alias = "rdzv_id",
+        env = "PET_RDZV_ID",
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub(crate) rdzv_id: String,
+    /// More settings of the backend.
+    #[arg(
+        long,
+        alias = "rdzv_conf",
+        env = "PET_RDZV_CONF",
+        value_name = "KEY=VALUE,...",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub(crate) rdzv_conf: String,
+    /// The address that other nodes reach this one by, if it is not the one it reaches the etcd by.
+    #[arg(long, alias = "local_addr", env = "PET_LOCAL_ADDR", value_name = "ADDRESS")]
+    pub(crate) local_addr: Option<String>,
+    /// Seconds to wait for a server that another node may yet start at the endpoint.
+    #[arg(long, env = "RALLYPOINT_CONNECT_TIMEOUT", value_name = "SECONDS", default_value = "60")]
+    pub(crate) connect_timeout: Seconds,
+    #[command(flatten)]
+    pub(crate) connection: Connection,
+
+    /// How often this node's workers may be started again after a failure.
+    #[arg(
+        long,
+        alias = "max_restarts",
+        env = "PET_MAX_RESTARTS",
+        value_name = "N",
+        default_value_t = 0,
+        help_heading = "Workers"
+    )]
+    pub(crate) max_restarts: u32,
+    /// From SIGTERM to SIGKILL when workers are stopped; TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or else 30.
+    #[arg(
+        long,
+        alias = "shutdown_timeout",
+        env = "PET_SHUTDOWN_TIMEOUT",
+        value_name = "SECONDS",
+        help_heading = "Workers"
+    )]
+    pub(crate) shutdown_timeout: Option<Seconds>,
+    /// The role of this node's workers.
+    #[arg(long, env = "PET_ROLE", value_name = "NAME", default_value = "default", help_heading = "Workers")]
+    pub(crate) role: String,
+    /// Each worker sees one GPU, as the first, and LOCAL_RANK 0.
+    #[arg(long, alias = "virtual_local_rank", env = "PET_VIRTUAL_LOCAL_RANK", value_parser = FalseyValueParser::new(), help_heading = "Workers")]
+    pub(crate) virtual_local_rank: bool,
+    /// The program is a Python module.
+    #[arg(short, long, env = "PET_MODULE", value_parser = FalseyValueParser::new(), conflicts_with = "no_python", help_heading = "Workers")]
+    pub(crate) module: bool,
+    /// Run the program itself, even if its name ends with .py.
+    #[arg(long, alias = "no_python", env = "PET_NO_PYTHON", value_parser = FalseyValueParser::new(), help_heading = "Workers")]
+    pub(crate) no_python: bool,
+    /// The signals that workers are told about in TORCHELASTIC_SIGNALS_TO_HANDLE.
+    #[arg(long, alias = "signals_to_handle", env = "PET_SIGNALS_TO_HANDLE", value_name = "NAMES", default_value = DEFAULT_SIGNALS, help_heading = "Workers")]
+    pub(crate) signals_to_handle: String,
+
+    /// Folder for log files; each run makes one of its own in it. Without it they are removed at the end.
+    #[arg(long, alias = "log_dir", env = "PET_LOG_DIR", value_name = "FOLDER", help_heading = "Output")]
+    pub(crate) log_dir: Option<PathBuf>,
+    /// Streams that go to log files: 1 stdout, 2 stderr, 3 both, or by local rank.
+    #[arg(
+        short,
+        long,
+        env = "PET_REDIRECTS",
+        value_name = "N|RANK:N,...",
+        default_value = "0",
+        help_heading = "Output"
+    )]
+    pub(crate) redirects: StreamChoice,
+    /// Streams that go to log files and to the console.
+    #[arg(
+        short,
+        long,
+        env = "PET_TEE",
+        value_name = "N|RANK:N,...",
+        default_value = "0",
+        help_heading = "Output"
+    )]
+    pub(crate) tee: StreamChoice,
+    /// What stands before each line of a worker: ${role_name}, ${rank}, ${local_rank}, ${hostname}; '' for nothing.
+    #[arg(
+        long,
+        alias = "log_line_prefix_template",
+        env = "PET_LOG_LINE_PREFIX_TEMPLATE",
+        value_name = "TEMPLATE",
+        help_heading = "Output"
+    )]
+    pub(crate) log_line_prefix_template: Option<String>,
+    /// Show only the output of these local ranks.
+    #[arg(
+        long,
+        alias = "local_ranks_filter",
+        env = "PET_LOCAL_RANKS_FILTER",
+        value_name = "N,...",
+        value_delimiter = ',',
+        help_heading = "Output"
+    )]
+    pub(crate) local_ranks_filter: Vec<usize>,
+    /// Lines of tee'd stdout with one of these words also go to filtered_stdout.log.
+    #[arg(
+        long,
+        alias = "duplicate_stdout_filters",
+        env = "PET_DUPLICATE_STDOUT_FILTERS",
+        value_name = "WORDS",
+        default_value = "",
+        hide_default_value = true,
+        help_heading = "Output"
+    )]
+    pub(crate) duplicate_stdout_filters: String,
+    /// The same for stderr and filtered_stderr.log.
+    #[arg(
+        long,
+        alias = "duplicate_stderr_filters",
+        env = "PET_DUPLICATE_STDERR_FILTERS",
+        value_name = "WORDS",
+        default_value = "",
+        hide_default_value = true,
+        help_heading = "Output"
+    )]
+    pub(crate) duplicate_stderr_filters: String,
+    /// error, warn, info, debug or trace.
+    #[arg(
+        long,
+        env = "RALLYPOINT_LOG_LEVEL",
+        value_name = "LEVEL",
+        default_value = "info",
+        help_heading = "Output"
+    )]
+    pub(crate) log_level: String,
+    /// How the launcher's own messages are written to stderr.
+    #[arg(long, env = "RALLYPOINT_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text, help_heading = "Output")]
+    pub(crate) log_format: LogFormat,
+
+    #[command(flatten)]
+    pub(crate) without_meaning: WithoutMeaning,
+
+    /// What the workers run; a .py file is run with Python, as torchrun does.
+    #[arg(value_name = "PROGRAM", required = true)]
+    pub(crate) program: OsString,
+    /// Its arguments; ${local_rank} in them is replaced.
+    #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) args: Vec<OsString>,
+}
+
+/// torchrun's options that have no meaning here; each is accepted, with a word in the log.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Accepted for torchrun's sake, without effect")]
+pub(crate) struct WithoutMeaning {
+    /// Workers are waited for, not asked.
+    #[arg(long, alias = "monitor_interval", env = "PET_MONITOR_INTERVAL", value_name = "SECONDS")]
+    monitor_interval: Option<f64>,
+    /// Programs are started, not forked.
+    #[arg(long, alias = "start_method", env = "PET_START_METHOD", value_name = "METHOD")]
+    start_method: Option<String>,
+    /// Ranks are given by the rendezvous.
+    #[arg(long, alias = "node_rank", env = "PET_NODE_RANK", value_name = "N")]
+    node_rank: Option<u32>,
+    /// The master is chosen by the rendezvous.
+    #[arg(long, alias = "master_addr", env = "PET_MASTER_ADDR", value_name = "ADDRESS")]
+    master_addr: Option<String>,
+    /// The master's port is chosen by the rendezvous.
+    #[arg(long, alias = "master_port", env = "PET_MASTER_PORT", value_name = "PORT")]
+    master_port: Option<u16>,
+    /// Events are in the log.
+    #[arg(long, alias = "event_log_handler", env = "PET_EVENT_LOG_HANDLER", value_name = "NAME")]
+    event_log_handler: Option<String>,
+    /// Logs are laid out in one way.
+    #[arg(long, alias = "logs_specs", value_name = "NAME")]
+    logs_specs: Option<String>,
+    /// Use numactl as the program instead.
+    #[arg(long, alias = "numa_binding", value_name = "MODE")]
+    numa_binding: Option<String>,
+    /// A script is run by a Python of its own.
+    #[arg(long, alias = "run_path", env = "PET_RUN_PATH", value_parser = FalseyValueParser::new())]
+    run_path: bool,
+}
+
+impl WithoutMeaning {
+    /// Those that were given, with why they do nothing.
+    pub(crate) fn given(&self) -> Vec<(&'static str, &'static str)> {
+        let all = [
+            (self.monitor_interval.is_some(), "--monitor-interval", "workers are waited for, not asked"),
+            (self.start_method.is_some(), "--start-method", "programs are started, not forked"),
+            (self.node_rank.is_some_and(|rank| rank != 0), "--node-rank", "the rendezvous gives the ranks"),
+            (self.master_addr.is_some(), "--master-addr", "the rendezvous chooses the master"),
+            (self.master_port.is_some(), "--master-port", "the rendezvous chooses the master's port"),
+            (self.event_log_handler.is_some(), "--event-log-handler", "events are in the log"),
+            (self.logs_specs.is_some(), "--logs-specs", "logs are laid out in one way"),
+            (self.numa_binding.is_some(), "--numa-binding", "put numactl before the program instead"),
+            (self.run_path, "--run-path", "a script is run by a Python of its own"),
+        ];
+        all.into_iter().filter(|(given, ..)| *given).map(|(_, flag, why)| (flag, why)).collect()
+    }
+}
+
+/// The least and the most nodes of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Nodes {
+    pub(crate) min: usize,
+    pub(crate) max: usize,
+}
+
+impl FromStr for Nodes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| {
+            let parsed = text.trim().parse::<usize>();
+            parsed.map_err(|_| "write a number of nodes, or MIN:MAX, such as 2 or 2:4".to_owned())
+        };
+        let (min, max) = text.split_once(':').unwrap_or((text, text));
+        let (min, max) = (number(min)?, number(max)?);
+        match (min, max) {
+            (0, _) => Err("a job needs at least 1 node".to_owned()),
+            (min, max) if min > max => Err(format!(
+                "MIN {min} is above MAX {max}; write {max}:{min} if you mean {max} to {min} nodes"
+            )),
+            (min, max) => Ok(Nodes { min, max }),
+        }
+    }
+}
+
+/// How many workers a node runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WorkersPerNode {
+    Number(usize),
+    Auto,
+    Gpu,
+    Cpu,
+}
+
+impl FromStr for WorkersPerNode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.trim() {
+            "auto" => Ok(WorkersPerNode::Auto),
+            "gpu" => Ok(WorkersPerNode::Gpu),
+            "cpu" => Ok(WorkersPerNode::Cpu),
+            "0" => Err("a node needs at least 1 worker".to_owned()),
+            text => text
+                .parse()
+                .map(WorkersPerNode::Number)
+                .map_err(|_| "write a number, or one of auto, gpu, cpu".to_owned()),
+        }
+    }
+}
+
+/// A time in seconds, fractions allowed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Seconds(pub(crate) std::time::Duration);
+
+impl FromStr for Seconds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let seconds =
+            text.trim().parse().ok().and_then(|seconds| std::time::Duration::try_from_secs_f64(seconds).ok());
+        seconds.map(Seconds).ok_or_else(|| "write a number of seconds, such as 30 or 0.5".to_owned())
+    }
+}
+
+/// torchrun's lists: commas between, two commas for one.
+pub(crate) fn words(text: &str) -> Vec<String> {
+    const COMMA: &str = "\u{0}";
+    let split = text.replace(",,", COMMA);
+    split.split(',').filter(|word| !word.is_empty()).map(|word| word.replace(COMMA, ",")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+    use super::*;
+
+    #[test]
+    fn numbers_of_nodes_are_torchruns() {
+        assert_eq!("3".parse(), Ok(Nodes { min: 3, max: 3 }));
+        assert_eq!("2:4".parse(), Ok(Nodes { min: 2, max: 4 }));
+        for text in ["", "0", "4:2", "a", "1:2:3", "0:2", "-1"] {
+            assert!(text.parse::<Nodes>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn two_commas_are_one() {
+        assert_eq!(words("apple,oran,,ge"), ["apple", "oran,ge"]);
+        assert!(words("").is_empty());
+    }
+}
