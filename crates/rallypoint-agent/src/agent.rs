@@ -18,7 +18,7 @@ use crate::failure::{Failure, FailureReport};
 use crate::group::{Finish, Group, Start};
 use crate::guard::GUARD_VARIABLE;
 use crate::logs::{LogError, Logs};
-use crate::output::{Console, Prefix, substitute};
+use crate::output::{Console, Prefix};
 use crate::ranks::{IDENTICAL_VARIABLE, NodeWorkers, RankError, agree};
 use crate::stop::StopListener;
 
@@ -307,7 +307,8 @@ impl Agent {
             environment.extend(spec.environment.iter().cloned());
             let local_rank = place.local_rank.to_string();
             let args = spec.args.iter().map(|arg| match arg.to_str() {
-                Some(text) => substitute(text, &[("local_rank", &local_rank)]).into(),
+                // Nothing else is: `$$` and the like belong to the program.
+                Some(text) => text.replace("${local_rank}", &local_rank).into(),
                 None => arg.clone(),
             });
             starts.push(Start {

@@ -27,7 +27,7 @@ pub use environment::{Common, DEFAULT_SIGNALS, NoGpu, Place, environment};
 pub use failure::{Ending, ErrorRecord, Failure, FailureReport};
 pub use guard::{GUARD_VARIABLE, Guarded, Part, guard};
 pub use logs::{LogDir, LogError, LogSettings, Logs};
-pub use output::{Console, Prefix, Stream, substitute};
+pub use output::{Console, Prefix, Stream};
 pub use ranks::{Assigned, IDENTICAL_VARIABLE, NodeWorkers, RankError, agree, assign};
 pub use stop::{Stop, StopListener, Stopper};
 pub use streams::{StreamChoice, StreamChoiceError, Streams};

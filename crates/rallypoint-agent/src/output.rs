@@ -61,8 +61,7 @@ impl Prefix {
 }
 
 /// Puts values in the place of `${name}` and `$name`; `$$` is a dollar, and what is not known stays.
-#[must_use]
-pub fn substitute(template: &str, values: &[(&str, &str)]) -> String {
+fn substitute(template: &str, values: &[(&str, &str)]) -> String {
     let mut text = String::new();
     let mut rest = template;
     while let Some(at) = rest.find('$') {

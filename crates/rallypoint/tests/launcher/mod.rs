@@ -1,0 +1,228 @@
+//! `rallypoint run` as its users run it: started, read, signalled, killed.
+
+#![allow(dead_code, reason = "every test file uses its part")]
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub(crate) const RALLYPOINT: &str = env!("CARGO_BIN_EXE_rallypoint");
+/// Far more than anything here takes; a loaded machine must not fail a test.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
+/// In the environment of every process that a launcher starts, however far down.
+const MARK: &str = "RALLYPOINT_TEST_MARK";
+
+/// A launcher that runs. Dropped, it and all that it started are killed.
+pub(crate) struct Launcher {
+    child: Child,
+    mark: String,
+    lines: Receiver<String>,
+    said: Vec<String>,
+}
+
+/// What a launcher said and how it ended.
+pub(crate) struct Ended {
+    /// The exit code; none if a signal ended it.
+    pub(crate) code: Option<i32>,
+    /// All lines of both streams, in the order they came.
+    pub(crate) lines: Vec<String>,
+}
+
+impl Ended {
+    pub(crate) fn text(&self) -> String {
+        self.lines.join("\n")
+    }
+
+    #[track_caller]
+    pub(crate) fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "{}", self.text());
+        self
+    }
+
+    /// The lines with this in them.
+    pub(crate) fn with(&self, part: &str) -> Vec<&str> {
+        self.lines.iter().map(String::as_str).filter(|line| line.contains(part)).collect()
+    }
+}
+
+impl Launcher {
+    pub(crate) fn start(args: &[&str]) -> Self {
+        Self::start_with(args, |_| {})
+    }
+
+    /// `change` can set the folder, the environment and so on.
+    pub(crate) fn start_with(args: &[&str], change: impl FnOnce(&mut Command)) -> Self {
+        let mut command = Command::new(RALLYPOINT);
+        command.arg("run").args(args);
+        change(&mut command);
+        Self::spawn(command)
+    }
+
+    /// Any command that ends up as a launcher.
+    pub(crate) fn spawn(mut command: Command) -> Self {
+        let mark = format!("{}-{}", std::process::id(), fastrand::u64(..));
+        // What the tests run under must not choose for them.
+        for (name, _) in std::env::vars_os() {
+            if name.to_str().is_some_and(|name| name.starts_with("PET_") || name.starts_with("RALLYPOINT_")) {
+                command.env_remove(name);
+            }
+        }
+        command.env(MARK, &mark).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let (sender, lines) = mpsc::channel();
+        read(child.stdout.take().unwrap(), sender.clone());
+        read(child.stderr.take().unwrap(), sender);
+        Launcher { child, mark, lines, said: Vec::new() }
+    }
+
+    /// Runs it to its end.
+    pub(crate) fn run(args: &[&str]) -> Ended {
+        Self::start(args).ended()
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The process that does the work: the command's only child that is a launcher.
+    pub(crate) fn working(&self) -> u32 {
+        let parent = |pid: u32| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse::<u32>().ok()
+        };
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            if let Some(pid) = self.marked().into_iter().find(|pid| parent(*pid) == Some(self.pid())) {
+                return pid;
+            }
+            assert!(Instant::now() < deadline, "the command started no launcher: {}", self.said.join("\n"));
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits for a line with this in it; the line.
+    #[track_caller]
+    pub(crate) fn wait_for(&mut self, part: &str) -> String {
+        if let Some(said) = self.said.iter().find(|line| line.contains(part)) {
+            return said.clone();
+        }
+        loop {
+            match self.lines.recv_timeout(TIMEOUT) {
+                Ok(line) => {
+                    self.said.push(line.clone());
+                    if line.contains(part) {
+                        return line;
+                    }
+                }
+                Err(_) => panic!("it never said {part:?}:\n{}", self.said.join("\n")),
+            }
+        }
+    }
+
+    /// Forgets what was said, so that `wait_for` waits for something new.
+    pub(crate) fn forget(&mut self) {
+        while let Ok(line) = self.lines.try_recv() {
+            self.said.push(line);
+        }
+        self.said.clear();
+    }
+
+    /// Sends a signal to the command, as a user does.
+    pub(crate) fn signal(&self, name: &str) {
+        signal(self.pid(), name);
+    }
+
+    /// Waits for its end.
+    #[track_caller]
+    pub(crate) fn ended(mut self) -> Ended {
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => self.said.push(line),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => panic!("it does not end:\n{}", self.said.join("\n")),
+            }
+        }
+        let code = self.child.wait().unwrap().code();
+        self.nothing_is_left();
+        Ended { code, lines: std::mem::take(&mut self.said) }
+    }
+
+    /// Waits until no process that it started runs.
+    #[track_caller]
+    pub(crate) fn nothing_is_left(&self) {
+        let deadline = Instant::now() + TIMEOUT;
+        while let Some(pid) = self.marked().into_iter().find(|pid| *pid != self.pid()) {
+            assert!(Instant::now() < deadline, "process {pid} is left: {}", command_line(pid));
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The processes that have the mark; those that have ended have nothing.
+    pub(crate) fn marked(&self) -> Vec<u32> {
+        let mark = format!("{MARK}={}", self.mark);
+        let entries = std::fs::read_dir("/proc").unwrap().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let has = |pid: &u32| {
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|entry| entry == mark.as_bytes())
+        };
+        pids.filter(has).collect()
+    }
+
+    /// The whole node dies at once, as if somebody had pulled the plug.
+    pub(crate) fn pull_the_plug(&mut self) {
+        // Stopped first, so that nobody can act on another's death.
+        for name in ["STOP", "KILL"] {
+            while let Some(pids) = Some(self.marked()).filter(|pids| !pids.is_empty()) {
+                let still =
+                    pids.iter().filter(|pid| name == "KILL" || !is_stopped(**pid)).collect::<Vec<_>>();
+                if still.is_empty() {
+                    break;
+                }
+                still.into_iter().for_each(|pid| signal(*pid, name));
+                let _ = self.child.try_wait();
+            }
+        }
+    }
+}
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("--- the launcher said:\n{}", self.said.join("\n"));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        for pid in self.marked() {
+            signal(pid, "KILL");
+        }
+    }
+}
+
+pub(crate) fn signal(pid: u32, name: &str) {
+    let _ = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).stderr(Stdio::null()).status();
+}
+
+fn is_stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')')
+        .is_none_or(|(_, rest)| matches!(rest.split_whitespace().next(), Some("T" | "Z" | "X")))
+}
+
+fn command_line(pid: u32) -> String {
+    let text = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&text).replace('\0', " ")
+}
+
+fn read(from: impl Read + Send + 'static, to: mpsc::Sender<String>) {
+    thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            if to.send(line).is_err() {
+                return;
+            }
+        }
+    });
+}

@@ -1,0 +1,130 @@
+//! Nothing outlives a launcher, however it ends.
+
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod launcher;
+
+use std::process::Command;
+
+use launcher::{Launcher, signal};
+
+/// A worker with a child, one that left its process group, and one that nobody waits for.
+const FAMILY: &str = r#"
+sleep 600 &
+setsid sleep 600 &
+(setsid sh -c 'sleep 600; true' &)
+echo ready $RANK
+wait
+"#;
+
+fn family(args: &[&str]) -> Launcher {
+    let mut launcher =
+        Launcher::start(&[args, &["--nproc-per-node", "2", "--", "sh", "-c", FAMILY]].concat());
+    launcher.wait_for("ready 0");
+    launcher.wait_for("ready 1");
+    launcher
+}
+
+#[test]
+fn killing_the_command_ends_all_it_started() {
+    let launcher = family(&[]);
+    launcher.signal("KILL");
+    launcher.nothing_is_left();
+}
+
+#[test]
+fn killing_the_process_that_works_ends_all_it_started() {
+    let launcher = family(&[]);
+    signal(launcher.working(), "KILL");
+    let ended = launcher.ended();
+    assert_eq!(ended.code, Some(128 + 9), "{}", ended.text());
+    assert!(ended.text().contains("signal 9"), "{}", ended.text());
+}
+
+#[test]
+fn killing_the_commands_process_group_ends_all_it_started() {
+    use std::os::unix::process::CommandExt;
+    let mut launcher = Launcher::start_with(&["--", "sh", "-c", FAMILY], |command| {
+        command.process_group(0);
+    });
+    launcher.wait_for("ready 0");
+    assert!(
+        Command::new("kill")
+            .args(["-KILL", "--", &format!("-{}", launcher.pid())])
+            .status()
+            .unwrap()
+            .success()
+    );
+    launcher.nothing_is_left();
+}
+
+#[test]
+fn a_worker_that_fails_takes_all_others_with_it() {
+    let script = format!("if [ $RANK = 0 ]; then sleep 0.2; exit 3; fi\n{FAMILY}");
+    Launcher::run(&["--nproc-per-node", "3", "--", "sh", "-c", &script]).expect(1);
+}
+
+#[test]
+fn what_workers_leave_behind_ends_with_them() {
+    let ended =
+        Launcher::run(&["--shutdown-timeout", "600", "--", "sh", "-c", "sleep 600 & echo left"]).expect(0);
+    assert_eq!(ended.with("[0]: left").len(), 1);
+}
+
+#[test]
+fn ctrl_c_once_ends_in_good_order() {
+    let script = "trap 'echo bye $RANK; exit 0' INT; echo ready $RANK; while :; do sleep 0.05; done";
+    for (name, code) in [("INT", 130), ("TERM", 143), ("HUP", 129), ("QUIT", 131)] {
+        let script = script.replace("INT", name);
+        let mut launcher = Launcher::start(&["--nproc-per-node", "2", "--", "sh", "-c", &script]);
+        launcher.wait_for("ready 0");
+        launcher.wait_for("ready 1");
+        launcher.signal(name);
+        let ended = launcher.ended().expect(code);
+        assert_eq!((ended.with("bye 0").len(), ended.with("bye 1").len()), (1, 1), "{}", ended.text());
+    }
+}
+
+#[test]
+fn ctrl_c_twice_ends_at_once() {
+    let script = "trap 'echo no' INT TERM; echo ready; while :; do sleep 0.05; done";
+    let mut launcher = Launcher::start(&["--shutdown-timeout", "3600", "--", "sh", "-c", script]);
+    launcher.wait_for("ready");
+    launcher.signal("INT");
+    launcher.wait_for("[0]: no");
+    launcher.signal("INT");
+    launcher.ended().expect(130);
+}
+
+#[test]
+fn workers_that_do_not_end_are_killed_after_the_grace_period() {
+    let script = "trap '' TERM; echo ready; [ $RANK = 1 ] && exit 4; while :; do sleep 0.05; done";
+    let args = ["--shutdown-timeout", "0.5", "--nproc-per-node", "2", "--", "sh", "-c", script];
+    let ended = Launcher::run(&args).expect(1);
+    assert!(ended.text().contains("killing what is left"), "{}", ended.text());
+}
+
+#[test]
+fn orphans_that_end_do_not_stay_as_zombies() {
+    let script =
+        "for i in 1 2 3 4 5; do (setsid sh -c 'exit 0' &); done; echo ready; while :; do sleep 0.05; done";
+    let mut launcher = Launcher::start(&["--", "sh", "-c", script]);
+    launcher.wait_for("ready");
+    let working = launcher.working();
+    let zombies = || {
+        let stats = std::fs::read_dir("/proc").unwrap().flatten();
+        let stats = stats.filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok());
+        let is_zombie = |stat: &String| {
+            let mut fields = stat.rsplit_once(')').unwrap().1.split_whitespace();
+            fields.next() == Some("Z") && fields.next() == Some(&working.to_string())
+        };
+        stats.filter(is_zombie).count()
+    };
+    let deadline = std::time::Instant::now() + launcher::TIMEOUT;
+    while zombies() > 0 {
+        assert!(std::time::Instant::now() < deadline, "{} zombies stay", zombies());
+        std::thread::yield_now();
+    }
+    launcher.signal("TERM");
+    launcher.ended().expect(143);
+}
