@@ -283,6 +283,7 @@ impl Node {
             rack: self.config.rack.clone(),
             hint: self.config.hint.clone(),
             about: self.config.about.clone(),
+            since: self.config.since,
         }
     }
 

@@ -31,6 +31,9 @@ pub struct NodeRecord {
     /// Whatever it wants the others to know.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub about: String,
+    /// When it was started, in seconds since 1970; only for people to read.
+    #[serde(default)]
+    pub since: u64,
 }
 
 /// What a node wants.

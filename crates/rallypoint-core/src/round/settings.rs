@@ -108,6 +108,8 @@ pub struct NodeConfig {
     pub hint: String,
     /// See [`NodeRecord::about`](super::NodeRecord::about).
     pub about: String,
+    /// See [`NodeRecord::since`](super::NodeRecord::since).
+    pub since: u64,
     /// What all nodes of the run must agree on.
     pub settings: RunSettings,
     /// See [`DEFAULT_LEASE`].
@@ -132,6 +134,7 @@ impl NodeConfig {
             rack: String::new(),
             hint: String::new(),
             about: String::new(),
+            since: 0,
             settings,
             lease_ttl: DEFAULT_LEASE,
             run_ttl: DEFAULT_RUN_TTL,

@@ -1,7 +1,7 @@
 //! One node's side of a run.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use rallypoint_core::round::{Joined, Keys, Node, NodeConfig, Refusal};
@@ -94,6 +94,7 @@ impl NativeHandler {
             rack: settings.rack.clone(),
             hint: settings.hint.clone(),
             about: settings.about.clone(),
+            since: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             lease_ttl: settings.lease,
             run_ttl: settings.run_ttl,
             closed_ttl: settings.closed_ttl,

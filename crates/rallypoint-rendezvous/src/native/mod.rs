@@ -15,7 +15,7 @@ mod translate;
 
 pub use handler::NativeHandler;
 pub use operator::{NodeState, NodeStatus, RunStatus, close, runs, status};
-pub use settings::{DEFAULT_JOIN_TIMEOUT, DEFAULT_ROOT, NativeSettings, OPTIONS};
+pub use settings::{DEFAULT_JOIN_TIMEOUT, DEFAULT_ROOT, NativeSettings, OPTIONS, run_prefix};
 
 /// The backend's name.
 pub const BACKEND: &str = "rallypoint";

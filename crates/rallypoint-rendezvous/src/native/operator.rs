@@ -51,6 +51,8 @@ pub struct NodeStatus {
     pub rack: String,
     /// What it says of itself.
     pub about: String,
+    /// When it was started, in seconds since 1970, by its own clock.
+    pub since: u64,
     /// Seconds that are left of its lease, as it was last refreshed.
     pub lease_left: Option<i64>,
     /// The revision at which it came.
@@ -130,6 +132,7 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
             address: record.address,
             rack: record.rack,
             about: record.about,
+            since: record.since,
             lease_left: client.lease_left(entry.lease).await?,
             arrived: entry.create_revision,
         });

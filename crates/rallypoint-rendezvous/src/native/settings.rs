@@ -218,7 +218,8 @@ impl NativeSettings {
 }
 
 /// Beginning of a run's keys; a run's id is one part of the path, whatever is in it.
-pub(super) fn run_prefix(run_id: &str) -> String {
+#[must_use]
+pub fn run_prefix(run_id: &str) -> String {
     format!("{DEFAULT_ROOT}{}/", run_id.replace('%', "%25").replace('/', "%2F"))
 }
 

@@ -8,8 +8,10 @@ use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use rallypoint_server::{Config, Tls};
 
+use super::exit::Problem;
 use super::exit::one_line;
 use super::run::{self, Run};
+use super::status::{self, Close, Status};
 use super::{LogFormat, failed, serve, start_log};
 
 /// Brings the nodes of a distributed training job together, on etcd.
@@ -25,6 +27,8 @@ struct Cli {
 enum Command {
     Run(Run),
     Serve(Serve),
+    Status(Status),
+    Close(Close),
     Completions(Completions),
     Man(Man),
 }
@@ -90,12 +94,23 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     match command {
         Command::Run(options) => run::run(&options),
         Command::Serve(options) => run_server(options),
+        Command::Status(options) => wait_for(status::status(&options)),
+        Command::Close(options) => wait_for(status::close(&options)),
         Command::Man(Man { part }) => man(part.as_deref()),
         Command::Completions(Completions { shell }) => {
             clap_complete::generate(shell, &mut Cli::command(), "rallypoint", &mut std::io::stdout());
             0
         }
     }
+}
+
+/// Runs one request of an operator, on as small a runtime as there is.
+fn wait_for(request: impl Future<Output = Result<u8, Problem>>) -> u8 {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&error),
+    };
+    runtime.block_on(request).unwrap_or_else(|problem| problem.report())
 }
 
 fn man(part: Option<&str>) -> u8 {

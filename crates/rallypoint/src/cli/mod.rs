@@ -4,6 +4,7 @@ pub mod command;
 mod connection;
 mod exit;
 mod run;
+mod status;
 
 use std::error::Error;
 use std::io::IsTerminal;

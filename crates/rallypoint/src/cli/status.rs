@@ -1,0 +1,280 @@
+//! `rallypoint status` and `rallypoint close`: the runs on an etcd, for an operator.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rallypoint_etcd::v3::{Client, KeyRange, Watch, revision_of};
+use rallypoint_rendezvous::native::{self, DEFAULT_ROOT, NodeState, RunStatus, run_prefix};
+
+use super::connection::Connection;
+use super::exit::{NO_SERVER, Problem, chain};
+
+/// No such run on this etcd.
+const NO_RUN: u8 = 1;
+/// How long late nodes learn that a run is over.
+const CLOSED_MARK: Duration = Duration::from_secs(600);
+/// A run that changes all the time is not looked at more often.
+const PACE: Duration = Duration::from_millis(200);
+
+/// Show the runs on an etcd, or one run: its round, members, ranks, spares and those that wait.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Exit codes: 0 shown, 1 there is no such run, 2 wrong usage, 4 no etcd at the endpoint."
+)]
+pub(crate) struct Status {
+    /// The run; without one, all runs.
+    #[arg(value_name = "RUN")]
+    run: Option<String>,
+    /// Print JSON: an object for a run, a list for all; with --watch, one a line.
+    #[arg(long, env = "RALLYPOINT_JSON", value_parser = clap::builder::FalseyValueParser::new())]
+    json: bool,
+    /// Show it again whenever it changes, until Ctrl-C.
+    #[arg(long, env = "RALLYPOINT_WATCH", value_parser = clap::builder::FalseyValueParser::new())]
+    watch: bool,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// End a run for all its nodes, for good.
+///
+/// Its workers are stopped, and nodes that come later learn that it is over.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Exit codes: 0 closed, 1 there is no such run, 2 wrong usage, 4 no etcd at the endpoint, 5 closed already."
+)]
+pub(crate) struct Close {
+    /// The run.
+    #[arg(value_name = "RUN")]
+    run: String,
+    /// Why; all nodes say so.
+    #[arg(long, env = "RALLYPOINT_REASON", value_name = "TEXT")]
+    reason: String,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// The exit code of `rallypoint status`.
+pub(crate) async fn status(options: &Status) -> Result<u8, Problem> {
+    let client = connect(&options.connection).await?;
+    if !options.watch {
+        return show(&client, options, false).await;
+    }
+    let range =
+        KeyRange::prefix(options.run.as_ref().map_or_else(|| DEFAULT_ROOT.to_owned(), |run| run_prefix(run)));
+    let mut changes = watch(&client, range).await.map_err(|error| failed(&error))?;
+    let redraw = !options.json && std::io::stdout().is_terminal();
+    loop {
+        show(&client, options, redraw).await?;
+        let changed = async {
+            changes.next().await.map_err(|error| failed(&error))?;
+            tokio::time::sleep(PACE).await;
+            Ok::<(), Problem>(())
+        };
+        tokio::select! {
+            changed = changed => changed?,
+            _ = tokio::signal::ctrl_c() => return Ok(0),
+        }
+    }
+}
+
+/// The exit code of `rallypoint close`.
+pub(crate) async fn close(options: &Close) -> Result<u8, Problem> {
+    let client = connect(&options.connection).await?;
+    let run = &options.run;
+    if native::status(&client, run).await.map_err(|error| failed(&error))?.is_none() {
+        return Err(no_such_run(run));
+    }
+    let closed =
+        native::close(&client, run, &options.reason, CLOSED_MARK).await.map_err(|error| failed(&error))?;
+    if !closed {
+        let text = format!("run {run:?} is closed already; `rallypoint status {run}` says why");
+        return Err(Problem::new(super::exit::CLOSED, text));
+    }
+    println!("run {run} is closed: {}", options.reason);
+    Ok(0)
+}
+
+/// All changes from now on.
+async fn watch(client: &Client, range: KeyRange) -> rallypoint_etcd::Result<Watch> {
+    let options = range.get_options().with_count_only();
+    let answer = client.get(DEFAULT_ROOT, Some(options)).await?;
+    Ok(client.watch(range, revision_of(answer.header())? + 1))
+}
+
+async fn connect(connection: &Connection) -> Result<Client, Problem> {
+    let mut settings = connection.settings()?;
+    settings.prefix = connection.prefix.clone().unwrap_or_default();
+    Client::connect(settings).await.map_err(|error| {
+        let text = format!("{}; check --endpoint, and that an etcd runs there", chain(&error));
+        Problem::new(NO_SERVER, text)
+    })
+}
+
+fn failed(error: &rallypoint_etcd::Error) -> Problem {
+    Problem::new(NO_SERVER, chain(error))
+}
+
+fn no_such_run(run: &str) -> Problem {
+    Problem::new(
+        NO_RUN,
+        format!("there is no run {run:?} on this etcd; `rallypoint status` lists those there are"),
+    )
+}
+
+async fn show(client: &Client, options: &Status, redraw: bool) -> Result<u8, Problem> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let one = async |run: &str| native::status(client, run).await.map_err(|error| failed(&error));
+    let text = if let Some(run) = &options.run {
+        match one(run).await? {
+            Some(status) if options.json => json(&status, options.watch)?,
+            Some(status) => describe(&status, now),
+            // One that is watched may yet come.
+            None if options.watch => format!("run {run}: not there\n"),
+            None => return Err(no_such_run(run)),
+        }
+    } else {
+        let mut all = Vec::new();
+        for run in native::runs(client).await.map_err(|error| failed(&error))? {
+            all.extend(one(&run).await?);
+        }
+        if options.json { json(&all, options.watch)? } else { list(&all) }
+    };
+    let clear = if redraw { "\x1b[2J\x1b[H" } else { "" };
+    let mut out = std::io::stdout().lock();
+    // Nobody reads any more, which is no fault of the run.
+    let _ = write!(out, "{clear}{text}").and_then(|()| out.flush());
+    Ok(0)
+}
+
+fn json(value: &impl serde::Serialize, one_line: bool) -> Result<String, Problem> {
+    let text = if one_line { serde_json::to_string(value) } else { serde_json::to_string_pretty(value) };
+    text.map(|text| text + "\n").map_err(|error| Problem::new(NO_RUN, error.to_string()))
+}
+
+fn count(status: &RunStatus, state: NodeState) -> usize {
+    status.nodes.iter().filter(|node| node.state == state).count()
+}
+
+/// What a run is doing, in a word or two.
+fn state(status: &RunStatus) -> String {
+    match (&status.closed, status.round) {
+        (Some(_), _) => "closed".to_owned(),
+        (None, 0) => "meeting".to_owned(),
+        (None, _) if count(status, NodeState::Joining) > 0 || !status.lost.is_empty() => {
+            "meeting again".to_owned()
+        }
+        (None, _) => "running".to_owned(),
+    }
+}
+
+fn range(status: &RunStatus) -> String {
+    status
+        .settings
+        .map_or_else(String::new, |settings| format!("{}:{}", settings.min_nodes, settings.max_nodes))
+}
+
+fn list(all: &[RunStatus]) -> String {
+    if all.is_empty() {
+        return "no runs\n".to_owned();
+    }
+    let mut rows =
+        vec![["RUN", "STATE", "ROUND", "NODES", "OF", "WAITING", "SPARES"].map(str::to_owned).to_vec()];
+    for status in all {
+        rows.push(vec![
+            status.run_id.clone(),
+            state(status),
+            status.round.to_string(),
+            status.world_size.to_string(),
+            range(status),
+            (count(status, NodeState::Waiting) + count(status, NodeState::Joining)).to_string(),
+            count(status, NodeState::Spare).to_string(),
+        ]);
+    }
+    table(&rows)
+}
+
+fn describe(status: &RunStatus, now: u64) -> String {
+    let mut text = format!("run      {}\nstate    {}", status.run_id, state(status));
+    if let Some(reason) = &status.closed {
+        text.push_str(&format!(": {reason}"));
+    }
+    text.push_str(&format!(
+        "\nround    {}, {} nodes of {}\n",
+        status.round,
+        status.world_size,
+        range(status)
+    ));
+    if let Some(master) = &status.master {
+        text.push_str(&format!("master   {}:{}\n", master.address, master.port));
+    }
+    for lost in &status.lost {
+        text.push_str(&format!("lost     node {} ({})\n", lost.rank, lost.node));
+    }
+    if status.nodes.is_empty() {
+        return text + "no nodes are there\n";
+    }
+    let mut rows = vec![
+        ["RANK", "NODE", "STATE", "ADDRESS", "AGE", "LEASE", "RACK", "ABOUT"].map(str::to_owned).to_vec(),
+    ];
+    for node in &status.nodes {
+        let leads = status.leader.as_deref() == Some(node.node.as_str());
+        let what = format!("{:?}", node.state).to_lowercase();
+        rows.push(vec![
+            node.rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string()),
+            node.node.clone(),
+            if leads { format!("{what}, leader") } else { what },
+            node.address.clone(),
+            if node.since == 0 { String::new() } else { age(now.saturating_sub(node.since)) },
+            node.lease_left.map_or_else(String::new, |left| format!("{left} s left")),
+            node.rack.clone(),
+            node.about.clone(),
+        ]);
+    }
+    text + "\n" + &table(&rows)
+}
+
+/// `42 s`, `7 min`, `3 h 20 min`, `5 d 1 h`.
+fn age(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3_600 => format!("{} min", seconds / 60),
+        3_600..86_400 => format!("{} h {} min", seconds / 3_600, seconds / 60 % 60),
+        _ => format!("{} d {} h", seconds / 86_400, seconds / 3_600 % 24),
+    }
+}
+
+/// Columns as wide as what is in them; those that are empty are left out.
+fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.first().map_or(0, Vec::len);
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let shown: Vec<usize> =
+        (0..columns).filter(|column| rows.iter().skip(1).any(|row| !row[*column].is_empty())).collect();
+    let mut text = String::new();
+    for row in rows {
+        let cells: Vec<String> =
+            shown.iter().map(|column| format!("{:1$}", row[*column], width(*column))).collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_as_wide_as_they_need_to_be() {
+        let row = |cells: [&str; 3]| cells.map(str::to_owned).to_vec();
+        let text =
+            table(&[row(["RUN", "RACK", "STATE"]), row(["a-long-name", "", "running"]), row(["b", "", "x"])]);
+        assert_eq!(text, "RUN          STATE\na-long-name  running\nb            x\n");
+    }
+
+    #[test]
+    fn ages_are_short() {
+        for (seconds, text) in [(5, "5 s"), (61, "1 min"), (7_260, "2 h 1 min"), (90_000, "1 d 1 h")] {
+            assert_eq!(age(seconds), text);
+        }
+    }
+}
