@@ -133,6 +133,8 @@ impl Roster {
         match (seat, node) {
             (None, Some(node)) if joins(node) && !node.spent => Class::Newcomer,
             (None, _) => Class::None,
+            // It has given its place up, and came back.
+            (Some(seat), Some(node)) if seat.left && joins(node) => Class::Newcomer,
             (Some(seat), None) if seat.lost => Class::None,
             (Some(_), None) => Class::Missing,
             (Some(seat), Some(node)) if seat.incarnation != node.record.incarnation => match joins(node) {
@@ -167,7 +169,13 @@ impl Roster {
         if self.nodes.get(id).is_some_and(|known| known.modified == node.modified) {
             return;
         }
-        self.change(id, |roster| drop(roster.nodes.insert(id.to_owned(), node)));
+        let leaves = node.record.wants == Wants::Leave;
+        self.change(id, |roster| {
+            roster.nodes.insert(id.to_owned(), node);
+            if let Some(seat) = roster.members.get_mut(id) {
+                seat.left |= leaves;
+            }
+        });
         self.look_at(id);
     }
 

@@ -36,9 +36,13 @@ enum Fault {
     EtcdRestarted,
     Compaction,
     WorkerFailure,
+    /// The program gives up on a round and asks for it anew, with another port.
+    AskAgain,
+    /// A process leaves and comes back as the same process.
+    Return,
 }
 
-const FAULTS: [Fault; 20] = [
+const FAULTS: [Fault; 22] = [
     Fault::Crash,
     Fault::CrashLeader,
     Fault::CrashAtRequest,
@@ -59,6 +63,8 @@ const FAULTS: [Fault; 20] = [
     Fault::EtcdRestarted,
     Fault::Compaction,
     Fault::WorkerFailure,
+    Fault::AskAgain,
+    Fault::Return,
 ];
 
 /// What came of a seed.
@@ -213,6 +219,13 @@ fn strike(world: &mut World, rng: &mut Rng, fault: Fault, names: usize) -> Resul
         (Fault::EtcdPaused, _) => etcd_away(world, false),
         (Fault::EtcdRestarted, _) => etcd_away(world, true),
         (Fault::Compaction, _) => world.compact(),
+        (Fault::AskAgain, Some(index)) if world.processes[index].phase == Phase::Joining => {
+            world.join(index)?;
+        }
+        (Fault::Return, Some(index)) if world.check.round().closed.is_none() => {
+            world.processes[index].returns = true;
+            world.leave(index)?;
+        }
         (Fault::WorkerFailure, Some(index)) if world.processes[index].is_in().is_some() => {
             world.join(index)?;
         }

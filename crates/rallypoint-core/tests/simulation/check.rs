@@ -48,8 +48,8 @@ pub(crate) struct Check {
     rounds: BTreeMap<u64, Committed>,
     /// The last round that each process reported.
     last: BTreeMap<Who, u64>,
-    /// Who reported to be in a round.
-    reported: BTreeMap<(u64, String), u64>,
+    /// Who reported to be in a round, by its plan.
+    reported: BTreeMap<(String, String), u64>,
     closers: BTreeSet<Who>,
     operator_closed: bool,
     /// How often the run was begun: its record may be gone when nobody has held it for long.
@@ -65,6 +65,7 @@ pub(crate) struct Check {
 /// A completed round.
 #[derive(Debug)]
 struct Committed {
+    plan: String,
     world_size: usize,
     master: MasterRecord,
     lease: i64,
@@ -174,6 +175,12 @@ impl Check {
             promise!(2, before.round == 0 || same(&record, &before), "round {} was rewritten", record.round);
             return Ok(());
         }
+        // The record was lost with the run's lease, and a leader knew it still.
+        if before == nothing()
+            && self.rounds.get(&record.round).is_some_and(|round| round.plan == record.plan)
+        {
+            return Ok(());
+        }
         self.committed(etcd, entry.mod_revision, &record)
     }
 
@@ -231,14 +238,15 @@ impl Check {
         );
         promise!(2, node.wants == Wants::Join, "round {round}: the master wants to {:?}", node.wants);
         // A master that has heard of an earlier round has used the port that it had then.
-        let used = |(before, at): &(&u64, &Committed)| {
-            at.master == master && self.reported.contains_key(&(**before, master.node.clone()))
+        let used = |(_, at): &(&u64, &Committed)| {
+            at.master == master && self.reported.contains_key(&(at.plan.clone(), master.node.clone()))
         };
         if let Some((before, _)) = self.rounds.iter().find(used) {
             let what = format!("round {round} has the master of round {before}: {master:?}");
             return Err(Violation { promise: 2, what });
         }
-        let committed = Committed { world_size: n, master, lease: record.lease, members };
+        let committed =
+            Committed { plan: record.plan.clone(), world_size: n, master, lease: record.lease, members };
         let again = self.rounds.insert(round, committed).is_some();
         promise!(3, !again || self.begun > 1, "round {round} was completed twice");
         Ok(())
@@ -298,9 +306,10 @@ impl Check {
                 "{who:?} is the master at {address}:{port} and not at {own:?}"
             );
         }
+        let plan = committed.plan.clone();
         let last = self.last.insert(who.clone(), *round).unwrap_or(0);
         promise!(3, *round > last, "{who:?} reports round {round} after {last}");
-        let other = self.reported.insert((*round, who.0.clone()), who.1);
+        let other = self.reported.insert((plan, who.0.clone()), who.1);
         promise!(3, other.is_none(), "{who:?} reports round {round}, as {other:?} did");
         Ok(())
     }

@@ -9,6 +9,7 @@ mod check;
 mod etcd;
 mod faults;
 mod finale;
+mod model;
 mod network;
 mod planted;
 mod process;
@@ -19,7 +20,7 @@ mod world;
 use planted::Planted;
 
 /// How many seeds are tried unless told otherwise: enough to find what is rare, in less than a minute.
-const SEEDS: u64 = 2_000;
+const SEEDS: u64 = 5_000;
 
 #[test]
 fn every_seed_keeps_the_promises() {

@@ -19,6 +19,8 @@ pub(crate) struct Process {
     /// Crashed, gone in good order, or refused, if not.
     pub(crate) alive: bool,
     pub(crate) phase: Phase,
+    /// Once it has left, it comes back.
+    pub(crate) returns: bool,
     /// How it ended, where the machine ended it.
     pub(crate) refusal: Option<Refusal>,
     /// What it was told first of its last round.
@@ -89,6 +91,7 @@ impl Process {
             node: Node::new(config, seed),
             alive: true,
             phase: Phase::Joining,
+            returns: false,
             refusal: None,
             told: None,
             rank: None,
@@ -285,8 +288,13 @@ impl World {
             }
             NodeEvent::Closed(_) => self.after(Duration::ZERO, Step::Leave { of: index }),
             NodeEvent::Left => {
+                let returns = std::mem::take(&mut process.returns) && process.refusal.is_none();
                 process.phase = Phase::Over;
-                process.alive = false;
+                process.alive = returns;
+                if returns {
+                    let delay = self.up_to(Duration::from_secs(1));
+                    self.after(delay, Step::Return { of: index });
+                }
             }
         }
         Ok(())

@@ -126,6 +126,20 @@ fn a_running_group_outlives_an_outage_of_etcd() {
 }
 
 #[test]
+fn nodes_meet_again_when_all_of_the_run_was_lost_in_an_outage() {
+    tell(50, |seed| {
+        let mut world = world(seed, 3, 6);
+        world.setup.last_call = Duration::from_secs(1);
+        world.setup.run_ttl = Duration::from_secs(20);
+        start(&mut world, 6)?;
+        settle(&mut world, MOMENT)?;
+        world.etcd_away(Duration::from_secs(60), false);
+        world.run_for(Duration::from_secs(61))?;
+        settle(&mut world, Duration::from_secs(60))
+    });
+}
+
+#[test]
 fn other_settings_are_refused_with_both_values_and_harm_nobody() {
     tell(20, |seed| {
         let mut world = world(seed, 2, 4);

@@ -54,6 +54,8 @@ pub(crate) enum Step {
     Join { of: usize, round: u64 },
     /// The program above the machine leaves.
     Leave { of: usize },
+    /// It has left, and calls for a round again.
+    Return { of: usize },
 }
 
 impl Step {
@@ -66,7 +68,8 @@ impl Step {
             | Step::Keep { of, .. }
             | Step::Timer { of }
             | Step::Join { of, .. }
-            | Step::Leave { of } => Some(*of),
+            | Step::Leave { of }
+            | Step::Return { of } => Some(*of),
             Step::Arrive { .. }
             | Step::Refresh { .. }
             | Step::Tick
@@ -232,6 +235,7 @@ impl World {
                 _ => Ok(()),
             },
             Step::Leave { of } => self.leave(of),
+            Step::Return { of } => self.join(of),
         }
     }
 
