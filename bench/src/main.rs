@@ -3,6 +3,7 @@
 //! `bench/run` sets everything up and starts this. Both sides of a comparison take turns, round by round, so
 //! that whatever else the machine does hits them alike; what is quoted is the ratio of their medians.
 
+mod lean;
 mod measure;
 mod report;
 mod server;

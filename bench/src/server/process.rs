@@ -1,0 +1,93 @@
+//! The servers to measure, each a process of its own.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use etcd_client::Client;
+use rallypoint_testkit::{Etcd, Version};
+
+/// A server to measure.
+pub(super) enum Server {
+    Ours(Ours),
+    Etcd(Etcd),
+}
+
+/// The `rallypoint-server` command, killed when dropped.
+pub(super) struct Ours {
+    child: Child,
+    endpoint: String,
+    pub(super) ready: Duration,
+}
+
+impl Ours {
+    pub(super) fn start() -> Self {
+        let began = Instant::now();
+        let mut child = Command::new(program())
+            .args(["--listen-client-urls", "http://127.0.0.1:0"])
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("rallypoint-server is built beside this program");
+        let log = BufReader::new(child.stderr.take().expect("its log is a pipe"));
+        let endpoint = log
+            .lines()
+            .map_while(Result::ok)
+            .find_map(|line| Some(line.split_once("address=")?.1.split_whitespace().next()?.to_owned()))
+            .expect("it says where it listens");
+        std::net::TcpStream::connect(&endpoint).expect("it listens");
+        Ours { child, endpoint, ready: began.elapsed() }
+    }
+}
+
+impl Drop for Ours {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn program() -> PathBuf {
+    let here = std::env::current_exe().expect("this program has a path");
+    here.with_file_name("rallypoint-server")
+}
+
+impl Server {
+    pub(super) fn ours() -> Self {
+        Server::Ours(Ours::start())
+    }
+
+    /// A real one that does not wait for its disk: the fair rival of a server in memory.
+    pub(super) fn etcd() -> Self {
+        Server::Etcd(Etcd::builder(Version::V35).unsafe_no_fsync().start())
+    }
+
+    /// A real one as it comes.
+    pub(super) fn etcd_with_fsync() -> Self {
+        Server::Etcd(Etcd::start(Version::V35))
+    }
+
+    /// `host:port`.
+    pub(super) fn endpoint(&self) -> String {
+        match self {
+            Server::Ours(ours) => ours.endpoint.clone(),
+            Server::Etcd(etcd) => etcd.endpoint(),
+        }
+    }
+
+    pub(super) async fn client(&self) -> Client {
+        Client::connect([self.endpoint()], None).await.expect("the server answers")
+    }
+
+    /// Resident memory, in MB.
+    pub(super) fn memory(&self) -> f64 {
+        let process = match self {
+            Server::Ours(ours) => ours.child.id(),
+            Server::Etcd(etcd) => etcd.pid(),
+        };
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("the process runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
+        kilobytes.expect("it has memory") / 1024.0
+    }
+}

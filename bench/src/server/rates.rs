@@ -1,0 +1,103 @@
+//! How many requests a second.
+
+use std::time::Duration;
+
+use etcd_client::{Client, Compare, CompareOp, Txn, TxnOp};
+
+use super::process::Server;
+use super::{ETCD, ETCD_WITH_FSYNC, VALUE};
+use crate::lean::{Kind, Lean};
+use crate::measure::{Samples, parallel_rate};
+use crate::report::{Comparison, Promise};
+
+/// A turn of one server; then it is another's.
+const TURN: Duration = Duration::from_millis(250);
+/// Leases that are kept alive side by side, each on a stream of its own, as those of many nodes are.
+const LEASES: usize = 64;
+
+/// What is asked, with how many in flight, and what the two clients' rows are called.
+const CASES: [(Kind, usize, &str, &str); 9] = [
+    (Kind::Put, 1, "put, 1 in flight", "put, 1 in flight, etcd-client"),
+    (Kind::Get, 1, "get, 1 in flight", "get, 1 in flight, etcd-client"),
+    (Kind::Txn, 1, "txn, 1 in flight", "txn, 1 in flight, etcd-client"),
+    (Kind::Put, 64, "put, 64 in flight", "put, 64 in flight, etcd-client"),
+    (Kind::Get, 64, "get, 64 in flight", "get, 64 in flight, etcd-client"),
+    (Kind::Txn, 64, "txn, 64 in flight", "txn, 64 in flight, etcd-client"),
+    (Kind::Put, 1024, "put, 1,024 in flight", "put, 1,024 in flight, etcd-client"),
+    (Kind::Get, 1024, "get, 1,024 in flight", "get, 1,024 in flight, etcd-client"),
+    (Kind::Txn, 1024, "txn, 1,024 in flight", "txn, 1,024 in flight, etcd-client"),
+];
+
+/// Rates of the three servers through the leanest client, one connection each. It has a runtime of its own.
+pub(super) fn lean(rounds: u32) -> Vec<Comparison> {
+    let servers = [Server::ours(), Server::etcd(), Server::etcd_with_fsync()];
+    let clients = servers.each_ref().map(|server| Lean::connect(&server.endpoint()));
+    let in_turn = |what: &str, rate: &dyn Fn(&Lean) -> f64| {
+        eprintln!("{what} ...");
+        let mut samples = [(); 3].map(|()| Samples::default());
+        for _ in 0..rounds {
+            for (client, samples) in clients.iter().zip(&mut samples) {
+                samples.push(rate(client));
+            }
+        }
+        samples
+    };
+    let compared = |name, [ours, theirs, with_fsync]: [Samples; 3], promise| {
+        let unit = "/s";
+        [
+            Comparison { name, unit, ours: ours.clone(), rival: ETCD, theirs, promise },
+            Comparison { name, unit, ours, rival: ETCD_WITH_FSYNC, theirs: with_fsync, promise: None },
+        ]
+    };
+
+    let mut comparisons = Vec::new();
+    for (kind, in_flight, name, _) in CASES {
+        let samples = in_turn(name, &|client| client.rate(kind, &VALUE, in_flight, TURN));
+        comparisons.extend(compared(name, samples, Some(Promise::AtLeast(2.0))));
+    }
+    let name = "lease keep-alive, 64 leases";
+    let samples = in_turn(name, &|client| client.keep_alive_rate(LEASES, TURN));
+    comparisons.extend(compared(name, samples, None));
+    comparisons
+}
+
+/// The same through the client that Rust programs use. It takes more of the machine than the servers do.
+pub(super) async fn usual(rounds: u32) -> Vec<Comparison> {
+    let (ours, etcd) = (Server::ours(), Server::etcd());
+    let (our_client, etcd_client) = (ours.client().await, etcd.client().await);
+    let mut comparisons = Vec::new();
+    for (kind, in_flight, _, name) in CASES {
+        eprintln!("{name} ...");
+        let [mut ours, mut theirs] = [(); 2].map(|()| Samples::default());
+        for _ in 0..rounds {
+            ours.push(operate(&our_client, kind, in_flight).await);
+            theirs.push(operate(&etcd_client, kind, in_flight).await);
+        }
+        comparisons.push(Comparison { name, unit: "/s", ours, rival: ETCD, theirs, promise: None });
+    }
+    comparisons
+}
+
+async fn operate(client: &Client, kind: Kind, in_flight: usize) -> f64 {
+    let each = if in_flight == 1 { 2_000 } else { 10_000 / in_flight };
+    parallel_rate(in_flight, each, |task| {
+        let mut kv = client.kv_client();
+        async move {
+            let key = format!("bench/{task}");
+            for _ in 0..each {
+                match kind {
+                    Kind::Put => drop(kv.put(key.clone(), VALUE, None).await.expect("put")),
+                    Kind::Get => drop(kv.get(key.clone(), None).await.expect("get")),
+                    Kind::Txn => {
+                        let txn = Txn::new()
+                            .when([Compare::version(key.clone(), CompareOp::Greater, 0)])
+                            .and_then([TxnOp::put(key.clone(), VALUE, None), TxnOp::get(key.clone(), None)])
+                            .or_else([TxnOp::put(key.clone(), VALUE, None)]);
+                        drop(kv.txn(txn).await.expect("txn"));
+                    }
+                }
+            }
+        }
+    })
+    .await
+}
