@@ -42,6 +42,9 @@ struct Options {
     /// Write all figures to this file, as JSON.
     #[arg(long, env = "RALLYPOINT_BENCH_JSON", value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Of the server's rates, only those with this in their name; and nothing else.
+    #[arg(long, env = "RALLYPOINT_BENCH_ONLY", value_name = "TEXT")]
+    only: Option<String>,
     /// Leave PyTorch out.
     #[arg(long, env = "RALLYPOINT_BENCH_NO_TORCH")]
     no_torch: bool,

@@ -1,11 +1,11 @@
 //! How many requests a second.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use etcd_client::{Client, Compare, CompareOp, Txn, TxnOp};
 
 use super::process::Server;
-use super::{ETCD, ETCD_WITH_FSYNC, VALUE};
+use super::{ETCD, VALUE, beside_both};
 use crate::lean::{Kind, Lean};
 use crate::measure::{Samples, parallel_rate};
 use crate::report::{Comparison, Promise};
@@ -29,44 +29,57 @@ const CASES: [(Kind, usize, &str, &str); 9] = [
 ];
 
 /// Rates of the three servers through the leanest client, one connection each. It has a runtime of its own.
-pub(super) fn lean(rounds: u32) -> Vec<Comparison> {
+pub(super) fn lean(rounds: u32, only: Option<&str>) -> Vec<Comparison> {
     let servers = [Server::ours(), Server::etcd(), Server::etcd_with_fsync()];
     let clients = servers.each_ref().map(|server| Lean::connect(&server.endpoint()));
+    // The rates of each, and what a request costs each in processor time.
     let in_turn = |what: &str, rate: &dyn Fn(&Lean) -> f64| {
         eprintln!("{what} ...");
-        let mut samples = [(); 3].map(|()| Samples::default());
+        let [mut rates, mut costs] = [(); 2].map(|()| [(); 3].map(|()| Samples::default()));
         for _ in 0..rounds {
-            for (client, samples) in clients.iter().zip(&mut samples) {
-                samples.push(rate(client));
+            for (at, (server, client)) in servers.iter().zip(&clients).enumerate() {
+                let (began, before) = (Instant::now(), server.cpu());
+                let rate = rate(client);
+                rates[at].push(rate);
+                let requests = rate * began.elapsed().as_secs_f64();
+                costs[at].push((server.cpu() - before) * 1e6 / requests);
             }
         }
-        samples
-    };
-    let compared = |name, [ours, theirs, with_fsync]: [Samples; 3], promise| {
-        let unit = "/s";
-        [
-            Comparison { name, unit, ours: ours.clone(), rival: ETCD, theirs, promise },
-            Comparison { name, unit, ours, rival: ETCD_WITH_FSYNC, theirs: with_fsync, promise: None },
-        ]
+        (rates, costs)
     };
 
+    let is_wanted = |name: &str| only.is_none_or(|only| name.contains(only));
     let mut comparisons = Vec::new();
-    for (kind, in_flight, name, _) in CASES {
-        let samples = in_turn(name, &|client| client.rate(kind, &VALUE, in_flight, TURN));
-        comparisons.extend(compared(name, samples, Some(Promise::AtLeast(2.0))));
+    for (kind, in_flight, name, _) in CASES.into_iter().filter(|(_, _, name, _)| is_wanted(name)) {
+        let (rates, costs) = in_turn(name, &|client| client.rate(kind, &VALUE, in_flight, TURN));
+        comparisons.extend(beside_both(name, "/s", rates, Some(Promise::AtLeast(2.0))));
+        if in_flight == 64 {
+            let name = match kind {
+                Kind::Put => "the server's processor time of a put",
+                Kind::Get => "the server's processor time of a get",
+                Kind::Txn => "the server's processor time of a txn",
+            };
+            let [cost, _] = beside_both(name, "us", costs, None);
+            comparisons.push(cost);
+        }
     }
     let name = "lease keep-alive, 64 leases";
-    let samples = in_turn(name, &|client| client.keep_alive_rate(LEASES, TURN));
-    comparisons.extend(compared(name, samples, None));
+    if is_wanted(name) {
+        let (rates, _) = in_turn(name, &|client| client.keep_alive_rate(LEASES, TURN));
+        comparisons.extend(beside_both(name, "/s", rates, None));
+    }
     comparisons
 }
 
 /// The same through the client that Rust programs use. It takes more of the machine than the servers do.
-pub(super) async fn usual(rounds: u32) -> Vec<Comparison> {
+pub(super) async fn usual(rounds: u32, only: Option<&str>) -> Vec<Comparison> {
     let (ours, etcd) = (Server::ours(), Server::etcd());
     let (our_client, etcd_client) = (ours.client().await, etcd.client().await);
     let mut comparisons = Vec::new();
     for (kind, in_flight, _, name) in CASES {
+        if !only.is_none_or(|only| name.contains(only)) {
+            continue;
+        }
         eprintln!("{name} ...");
         let [mut ours, mut theirs] = [(); 2].map(|()| Samples::default());
         for _ in 0..rounds {

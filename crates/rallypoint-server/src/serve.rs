@@ -4,10 +4,12 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use futures::{FutureExt as _, future};
 use http_body_util::Either;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -20,7 +22,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tower_service::Service;
 
-use crate::grpc::{Budget, Grpc};
+use crate::grpc::{Budget, Grpc, ReplyBody};
 use crate::identity::Identity;
 use crate::mvcc::Retention;
 use crate::shared::{Settings, Shared};
@@ -193,15 +195,24 @@ struct Front {
     http: axum::Router,
 }
 
-type Answer = http::Response<Either<tonic::body::Body, axum::body::Body>>;
+type Answer = http::Response<Either<ReplyBody, axum::body::Body>>;
 
 impl Front {
-    async fn call(mut self, request: http::Request<Incoming>) -> Result<Answer, Infallible> {
+    /// Small and free to move, so that hyper's part of a request is too.
+    fn call(
+        &self,
+        request: http::Request<Incoming>,
+    ) -> impl Future<Output = Result<Answer, Infallible>> + Send + Unpin + use<> {
         if Grpc::is_for_us(&request) {
-            return Ok(self.grpc.call(request).await.map(Either::Left));
+            let reply = self.grpc.call(request);
+            return future::Either::Left(reply.map(|reply| Ok(reply.map(Either::Left))));
         }
-        let answer = self.http.call(request.map(axum::body::Body::new)).await?;
-        Ok(answer.map(Either::Right))
+        let mut http = self.http.clone();
+        let answer = async move {
+            let answer = http.call(request.map(axum::body::Body::new)).await?;
+            Ok(answer.map(Either::Right))
+        };
+        future::Either::Right(answer.boxed())
     }
 }
 
@@ -272,7 +283,7 @@ where
         .max_concurrent_streams(MAX_STREAMS)
         .keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT);
-    let service = service_fn(move |request| Box::pin(front.clone().call(request)));
+    let service = service_fn(move |request| front.call(request));
     let connection = http.serve_connection(TokioIo::new(socket), service);
     tokio::pin!(connection);
     let ended = tokio::select! {
@@ -295,12 +306,11 @@ struct InPlace;
 
 impl<F> hyper::rt::Executor<F> for InPlace
 where
-    F: Future<Output = ()> + Send + 'static,
+    F: Future<Output = ()> + Send + Unpin + 'static,
 {
-    fn execute(&self, request: F) {
-        let mut request = Box::pin(request);
+    fn execute(&self, mut request: F) {
         // The task polls it again, with a waker of its own.
-        if request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+        if Pin::new(&mut request).poll(&mut Context::from_waker(Waker::noop())).is_pending() {
             tokio::spawn(request);
         }
     }

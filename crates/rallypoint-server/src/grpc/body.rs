@@ -13,7 +13,7 @@ use tonic::Status;
 use crate::mvcc::Error;
 
 /// Before each message of gRPC: a flag, and the length in four bytes.
-const PREFIX: usize = 5;
+pub(super) const PREFIX: usize = 5;
 /// Roughly the memory of a request besides its messages.
 const REQUEST_BYTES: usize = 4096;
 
@@ -65,29 +65,6 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         self.budget.give_back(self.bytes);
-    }
-}
-
-/// The body of an answer, counted until it is sent or given up.
-#[derive(Debug)]
-pub(super) struct Counted {
-    pub(super) inner: tonic::body::Body,
-    pub(super) _share: Share,
-}
-
-impl Body for Counted {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        Pin::new(&mut self.inner).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
     }
 }
 

@@ -1,8 +1,7 @@
-//! From HTTP to a function on messages and back.
+//! From HTTP to a function on streams of messages and back.
 
 use std::future::{Ready, ready};
 use std::marker::PhantomData;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures::Stream;
@@ -15,7 +14,7 @@ use tonic::server::Grpc;
 use tonic_prost::{ProstDecoder, ProstEncoder};
 use tower_service::Service;
 
-use super::body::{Bounded, Counted, Share};
+use super::body::Bounded;
 
 /// Protocol buffers, with buffers that start small: most messages are, and ten thousand watches have one each.
 struct Proto<In, Out>(PhantomData<(In, Out)>);
@@ -59,31 +58,6 @@ where
     fn call(&mut self, request: tonic::Request<In>) -> Self::Future {
         let handle = self.0.take().expect("a handler is made for one call");
         ready(handle(request.into_inner()).map(tonic::Response::new))
-    }
-}
-
-/// Answers one message with one.
-pub(super) async fn unary<B, In, Out>(
-    request: Request<Bounded<B>>,
-    handle: impl FnOnce(In) -> Result<Out, Status>,
-) -> Response<Body>
-where
-    Bounded<B>: http_body::Body + Send + 'static,
-    <Bounded<B> as http_body::Body>::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send,
-    In: Message + Default + Send + 'static,
-    Out: Message + Send + 'static,
-{
-    let budget = Arc::clone(request.body().budget());
-    let mut share = None;
-    let answer = |message| {
-        let answer: Out = handle(message)?;
-        share = Share::for_answer(&budget, answer.encoded_len())?;
-        Ok(answer)
-    };
-    let response = grpc::<In, Out>().unary(Handler(Some(answer)), request).await;
-    match share {
-        None => response,
-        Some(share) => response.map(|inner| Body::new(Counted { inner, _share: share })),
     }
 }
 

@@ -6,20 +6,27 @@ mod codec;
 mod kv;
 mod lease;
 mod status;
+mod unary;
 mod watch;
 
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::FutureExt as _;
+use futures::future::{Either, ready};
 use http::{Request, Response, header};
 use tonic::Status;
-use tonic::body::Body;
 
 use body::Bounded;
 pub(crate) use body::Budget;
+pub(crate) use unary::{Replying, Whole};
 
 use crate::identity::{CLUSTER_ID, MEMBER_ID, RAFT_TERM};
 use crate::shared::Shared;
+
+/// An answer of one message, or of a stream of them.
+pub(crate) type ReplyBody = http_body_util::Either<Whole, tonic::body::Body>;
+pub(crate) type Reply = Response<ReplyBody>;
 
 /// Answers gRPC requests.
 #[derive(Debug, Clone)]
@@ -48,7 +55,7 @@ impl Grpc {
                 .is_some_and(|content| content.as_bytes().starts_with(b"application/grpc"))
     }
 
-    pub(crate) async fn call<B>(&self, request: Request<B>) -> Response<Body>
+    pub(crate) fn call<B>(&self, request: Request<B>) -> Replying
     where
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -56,57 +63,81 @@ impl Grpc {
         let (head, body) = request.into_parts();
         let body = match Bounded::new(body, Arc::clone(&self.budget)) {
             Ok(body) => body,
-            Err(status) => return status.into_http(),
+            Err(status) => return Either::Left(ready(unary::refusal(status))),
         };
-        let path = head.uri.path().to_owned();
-        let request = Request::from_parts(head, body);
-        let shared = &self.shared;
-        match path.as_str() {
-            "/etcdserverpb.KV/Range" => codec::unary(request, |range| kv::range(shared, &range)).await,
-            "/etcdserverpb.KV/Put" => codec::unary(request, |put| kv::put(shared, put)).await,
-            "/etcdserverpb.KV/DeleteRange" => {
-                codec::unary(request, |delete| kv::delete(shared, &delete)).await
-            }
-            "/etcdserverpb.KV/Txn" => codec::unary(request, |txn| kv::txn(shared, txn)).await,
-            "/etcdserverpb.KV/Compact" => codec::unary(request, |compact| kv::compact(shared, compact)).await,
-
-            "/etcdserverpb.Watch/Watch" => {
-                let shared = Arc::clone(shared);
-                codec::streaming(request, |inbound| watch::Session::new(shared, inbound)).await
-            }
-
-            "/etcdserverpb.Lease/LeaseGrant" => {
-                codec::unary(request, |grant| lease::grant(shared, grant)).await
-            }
-            "/etcdserverpb.Lease/LeaseRevoke" => {
-                codec::unary(request, |revoke| lease::revoke(shared, revoke)).await
-            }
-            "/etcdserverpb.Lease/LeaseTimeToLive" => {
-                codec::unary(request, |lease| lease::time_to_live(shared, lease)).await
-            }
-            "/etcdserverpb.Lease/LeaseLeases" => {
-                codec::unary(request, |lease| lease::list(shared, lease)).await
-            }
-            "/etcdserverpb.Lease/LeaseKeepAlive" => {
-                let (shared, stopping) = (Arc::clone(shared), self.stopping.clone());
-                codec::streaming(request, |inbound| lease::keep_alive(shared, inbound, stopping)).await
-            }
-
-            "/etcdserverpb.Maintenance/Status" => {
-                codec::unary(request, |ask| admin::status(shared, ask)).await
-            }
-            "/etcdserverpb.Maintenance/Alarm" => codec::unary(request, |ask| admin::alarm(shared, ask)).await,
-            "/etcdserverpb.Maintenance/Defragment" => {
-                codec::unary(request, |ask| admin::defragment(shared, ask)).await
-            }
-            "/etcdserverpb.Cluster/MemberList" => {
-                codec::unary(request, |ask| admin::members(shared, ask)).await
-            }
-            "/grpc.health.v1.Health/Check" => codec::unary(request, |ask| admin::health(&ask)).await,
-
-            path => unknown(path).into_http(),
+        match handler(head.uri.path()) {
+            Some(handler) => unary::serve(&head.headers, body, &self.shared, handler),
+            None => Either::Right(self.clone().call_streaming(Request::from_parts(head, body)).boxed()),
         }
     }
+
+    async fn call_streaming<B>(self, request: Request<Bounded<B>>) -> Reply
+    where
+        B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let Grpc { shared, stopping, .. } = self;
+        let reply = match request.uri().path() {
+            "/etcdserverpb.Watch/Watch" => {
+                codec::streaming(request, |inbound| watch::Session::new(shared, inbound)).await
+            }
+            "/etcdserverpb.Lease/LeaseKeepAlive" => {
+                codec::streaming(request, |inbound| lease::keep_alive(shared, inbound, stopping)).await
+            }
+            path => unknown(path).into_http(),
+        };
+        reply.map(http_body_util::Either::Right)
+    }
+}
+
+/// What answers a method of one message each way.
+fn handler(path: &str) -> Option<unary::Handler> {
+    use unary::answer;
+    Some(match path {
+        "/etcdserverpb.KV/Range" => {
+            |shared, budget, message| answer(message, budget, |range| kv::range(shared, &range))
+        }
+        "/etcdserverpb.KV/Put" => {
+            |shared, budget, message| answer(message, budget, |put| kv::put(shared, put))
+        }
+        "/etcdserverpb.KV/DeleteRange" => {
+            |shared, budget, message| answer(message, budget, |delete| kv::delete(shared, &delete))
+        }
+        "/etcdserverpb.KV/Txn" => {
+            |shared, budget, message| answer(message, budget, |txn| kv::txn(shared, txn))
+        }
+        "/etcdserverpb.KV/Compact" => {
+            |shared, budget, message| answer(message, budget, |compact| kv::compact(shared, compact))
+        }
+        "/etcdserverpb.Lease/LeaseGrant" => {
+            |shared, budget, message| answer(message, budget, |grant| lease::grant(shared, grant))
+        }
+        "/etcdserverpb.Lease/LeaseRevoke" => {
+            |shared, budget, message| answer(message, budget, |revoke| lease::revoke(shared, revoke))
+        }
+        "/etcdserverpb.Lease/LeaseTimeToLive" => {
+            |shared, budget, message| answer(message, budget, |lease| lease::time_to_live(shared, lease))
+        }
+        "/etcdserverpb.Lease/LeaseLeases" => {
+            |shared, budget, message| answer(message, budget, |ask| lease::list(shared, ask))
+        }
+        "/etcdserverpb.Maintenance/Status" => {
+            |shared, budget, message| answer(message, budget, |ask| admin::status(shared, ask))
+        }
+        "/etcdserverpb.Maintenance/Alarm" => {
+            |shared, budget, message| answer(message, budget, |ask| admin::alarm(shared, ask))
+        }
+        "/etcdserverpb.Maintenance/Defragment" => {
+            |shared, budget, message| answer(message, budget, |ask| admin::defragment(shared, ask))
+        }
+        "/etcdserverpb.Cluster/MemberList" => {
+            |shared, budget, message| answer(message, budget, |ask| admin::members(shared, ask))
+        }
+        "/grpc.health.v1.Health/Check" => {
+            |_, budget, message| answer(message, budget, |ask| admin::health(&ask))
+        }
+        _ => return None,
+    })
 }
 
 /// In the words of etcd's gRPC library, for what is not served.
