@@ -17,7 +17,8 @@
 //!
 //! Calls go down; nothing below knows what is above it.
 //!
-//! - `serve`: the listener, TLS, and the way to stop. Tells gRPC from the rest.
+//! - `serve`: the listener, TLS, and the way to stop. Tells gRPC from the rest. `authority` makes up for clients
+//!   that HTTP/2 would turn away.
 //! - `grpc`: the v3 services, a thin shell. `http`: the v2 API and what monitors ask for, another.
 //! - `shared`: the v3 state behind its one lock, and the task that ends leases.
 //! - `state`: the v3 state, plain data that is told the time: `mvcc` (keys and their history), `lease`, and
@@ -26,6 +27,7 @@
 //! - `managed`: a real etcd as a child process, or this server where there is none.
 //! - `v2`: the tree of the v2 API, plain data too. The two halves share no keys, as in etcd.
 
+mod authority;
 mod config;
 mod error;
 mod grpc;

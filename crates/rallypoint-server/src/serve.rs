@@ -22,6 +22,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tower_service::Service;
 
+use crate::authority::Nameless;
 use crate::grpc::{Budget, Grpc, ReplyBody};
 use crate::identity::Identity;
 use crate::mvcc::Retention;
@@ -145,7 +146,7 @@ impl Prepared {
         let Prepared { listener, address, url, tls, config } = self;
         tracing::info!(%address, "serving etcd's v3 and v2 protocols; all data is in memory and ends with this process");
         let (stop, stopping) = watch::channel(false);
-        let (front, shared) = front(url, &config, stopping.clone());
+        let (front, shared, v2) = front(url, &config, stopping.clone());
         let connections = Connections { front, tls, stopping };
         let mut tasks = JoinSet::new();
         tokio::select! {
@@ -157,6 +158,7 @@ impl Prepared {
         drop(listener);
         stop.send_replace(true);
         shared.write(|state| state.hub.close());
+        v2.close();
         let ended = async { while tasks.join_next().await.is_some() {} };
         if tokio::time::timeout(config.stop_timeout, ended).await.is_err() {
             tracing::debug!(%address, "requests were cut off");
@@ -164,8 +166,12 @@ impl Prepared {
     }
 }
 
-/// What answers requests.
-fn front(url: String, config: &Config, stopping: watch::Receiver<bool>) -> (Front, Arc<Shared>) {
+/// What answers requests, and the two halves behind it.
+fn front(
+    url: String,
+    config: &Config,
+    stopping: watch::Receiver<bool>,
+) -> (Front, Arc<Shared>, Arc<http1::Service>) {
     let client_urls = if config.advertise.is_empty() { vec![url] } else { config.advertise.clone() };
     let identity = Identity { name: config.name.clone(), client_urls };
     let limits = Limits {
@@ -184,8 +190,9 @@ fn front(url: String, config: &Config, stopping: watch::Receiver<bool>) -> (Fron
     let budget = Arc::new(Budget::new(config.inflight_bytes, message_bytes));
     let numbers = Arc::clone(&shared);
     let v2_limits = http1::Limits::within(config.quota_bytes, config.inflight_bytes);
-    let http = http1::router(Arc::new(identity), Arc::new(move || metrics::v3(&numbers)), v2_limits);
-    (Front { grpc: Grpc::new(Arc::clone(&shared), budget, stopping), http }, shared)
+    let v2 = http1::Service::start(Arc::new(identity), Arc::new(move || metrics::v3(&numbers)), v2_limits);
+    let grpc = Grpc::new(Arc::clone(&shared), budget, stopping);
+    (Front { grpc, http: http1::router(Arc::clone(&v2)) }, shared, v2)
 }
 
 /// Tells the two protocols apart.
@@ -284,7 +291,7 @@ where
         .keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT);
     let service = service_fn(move |request| front.call(request));
-    let connection = http.serve_connection(TokioIo::new(socket), service);
+    let connection = http.serve_connection(TokioIo::new(Nameless::new(socket)), service);
     tokio::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

@@ -1,92 +1,112 @@
-//! etcd's own command line client does not notice that this is not etcd.
+//! etcd's own command line clients, 3.4's and 3.5's, do not notice that this is not etcd.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod v3_support;
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Output, Stdio};
 
 use rallypoint_server::Server;
-use rallypoint_testkit::etcdctl;
+use rallypoint_testkit::Version;
 use v3_support::Target;
 
-fn command(server: &Server) -> Command {
-    let mut command = Command::new(etcdctl());
-    command.env("ETCDCTL_API", "3").arg("--endpoints").arg(server.url()).args(["--command-timeout", "20s"]);
-    command
+/// A client of a release, and the server it talks to.
+struct Ctl {
+    version: Version,
+    server: Server,
 }
 
-/// Runs it with some input; what it printed.
-fn run(server: &Server, args: &[&str], input: &str) -> String {
-    let mut command = command(server);
-    let mut child = command
-        .args(args)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
-    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
-    let (stdout, stderr) = (String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
-    assert!(status.success(), "{args:?}: {stdout}{stderr}");
-    // Some answers of health checks go there.
-    stdout + &stderr
+impl Ctl {
+    fn command(&self) -> Command {
+        let mut command = Command::new(self.version.etcdctl());
+        command.env("ETCDCTL_API", "3").arg("--endpoints").arg(self.server.url());
+        command.args(["--command-timeout", "20s"]);
+        command
+    }
+
+    /// Runs it; what it printed.
+    fn run(&self, args: &[&str]) -> String {
+        self.run_with(args, "")
+    }
+
+    fn run_with(&self, args: &[&str], input: &str) -> String {
+        let mut child = self
+            .command()
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+        let (stdout, stderr) = (String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
+        assert!(status.success(), "{} {args:?}: {stdout}{stderr}", self.version);
+        // Some answers of health checks go there.
+        stdout + &stderr
+    }
+
+    /// Runs it until it has printed so many lines.
+    fn first_lines(&self, args: &[&str], number: usize) -> Vec<String> {
+        let mut child = self.command().args(args).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let lines = lines.take(number).map(Result::unwrap).collect();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        lines
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn etcdctl_works() {
+async fn etcdctl_3_4_works() {
+    works(Version::V34).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcdctl_3_5_works() {
+    works(Version::V35).await;
+}
+
+async fn works(version: Version) {
     let Target::Ours(server) = Target::ours() else { unreachable!() };
-    tokio::task::spawn_blocking(move || {
-        let ctl = |args: &[&str]| run(&server, args, "");
-        assert_eq!(ctl(&["put", "a", "1"]), "OK\n");
-        assert_eq!(ctl(&["put", "a", "2", "--prev-kv"]), "OK\na\n1\n");
-        ctl(&["put", "b", "3"]);
-        assert_eq!(ctl(&["get", "a"]), "a\n2\n");
-        assert_eq!(ctl(&["get", "", "--prefix", "--keys-only"]), "a\n\nb\n\n");
-        assert_eq!(ctl(&["get", "a", "--rev", "2", "--print-value-only"]), "1\n");
-        assert_eq!(ctl(&["del", "b", "--prev-kv"]), "1\nb\n3\n");
-        let txn = run(&server, &["txn"], "value(\"a\") = \"2\"\n\nput a 3\nget a\n\nput a 4\n\n");
-        assert_eq!(txn, "SUCCESS\n\nOK\n\na\n3\n");
-        assert_eq!(ctl(&["compaction", "3"]), "compacted revision 3\n");
+    let ctl = Ctl { version, server };
+    tokio::task::spawn_blocking(move || everything(&ctl)).await.unwrap();
+}
 
-        // From a revision on; "--" would run a command for each event.
-        let mut watch =
-            command(&server).args(["watch", "a", "--rev", "3"]).stdout(Stdio::piped()).spawn().unwrap();
-        let mut lines = std::io::BufRead::lines(std::io::BufReader::new(watch.stdout.take().unwrap()));
-        let seen: Vec<_> = lines.by_ref().take(6).map(Result::unwrap).collect();
-        assert_eq!(seen, ["PUT", "a", "2", "PUT", "a", "3"]);
-        watch.kill().unwrap();
-        watch.wait().unwrap();
+fn everything(ctl: &Ctl) {
+    assert_eq!(ctl.run(&["put", "a", "1"]), "OK\n");
+    assert_eq!(ctl.run(&["put", "a", "2", "--prev-kv"]), "OK\na\n1\n");
+    ctl.run(&["put", "b", "3"]);
+    assert_eq!(ctl.run(&["get", "a"]), "a\n2\n");
+    assert_eq!(ctl.run(&["get", "", "--prefix", "--keys-only"]), "a\n\nb\n\n");
+    assert_eq!(ctl.run(&["get", "a", "--rev", "2", "--print-value-only"]), "1\n");
+    assert_eq!(ctl.run(&["del", "b", "--prev-kv"]), "1\nb\n3\n");
+    let txn = ctl.run_with(&["txn"], "value(\"a\") = \"2\"\n\nput a 3\nget a\n\nput a 4\n\n");
+    assert_eq!(txn, "SUCCESS\n\nOK\n\na\n3\n");
+    assert_eq!(ctl.run(&["compaction", "3"]), "compacted revision 3\n");
+    // From a revision on; "--" would run a command for each event.
+    assert_eq!(ctl.first_lines(&["watch", "a", "--rev", "3"], 6), ["PUT", "a", "2", "PUT", "a", "3"]);
 
-        let granted = ctl(&["lease", "grant", "60"]);
-        let lease = granted.split(' ').nth(1).unwrap();
-        assert!(granted.ends_with("granted with TTL(60s)\n"), "{granted}");
-        ctl(&["put", "leased", "1", "--lease", lease]);
-        assert!(ctl(&["lease", "list"]).contains(lease));
-        assert!(ctl(&["lease", "timetolive", lease, "--keys"]).contains("attached keys([leased])"));
-        assert!(ctl(&["lease", "keep-alive", lease, "--once"]).contains("TTL(60)"));
-        assert!(ctl(&["lease", "revoke", lease]).contains("revoked"));
-        assert_eq!(ctl(&["get", "leased"]), "");
+    let granted = ctl.run(&["lease", "grant", "60"]);
+    let lease = granted.split(' ').nth(1).unwrap();
+    assert!(granted.ends_with("granted with TTL(60s)\n"), "{granted}");
+    ctl.run(&["put", "leased", "1", "--lease", lease]);
+    assert!(ctl.run(&["lease", "list"]).contains(lease));
+    assert!(ctl.run(&["lease", "timetolive", lease, "--keys"]).contains("attached keys([leased])"));
+    assert!(ctl.run(&["lease", "keep-alive", lease, "--once"]).contains("TTL(60)"));
+    assert!(ctl.run(&["lease", "revoke", lease]).contains("revoked"));
+    assert_eq!(ctl.run(&["get", "leased"]), "");
 
-        assert!(ctl(&["endpoint", "health"]).contains("is healthy"));
-        let status = ctl(&["endpoint", "status"]);
-        assert!(status.contains("3.5.") && status.contains("true"), "{status}");
-        let members = ctl(&["member", "list"]);
-        assert!(members.contains("started") && members.contains(server.url()), "{members}");
-        assert_eq!(ctl(&["alarm", "list"]), "");
+    assert!(ctl.run(&["endpoint", "health"]).contains("is healthy"));
+    let status = ctl.run(&["endpoint", "status"]);
+    assert!(status.contains("3.5.") && status.contains("true"), "{status}");
+    let members = ctl.run(&["member", "list"]);
+    assert!(members.contains("started") && members.contains(ctl.server.url()), "{members}");
+    assert_eq!(ctl.run(&["alarm", "list"]), "");
 
-        // Recipes of the client: one waits for another.
-        assert_eq!(ctl(&["lock", "mutex", "echo", "held"]), "held\n");
-        let mut leader =
-            command(&server).args(["elect", "post", "me"]).stdout(Stdio::piped()).spawn().unwrap();
-        let mut lines = std::io::BufRead::lines(std::io::BufReader::new(leader.stdout.take().unwrap()));
-        assert!(lines.next().unwrap().unwrap().starts_with("post/"));
-        assert_eq!(lines.next().unwrap().unwrap(), "me");
-        leader.kill().unwrap();
-        leader.wait().unwrap();
-    })
-    .await
-    .unwrap();
+    // Recipes of the client: one waits for another.
+    assert_eq!(ctl.run(&["lock", "mutex", "echo", "held"]), "held\n");
+    let elected = ctl.first_lines(&["elect", "post", "me"], 2);
+    assert!(elected[0].starts_with("post/") && elected[1] == "me", "{elected:?}");
 }

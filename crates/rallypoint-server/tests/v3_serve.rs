@@ -62,6 +62,25 @@ async fn it_stops_when_told_to_and_ends_the_watches() {
 }
 
 #[tokio::test]
+async fn stopped_it_ends_v2_watches_cleanly_and_at_once() {
+    // Longer than this test may take: nothing but the stop itself can end them.
+    let server = Server::bind(Config { stop_timeout: 10 * v3_support::PATIENCE, ..anywhere() }).unwrap();
+    let key = format!("{}/v2/keys/a", server.url());
+    // reqwest wants one even for plain HTTP. Another test of the process may have been first.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let watch = |query: &str| client.get(format!("{key}?wait=true{query}")).send();
+    let mut watches =
+        [within(watch("")).await.unwrap(), within(watch("&recursive=true&stream=true")).await.unwrap()];
+    within(server.stop()).await.unwrap();
+    for watch in &mut watches {
+        assert_eq!(watch.status(), 200);
+        // An end of the body, as opposed to a connection that broke.
+        assert_eq!(within(watch.chunk()).await.unwrap(), None);
+    }
+}
+
+#[tokio::test]
 async fn a_thousand_watches_may_each_have_a_stream_on_one_connection() {
     let target = Target::ours();
     let client = target.client().await;

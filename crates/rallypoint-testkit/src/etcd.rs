@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tempfile::TempDir;
 
 use crate::net::ReservedPort;
-use crate::{Certs, Version, http, process, tools};
+use crate::{Certs, Version, http, process};
 
 /// Far more than a start takes; a loaded machine must not fail a test.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -229,7 +229,7 @@ impl Etcd {
     /// After `auth enable`, `--user=name:password` goes among the arguments.
     #[must_use]
     pub fn etcdctl(&self, args: &[&str]) -> String {
-        let mut command = Command::new(tools::etcdctl());
+        let mut command = Command::new(Version::V35.etcdctl());
         forget_settings(&mut command);
         command.env("ETCDCTL_API", "3").arg("--endpoints").arg(self.url());
         if let Some(tls) = &self.tls {

@@ -11,7 +11,7 @@
 //! process outlives the one that started it, however that one ends.
 //!
 //! Programs are looked up in `.tools`, where `scripts/setup` puts them; `RALLYPOINT_ETCD_35`,
-//! `RALLYPOINT_ETCD_34`, `RALLYPOINT_ETCDCTL` and `RALLYPOINT_TORCH_PYTHON` name others.
+//! `RALLYPOINT_ETCD_34`, `RALLYPOINT_ETCDCTL`, `RALLYPOINT_ETCDCTL_34` and `RALLYPOINT_TORCH_PYTHON` name others.
 
 mod certs;
 mod cluster;
@@ -31,4 +31,4 @@ pub use net::{Silent, closed_port, refused_endpoint};
 pub use program::Program;
 pub use proxy::Proxy;
 pub use python::{Python, run_python};
-pub use tools::{Version, etcdctl, torch_python};
+pub use tools::{Version, torch_python};

@@ -25,6 +25,15 @@ impl Version {
             Version::V35 => tool("RALLYPOINT_ETCD_35", "etcd-3.5/etcd", "etcd-3.5"),
         }
     }
+
+    /// Its command line client. Each talks to servers of both releases.
+    #[must_use]
+    pub fn etcdctl(self) -> PathBuf {
+        match self {
+            Version::V34 => tool("RALLYPOINT_ETCDCTL_34", "etcd-3.4/etcdctl", "etcd-3.4"),
+            Version::V35 => tool("RALLYPOINT_ETCDCTL", "etcd-3.5/etcdctl", "etcd-3.5"),
+        }
+    }
 }
 
 impl fmt::Display for Version {
@@ -34,12 +43,6 @@ impl fmt::Display for Version {
             Version::V35 => "3.5",
         })
     }
-}
-
-/// etcd's command line client; the one of 3.5 talks to both releases.
-#[must_use]
-pub fn etcdctl() -> PathBuf {
-    tool("RALLYPOINT_ETCDCTL", "etcd-3.5/etcdctl", "etcd-3.5")
 }
 
 /// The Python interpreter that has torch and python-etcd.

@@ -18,16 +18,12 @@ use axum::response::Response;
 
 use crate::identity::Identity;
 use crate::v2::{self, unescape_percent};
-use service::Service;
-pub(crate) use service::{Limits, V3Metrics};
+pub(crate) use service::{Limits, Service};
 
-/// Everything that is not gRPC. `v3_metrics` gives the lines of the v3 half in Prometheus' text format.
-///
-/// To be called inside a tokio runtime: what has a TTL is ended by a task of its own, for as long as the
-/// router lives.
-pub(crate) fn router(identity: Arc<Identity>, v3_metrics: V3Metrics, limits: Limits) -> Router {
+/// Everything that is not gRPC.
+pub(crate) fn router(service: Arc<Service>) -> Router {
     // Not axum's routes: etcd matches paths after it has undone their escapes.
-    Router::new().fallback(dispatch).with_state(Service::start(identity, v3_metrics, limits))
+    Router::new().fallback(dispatch).with_state(service)
 }
 
 async fn dispatch(State(service): State<Arc<Service>>, request: Request) -> Response {
@@ -60,5 +56,5 @@ pub fn v2_alone(client_url: String, max_watchers: usize, max_body: usize, max_bo
     let identity = Identity { name: "default".to_owned(), client_urls: vec![client_url] };
     let store = v2::Limits { watchers: max_watchers, ..v2::Limits::default() };
     let limits = Limits { body: max_body, bodies: max_bodies, store, ..Limits::default() };
-    router(identity.into(), Arc::new(String::new), limits)
+    router(Service::start(identity.into(), Arc::new(String::new), limits))
 }

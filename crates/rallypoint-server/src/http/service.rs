@@ -46,8 +46,8 @@ impl Limits {
     }
 }
 
-/// The v2 half of the server.
-pub(super) struct Service {
+/// The v2 half of the server. What has a TTL is ended by a task of its own, for as long as this lives.
+pub(crate) struct Service {
     pub(super) identity: Arc<Identity>,
     pub(super) limits: Limits,
     pub(super) v3_metrics: V3Metrics,
@@ -75,7 +75,8 @@ pub(super) struct Answered {
 }
 
 impl Service {
-    pub(super) fn start(identity: Arc<Identity>, v3_metrics: V3Metrics, limits: Limits) -> Arc<Self> {
+    /// To be called inside a tokio runtime. `v3_metrics` gives the lines of the v3 half in Prometheus' text format.
+    pub(crate) fn start(identity: Arc<Identity>, v3_metrics: V3Metrics, limits: Limits) -> Arc<Self> {
         let clock = Clock::new();
         let service = Arc::new(Service {
             identity,
@@ -109,6 +110,11 @@ impl Service {
             self.sooner.notify_one();
         }
         Ok(Answered { answer, index: store.index(), raft_index: store.raft_index() })
+    }
+
+    /// Ends the watches: the server stops.
+    pub(crate) fn close(&self) {
+        self.store().close();
     }
 
     pub(super) fn unwatch(&self, place: &Place) {

@@ -20,6 +20,7 @@ pub(crate) struct Hub {
     next_id: u64,
     count: usize,
     cut: u64,
+    closed: bool,
 }
 
 #[derive(Debug)]
@@ -56,6 +57,13 @@ impl Hub {
         self.cut
     }
 
+    /// Ends all watches, those to come too once they were told of the past.
+    pub(crate) fn close(&mut self) {
+        self.closed = true;
+        self.watchers.clear();
+        self.count = 0;
+    }
+
     /// Starts a watch that is told of `past` first. Without a stream the first of it is all.
     pub(crate) fn watch(
         &mut self,
@@ -77,7 +85,7 @@ impl Hub {
         let id = self.next_id;
         self.next_id += 1;
         let place = Place { path: path.clone(), id };
-        if !done {
+        if !done && !self.closed {
             let watcher = Watcher { recursive, stream, since, events: sender };
             self.watchers.entry(path).or_default().insert(id, watcher);
             self.count += 1;
@@ -203,6 +211,20 @@ mod tests {
         assert_eq!((hub.count(), hub.cut()), (1, 1));
         assert_eq!(told(&mut slow), (1..=100).collect::<Vec<_>>());
         assert!(slow.events.is_closed());
+    }
+
+    #[test]
+    fn closed_it_ends_the_watches_and_keeps_none() {
+        let mut hub = Hub::default();
+        let mut open = watch(&mut hub, "/a", true, true, 0);
+        hub.tell(&event(1, "/a"));
+        hub.close();
+        hub.tell(&event(2, "/a"));
+        assert_eq!(told(&mut open), [1]);
+        hub.remove(&open.place);
+        let late = hub.watch(Path::clean(b"/a"), false, true, 0, vec![event(1, "/a")]);
+        assert!(open.events.is_closed() && late.events.is_closed() && late.events.len() == 1);
+        assert_eq!(hub.count(), 0);
     }
 
     #[test]

@@ -104,6 +104,11 @@ impl Store {
         &self.hub
     }
 
+    /// Ends the watches: the server stops.
+    pub(crate) fn close(&mut self) {
+        self.hub.close();
+    }
+
     pub(crate) fn stats(&self) -> &Stats {
         &self.stats
     }

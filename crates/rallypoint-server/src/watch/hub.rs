@@ -1,6 +1,6 @@
 //! The watchers, and what waits to be said to their streams.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -25,6 +25,8 @@ pub(crate) struct Hub {
     watchers: Slab<Watcher>,
     streams: Slab<Stream>,
     index: Index,
+    /// Ids of watches that a compaction ended, on all streams.
+    ended: usize,
     /// Streams that have something to say since somebody looked; woken when the store is free again.
     wakers: Vec<Waker>,
     closed: bool,
@@ -33,6 +35,8 @@ pub(crate) struct Hub {
 #[derive(Debug, Default)]
 struct Stream {
     by_id: BTreeMap<i64, WatcherKey>,
+    /// Ids of watches that a compaction ended. As in etcd, the client has to cancel them too before they are free.
+    ended: BTreeSet<i64>,
     /// The next id to give to a watcher that asks for none.
     next_id: i64,
     /// To be said before any event.
@@ -42,6 +46,12 @@ struct Stream {
     /// Progress that was asked for, to be told when no watcher is behind.
     progress_asked: usize,
     waker: Option<Waker>,
+}
+
+impl Stream {
+    fn is_taken(&self, id: i64) -> bool {
+        self.by_id.contains_key(&id) || self.ended.contains(&id)
+    }
 }
 
 #[derive(Debug)]
@@ -150,7 +160,8 @@ impl Hub {
 
     /// Forgets a stream and its watchers.
     pub(crate) fn drop_stream(&mut self, stream: StreamKey) {
-        let Stream { by_id, .. } = self.streams.remove(stream);
+        let Stream { by_id, ended, .. } = self.streams.remove(stream);
+        self.ended -= ended.len();
         for watcher in by_id.into_values() {
             self.remove(watcher);
         }
@@ -174,7 +185,7 @@ impl Hub {
 
     /// Roughly the memory of the watchers.
     pub(crate) fn weight(&self) -> usize {
-        (self.watchers.len() + self.streams.len()) * WEIGHT
+        (self.watchers.len() + self.ended + self.streams.len()) * WEIGHT
     }
 
     /// Answers that wait to be read. A stream that has many gets no more requests carried out.
@@ -210,13 +221,13 @@ impl Hub {
         }
         let id = match request.id {
             0 => {
-                while stream.by_id.contains_key(&stream.next_id) {
+                while stream.is_taken(stream.next_id) {
                     stream.next_id += 1;
                 }
                 stream.next_id += 1;
                 stream.next_id - 1
             }
-            id if stream.by_id.contains_key(&id) => {
+            id if stream.is_taken(id) => {
                 return Err("mvcc: duplicate watch ID provided on the WatchStream");
             }
             id => id,
@@ -247,11 +258,15 @@ impl Hub {
 
     /// Ends a watch. One that does not exist gets no answer.
     pub(crate) fn cancel(&mut self, store: &Store, stream: StreamKey, id: i64) {
-        let Some(watcher) = self.streams[stream].by_id.remove(&id) else { return };
-        self.remove(watcher);
-        let stream = &mut self.streams[stream];
-        stream.behind.retain(|behind| *behind != watcher);
-        stream.answers.push_back(Message::Canceled { id, revision: store.revision() });
+        if let Some(watcher) = self.streams[stream].by_id.remove(&id) {
+            self.remove(watcher);
+            self.streams[stream].behind.retain(|behind| *behind != watcher);
+        } else if self.streams[stream].ended.remove(&id) {
+            self.ended -= 1;
+        } else {
+            return;
+        }
+        self.streams[stream].answers.push_back(Message::Canceled { id, revision: store.revision() });
     }
 
     /// Asks for the progress of a stream.
@@ -327,8 +342,10 @@ impl Hub {
         let watcher = &mut self.watchers[key];
         let id = watcher.id;
         if watcher.next < store.compacted() {
-            let stream = watcher.stream;
-            self.streams[stream].by_id.remove(&id);
+            let stream = &mut self.streams[watcher.stream];
+            stream.by_id.remove(&id);
+            stream.ended.insert(id);
+            self.ended += 1;
             self.remove(key);
             return Some(Message::Compacted { id, compact_revision: store.compacted() });
         }

@@ -2,13 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+#[path = "../v3_support/mod.rs"]
 mod v3_support;
+mod watches;
 
 use std::fmt::Debug;
 
 use etcd_client::proto::{
     PbCompare, PbDeleteRequest, PbLeaseKeepAliveRequest, PbLeaseKeepAliveResponse, PbPutRequest,
-    PbRangeRequest, PbTxnOpRequest, PbTxnOpResponse, PbTxnRequest, PbTxnRequestOp, PbWatchRequest,
+    PbRangeRequest, PbTxnOpRequest, PbTxnOpResponse, PbTxnRequest, PbTxnRequestOp,
 };
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -29,11 +31,11 @@ const CASES: &[(&str, Case)] = &[
     ("transactions_refused", |client, _| transactions_refused(client).boxed()),
     ("leases", |client, _| leases(client).boxed()),
     ("lease_expiry", |client, _| lease_expiry(client).boxed()),
-    ("watch_basics", |client, _| watch_basics(client).boxed()),
-    ("watch_refused", |client, _| watch_refused(client).boxed()),
-    ("watch_filters_and_previous", |client, _| watch_filters_and_previous(client).boxed()),
-    ("watch_progress_and_cancel", |client, _| watch_progress_and_cancel(client).boxed()),
-    ("watch_fragments", |client, _| watch_fragments(client).boxed()),
+    ("watch_basics", |client, _| watches::basics(client).boxed()),
+    ("watch_refused", |client, _| watches::refused(client).boxed()),
+    ("watch_filters_and_previous", |client, _| watches::filters_and_previous(client).boxed()),
+    ("watch_progress_and_cancel", |client, _| watches::progress_and_cancel(client).boxed()),
+    ("watch_fragments", |client, _| watches::fragments(client).boxed()),
     ("limits", |client, _| limits(client).boxed()),
     ("compaction", |client, _| compaction(client).boxed()),
 ];
@@ -363,121 +365,6 @@ async fn lease_expiry(client: &Raw) {
     }
 }
 
-async fn watch_basics(client: &Raw) {
-    let first = client.put_kv("w/a", "1").await;
-    client.put_kv("w/b", "1").await;
-    let mut watcher = client.watcher(Watch { start_revision: first, ..Watch::span("w/", "w0") }).await;
-    let created = watcher.next().await;
-    assert!(created.created && created.events.is_empty(), "created comes first");
-    assert_eq!((created.watch_id, created.header.unwrap().revision), (0, first + 1));
-    assert_eq!(watcher.events_until(first + 1).await.len(), 2);
-
-    client.txn(txn(vec![put_op("w/c", "1"), delete_op("w/a", ""), put_op("w/d", "1")])).await.unwrap();
-    let answer = watcher.next().await;
-    assert_eq!(answer.events.len(), 3, "a revision is one message");
-    let deleted = &answer.events[1];
-    let kv = deleted.kv.clone().unwrap();
-    assert_eq!((deleted.r#type, &kv.key[..], kv.mod_revision), (1, &b"w/a"[..], first + 2));
-    assert_eq!((kv.create_revision, kv.version, kv.value.len()), (0, 0, 0));
-    assert_eq!(answer.header.unwrap().revision, first + 2);
-
-    // A start in the future is waited for.
-    let future = Watch { start_revision: first + 5, ..Watch::key("w/a") };
-    assert_eq!(watcher.watch(future).await, 1, "ids count up");
-    for _ in 0..3 {
-        client.put_kv("w/a", "x").await;
-    }
-    loop {
-        let answer = watcher.next().await;
-        if answer.watch_id == 1 {
-            assert_eq!(answer.events[0].kv.as_ref().unwrap().mod_revision, first + 5);
-            break;
-        }
-    }
-
-    // Without a key and an end, the first key there can be.
-    let mut all = client.watching(Watch { range_end: vec![0], ..Watch::default() }).await;
-    let revision = client.put_kv("w/all", "1").await;
-    assert_eq!(all.events_until(revision).await.last().unwrap().kv.as_ref().unwrap().key, b"w/all");
-}
-
-async fn watch_refused(client: &Raw) {
-    let mut watcher = client.watching(Watch { watch_id: 7, ..Watch::key("x") }).await;
-    for (watch, reason) in [
-        (Watch { watch_id: 7, ..Watch::key("x") }, "mvcc: duplicate watch ID provided on the WatchStream"),
-        (Watch::span("b", "a"), "mvcc: watcher range is empty"),
-        (Watch::span("a", "a"), "mvcc: watcher range is empty"),
-    ] {
-        watcher.send(watch);
-        let answer = watcher.next().await;
-        assert_eq!((answer.watch_id, answer.created, answer.canceled), (-1, true, true));
-        assert_eq!(answer.cancel_reason, reason);
-    }
-    watcher.requests.unbounded_send(PbWatchRequest { request_union: None }).unwrap();
-    assert_eq!(watcher.watch(Watch::key("y")).await, 0, "the stream goes on");
-}
-
-async fn watch_filters_and_previous(client: &Raw) {
-    client.put_kv("f/a", "1").await;
-    let mut no_put = client.watching(Watch { filters: vec![0], prev_kv: true, ..Watch::key("f/a") }).await;
-    let mut no_delete = client.watching(Watch { filters: vec![1], prev_kv: true, ..Watch::key("f/a") }).await;
-    client.put_kv("f/a", "2").await;
-    client.delete_key("f/a").await;
-    client.put_kv("f/a", "3").await;
-    let deleted = no_put.next().await.events;
-    assert_eq!((deleted.len(), deleted[0].r#type), (1, 1));
-    assert_eq!(deleted[0].prev_kv.as_ref().unwrap().value, b"2");
-    let first = no_delete.next().await.events;
-    assert_eq!(first[0].prev_kv.as_ref().unwrap().value, b"1");
-    let second = no_delete.next().await.events;
-    assert!(second[0].prev_kv.is_none(), "a new key was nothing before");
-}
-
-async fn watch_progress_and_cancel(client: &Raw) {
-    let mut watcher = client.watching(Watch::key("g/a")).await;
-    watcher.ask_progress();
-    let progress = watcher.next().await;
-    assert_eq!((progress.watch_id, progress.events.len()), (-1, 0));
-    assert_eq!(progress.header.unwrap().revision, revision(client).await);
-    watcher.cancel(99);
-    watcher.cancel(0);
-    let canceled = watcher.next().await;
-    assert_eq!(
-        (canceled.watch_id, canceled.canceled, canceled.created),
-        (0, true, false),
-        "none for one unknown"
-    );
-    client.put_kv("g/a", "1").await;
-    watcher.ask_progress();
-    assert!(watcher.next().await.events.is_empty(), "canceled is silent");
-}
-
-async fn watch_fragments(client: &Raw) {
-    let value = "v".repeat(400 << 10);
-    let start = revision(client).await;
-    for key in 0..12 {
-        client.put_kv(&format!("h/{key}"), &value).await;
-    }
-    let last =
-        client.delete(PbDeleteRequest { key: "h/".into(), range_end: "h0".into(), prev_kv: false }).await;
-    let last = last.unwrap().header.unwrap().revision;
-    assert_eq!(last, start + 13);
-    let whole = Watch { start_revision: last, prev_kv: true, ..Watch::span("h/", "h0") };
-    let mut watcher = client.watching(whole.clone()).await;
-    let answer = watcher.next().await;
-    assert_eq!((answer.events.len(), answer.fragment), (12, false), "never split unless asked for");
-    let mut watcher = client.watching(Watch { fragment: true, ..whole }).await;
-    let mut sizes = Vec::new();
-    loop {
-        let answer = watcher.next().await;
-        sizes.push(answer.events.len());
-        if !answer.fragment {
-            break;
-        }
-    }
-    assert_eq!(sizes, [5, 5, 2], "each below 2 MiB");
-}
-
 async fn limits(client: &Raw) {
     let large = |bytes: usize| put("m/a", &"v".repeat(bytes));
     let most = 3 << 19;
@@ -517,4 +404,5 @@ async fn compaction(client: &Raw) {
     assert_eq!(answer.header.unwrap().revision, 0);
     let mut watcher = client.watching(Watch { start_revision: second, ..Watch::key("c/a") }).await;
     assert_eq!(watcher.events_until(third).await.len(), 2);
+    watches::after_compaction(client, first).await;
 }
