@@ -27,6 +27,7 @@ mod tools;
 pub use certs::Certs;
 pub use cluster::Cluster;
 pub use etcd::{Etcd, EtcdBuilder};
+pub use http::get as http_get;
 pub use net::{Silent, closed_port, refused_endpoint};
 pub use program::Program;
 pub use proxy::Proxy;

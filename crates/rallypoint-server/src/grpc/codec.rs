@@ -1,10 +1,12 @@
 //! From HTTP to a function on streams of messages and back.
 
-use std::future::{Ready, ready};
 use std::marker::PhantomData;
+use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use futures::Stream;
+use futures::future::BoxFuture;
+use futures::stream::{BoxStream, Peekable};
+use futures::{FutureExt as _, Stream, StreamExt as _};
 use http::{Request, Response};
 use prost::Message;
 use tonic::Status;
@@ -43,25 +45,35 @@ where
 /// A function as tonic wants it.
 struct Handler<F>(Option<F>);
 
-impl<F, In, Out> Service<tonic::Request<In>> for Handler<F>
+impl<F, In, Out, S> Service<tonic::Request<Streaming<In>>> for Handler<F>
 where
-    F: FnOnce(In) -> Result<Out, Status>,
+    F: FnOnce(Streaming<In>) -> S,
+    Out: Send + 'static,
+    S: Stream<Item = Result<Out, Status>> + Send + 'static,
 {
-    type Response = tonic::Response<Out>;
+    type Response = tonic::Response<Peekable<BoxStream<'static, Result<Out, Status>>>>;
     type Error = Status;
-    type Future = Ready<Result<Self::Response, Status>>;
+    type Future = BoxFuture<'static, Result<Self::Response, Status>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: tonic::Request<In>) -> Self::Future {
+    fn call(&mut self, request: tonic::Request<Streaming<In>>) -> Self::Future {
         let handle = self.0.take().expect("a handler is made for one call");
-        ready(handle(request.into_inner()).map(tonic::Response::new))
+        let mut answers = handle(request.into_inner()).boxed().peekable();
+        let primed = async move {
+            Pin::new(&mut answers).peek().await;
+            Ok(tonic::Response::new(answers))
+        };
+        primed.boxed()
     }
 }
 
 /// Answers a stream of messages with one.
+///
+/// As from etcd, the headers go out with the first answer and not before: there are clients that take them for the
+/// sign that their watch is there.
 pub(super) async fn streaming<B, In, Out, S>(
     request: Request<Bounded<B>>,
     handle: impl FnOnce(Streaming<In>) -> S + Send,
@@ -73,7 +85,7 @@ where
     Out: Message + Send + 'static,
     S: Stream<Item = Result<Out, Status>> + Send + 'static,
 {
-    grpc::<In, Out>().streaming(Handler(Some(|inbound| Ok(handle(inbound)))), request).await
+    grpc::<In, Out>().streaming(Handler(Some(handle)), request).await
 }
 
 /// The size of a message is bounded by its body, which knows the right error.

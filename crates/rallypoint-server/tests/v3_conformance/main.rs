@@ -31,6 +31,7 @@ const CASES: &[(&str, Case)] = &[
     ("transactions_refused", |client, _| transactions_refused(client).boxed()),
     ("leases", |client, _| leases(client).boxed()),
     ("lease_expiry", |client, _| lease_expiry(client).boxed()),
+    ("watch_headers", |client, _| watches::headers(client).boxed()),
     ("watch_basics", |client, _| watches::basics(client).boxed()),
     ("watch_refused", |client, _| watches::refused(client).boxed()),
     ("watch_filters_and_previous", |client, _| watches::filters_and_previous(client).boxed()),

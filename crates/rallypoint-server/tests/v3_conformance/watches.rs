@@ -1,9 +1,31 @@
 //! Watches.
 
-use etcd_client::proto::{PbDeleteRequest, PbWatchRequest};
+use std::pin::pin;
 
-use super::v3_support::{Raw, Watch};
+use etcd_client::proto::{PbDeleteRequest, PbWatchRequest, PbWatchResponse};
+use futures::channel::mpsc;
+use futures::future::{Either, select};
+
+use super::v3_support::{Raw, Watch, within};
 use super::{delete_op, put_op, revision, txn};
+
+/// The headers of the answer come with the first message, so who has them has its watch.
+pub(super) async fn headers(client: &Raw) {
+    let (requests, inbound) = mpsc::unbounded();
+    let opening =
+        pin!(client.stream_of::<PbWatchRequest, PbWatchResponse>("/etcdserverpb.Watch/Watch", inbound));
+    // On the same connection: headers that were sent at once would be here before the answer.
+    let put = pin!(client.put_kv("w/headers", "1"));
+    let Either::Right((_, opening)) = select(opening, put).await else {
+        panic!("it is open without a watch")
+    };
+    requests.unbounded_send(Watch::key("w/headers").into()).unwrap();
+    let mut answers = within(opening).await.unwrap();
+    let revision = client.put_kv("w/headers", "2").await;
+    assert!(within(answers.message()).await.unwrap().unwrap().created);
+    let told = within(answers.message()).await.unwrap().unwrap();
+    assert_eq!(told.events[0].kv.as_ref().unwrap().mod_revision, revision);
+}
 
 pub(super) async fn basics(client: &Raw) {
     let first = client.put_kv("w/a", "1").await;

@@ -103,11 +103,24 @@ impl Raw {
     {
         let (sender, requests) = mpsc::unbounded();
         sender.unbounded_send(first).unwrap();
+        Ok((sender, within(self.stream_of(path, requests)).await?))
+    }
+
+    /// Opens a stream of requests.
+    pub(crate) async fn stream_of<In, Out>(
+        &self,
+        path: &'static str,
+        requests: mpsc::UnboundedReceiver<In>,
+    ) -> Result<Streaming<Out>, Status>
+    where
+        In: prost::Message + Send + Sync + 'static,
+        Out: prost::Message + Default + Send + Sync + 'static,
+    {
         let mut grpc = tonic::client::Grpc::new(self.channel.clone()).max_decoding_message_size(usize::MAX);
         grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
         let codec = ProstCodec::<In, Out>::default();
-        let call = grpc.streaming(requests.into_streaming_request(), PathAndQuery::from_static(path), codec);
-        Ok((sender, within(call).await?.into_inner()))
+        let path = PathAndQuery::from_static(path);
+        Ok(grpc.streaming(requests.into_streaming_request(), path, codec).await?.into_inner())
     }
 
     pub(crate) async fn range(&self, request: PbRangeRequest) -> Result<PbRangeResponse, Status> {

@@ -9,11 +9,14 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, Error};
 use rallypoint::server::{Config, Tls};
 
+use crate::log::Output;
+
 /// What was asked for.
 #[derive(Debug)]
 pub(super) struct Flags {
     pub(super) config: Config,
     pub(super) log_level: String,
+    pub(super) log_outputs: Vec<Output>,
     /// Flags that were given and change nothing.
     pub(super) without_meaning: Vec<String>,
 }
@@ -29,12 +32,21 @@ const VALUES: &[(&str, &str, &str)] = &[
     ("max-request-bytes", "1572864", "Bytes of one request that writes"),
     ("max-txn-ops", "128", "Operations in a transaction"),
     ("quota-backend-bytes", "0", "Roughly the bytes of all v3 keys; 0 for 2 GiB"),
+    (
+        "auto-compaction-mode",
+        "periodic",
+        "revision: keep as many revisions of the past as the next flag says",
+    ),
+    ("auto-compaction-retention", "0", "That number; 0 for 65536. Times have no meaning here"),
     ("experimental-watch-progress-notify-interval", "10m", "How often idle watches that ask for it hear"),
-    ("log-level", "info", "debug, info, warn, error"),
+    ("log-level", "info", "debug, info, warn, error, panic, fatal"),
+    ("log-outputs", "default", "stderr, stdout, or files to add to; several with commas [default: stderr]"),
 ];
 
-const SWITCHES: &[(&str, &str)] =
-    &[("client-cert-auth", "Turn clients without a certificate of the trusted authority away")];
+const SWITCHES: &[(&str, &str)] = &[
+    ("client-cert-auth", "Turn clients without a certificate of the trusted authority away"),
+    ("debug", "The same as --log-level=debug, for etcd 3.4's sake"),
+];
 
 /// Flags of etcd that a server in memory, alone, has no use for.
 const NO_MEANING: &[&str] = &[
@@ -62,11 +74,7 @@ const NO_MEANING: &[&str] = &[
     "discovery-proxy",
     "discovery-srv",
     "discovery-srv-name",
-    "auto-compaction-retention",
-    "auto-compaction-mode",
     "v2-deprecation",
-    "client-crl-file",
-    "client-cert-allowed-hostname",
     "peer-cert-file",
     "peer-key-file",
     "peer-trusted-ca-file",
@@ -83,7 +91,6 @@ const NO_MEANING: &[&str] = &[
     "metrics",
     "listen-metrics-urls",
     "logger",
-    "log-outputs",
     "log-rotation-config-json",
     "log-package-levels",
     "experimental-distributed-tracing-address",
@@ -122,8 +129,10 @@ const NO_MEANING_SWITCHES: &[&str] = &[
     "experimental-txn-mode-write-with-shared-buffer",
     "force-new-cluster",
     "unsafe-no-fsync",
-    "debug",
 ];
+
+/// Flags of etcd that turn clients away. To let those in instead would be no help.
+const NOT_SERVED: &[&str] = &["client-crl-file", "client-cert-allowed-hostname"];
 
 fn command() -> Command {
     let value = |name: &'static str| Arg::new(name).long(name).env(variable(name)).num_args(1);
@@ -152,7 +161,7 @@ fn command() -> Command {
     for (name, help) in SWITCHES {
         command = command.arg(switch(name).help(help));
     }
-    for name in NO_MEANING {
+    for name in NO_MEANING.iter().chain(NOT_SERVED) {
         command = command.arg(value(name).hide(true));
     }
     for name in NO_MEANING_SWITCHES {
@@ -182,16 +191,21 @@ pub(super) fn parse(args: impl Iterator<Item = OsString>) -> Result<Flags, Error
         |name: &str| matches.get_one::<String>(name).map(String::as_str).filter(|text| !text.is_empty());
     let mut wrong = |problem: String| command.error(ErrorKind::ValueValidation, problem);
 
+    if let Some(flag) = NOT_SERVED.iter().find(|flag| text(flag).is_some()) {
+        return Err(wrong(format!(
+            "--{flag} is not served: clients that it is to turn away would be let in"
+        )));
+    }
     let url = text("listen-client-urls").unwrap_or_default();
     let (https, listen) = listen_address(url).map_err(&mut wrong)?;
     let tls = match (https, text("cert-file"), text("key-file")) {
         (false, ..) => None,
         (true, Some(cert), Some(key)) => {
-            let client_ca_file = match (is_on(&matches, "client-cert-auth"), text("trusted-ca-file")) {
-                (true, None) => return Err(wrong("--client-cert-auth needs --trusted-ca-file".into())),
-                (true, Some(ca)) => Some(ca.into()),
-                (false, _) => None,
-            };
+            // As in etcd, to name the authority is to ask for its certificates.
+            let client_ca_file = text("trusted-ca-file").map(Into::into);
+            if client_ca_file.is_none() && is_on(&matches, "client-cert-auth") {
+                return Err(wrong("--client-cert-auth needs --trusted-ca-file".into()));
+            }
             Some(Tls { cert_file: cert.into(), key_file: key.into(), client_ca_file })
         }
         (true, ..) => return Err(wrong(format!("{url} needs --cert-file and --key-file"))),
@@ -207,6 +221,13 @@ pub(super) fn parse(args: impl Iterator<Item = OsString>) -> Result<Flags, Error
         0 => defaults.quota_bytes,
         bytes => bytes,
     };
+    let history_changes = match (text("auto-compaction-mode"), text("auto-compaction-retention")) {
+        (Some("revision"), Some(_)) => match number("auto-compaction-retention")? {
+            0 => defaults.history_changes,
+            revisions => revisions,
+        },
+        _ => defaults.history_changes,
+    };
     let interval = text("experimental-watch-progress-notify-interval").unwrap_or_default();
     let progress_interval = duration(interval)
         .ok_or_else(|| wrong(format!("{interval:?} is not a time, such as 10m or 1h30m")))?;
@@ -221,16 +242,42 @@ pub(super) fn parse(args: impl Iterator<Item = OsString>) -> Result<Flags, Error
         max_request_bytes,
         max_txn_ops,
         quota_bytes,
+        history_changes,
         progress_interval,
         ..defaults
     };
     let given = |name: &&&str| matches!(matches.value_source(name), Some(ValueSource::CommandLine));
-    let without_meaning = NO_MEANING.iter().chain(NO_MEANING_SWITCHES).filter(given);
+    let mut without_meaning: Vec<String> =
+        NO_MEANING.iter().chain(NO_MEANING_SWITCHES).filter(given).map(|name| (*name).to_owned()).collect();
+    if text("auto-compaction-mode") != Some("revision") && given(&&"auto-compaction-retention") {
+        without_meaning.push("auto-compaction-retention".to_owned());
+    }
     Ok(Flags {
         config,
-        log_level: text("log-level").unwrap_or("info").to_owned(),
-        without_meaning: without_meaning.map(|name| (*name).to_owned()).collect(),
+        log_level: log_level(&matches).map_err(wrong)?,
+        log_outputs: text("log-outputs").unwrap_or_default().split(',').map(log_output).collect(),
+        without_meaning,
     })
+}
+
+/// etcd's levels, of which the last two are those of its end.
+fn log_level(matches: &ArgMatches) -> Result<String, String> {
+    if is_on(matches, "debug") {
+        return Ok("debug".to_owned());
+    }
+    match matches.get_one::<String>("log-level").map_or("info", String::as_str) {
+        level @ ("debug" | "info" | "warn" | "error") => Ok(level.to_owned()),
+        "panic" | "dpanic" | "fatal" => Ok("error".to_owned()),
+        other => Err(format!("--log-level {other:?}: give debug, info, warn, error, panic or fatal")),
+    }
+}
+
+fn log_output(name: &str) -> Output {
+    match name {
+        "" | "default" | "stderr" | "systemd/journal" => Output::Stderr,
+        "stdout" => Output::Stdout,
+        file => Output::File(file.into()),
+    }
 }
 
 fn is_on(matches: &ArgMatches, switch: &str) -> bool {
@@ -322,12 +369,48 @@ mod tests {
     }
 
     #[test]
+    fn to_name_an_authority_is_to_ask_for_its_certificates() {
+        let tls = ["--listen-client-urls=https://127.0.0.1:1", "--cert-file=c", "--key-file=k"];
+        let alone = flags(&[&tls[..], &["--trusted-ca-file=ca"]].concat()).unwrap();
+        assert_eq!(alone.config.tls.unwrap().client_ca_file, Some("ca".into()));
+    }
+
+    #[test]
+    fn a_compaction_by_revisions_is_the_history_that_is_kept() {
+        let kept = |args: &[&str]| flags(args).unwrap().config.history_changes;
+        let by_revision = "--auto-compaction-mode=revision";
+        assert_eq!(kept(&[by_revision, "--auto-compaction-retention", "1000"]), 1000);
+        assert_eq!(kept(&[by_revision, "--auto-compaction-retention=0"]), Config::default().history_changes);
+        let hours = flags(&["--auto-compaction-retention=1h"]).unwrap();
+        assert_eq!(hours.config.history_changes, Config::default().history_changes);
+        assert_eq!(hours.without_meaning, ["auto-compaction-retention"]);
+        assert!(
+            flags(&[by_revision, "--auto-compaction-retention=1h"]).unwrap_err().contains("not a number")
+        );
+    }
+
+    #[test]
+    fn logs_go_where_and_say_what_etcds_flags_ask_for() {
+        let log = |args: &[&str]| {
+            let flags = flags(args).unwrap();
+            (flags.log_level, flags.log_outputs)
+        };
+        assert_eq!(log(&[]), ("info".to_owned(), vec![Output::Stderr]));
+        let several = log(&["--log-level=fatal", "--log-outputs", "stdout,stderr,/var/log/etcd"]);
+        let outputs = vec![Output::Stdout, Output::Stderr, Output::File("/var/log/etcd".into())];
+        assert_eq!(several, ("error".to_owned(), outputs));
+        assert_eq!(log(&["--debug"]).0, "debug");
+        assert!(flags(&["--log-level=loud"]).unwrap_err().contains("\"loud\""));
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (args, problem) in [
             (&["--listen-client-urls", "http://a:1,http://b:2"][..], "one address"),
             (&["--listen-client-urls", "127.0.0.1:1"], "http://host:port"),
             (&["--max-txn-ops", "many"], "\"many\" is not a number"),
             (&["--dta-dir", "x"], "--data-dir"),
+            (&["--client-crl-file", "x"], "would be let in"),
             (&["--experimental-watch-progress-notify-interval", "10"], "is not a time"),
         ] {
             let error = flags(args).unwrap_err();

@@ -1,17 +1,18 @@
 //! The embedded server under etcd's own flags, for programs that start an etcd.
 
 mod flags;
+mod log;
 
 use std::process::ExitCode;
 
-use rallypoint::cli::{LogFormat, failed, serve, start_log};
+use rallypoint::cli::{failed, serve};
 
 fn main() -> ExitCode {
     let flags = match flags::parse(std::env::args_os()) {
         Ok(flags) => flags,
         Err(error) => error.exit(),
     };
-    if let Err(problem) = start_log(&flags.log_level, LogFormat::Text) {
+    if let Err(problem) = log::start(&flags.log_level, &flags.log_outputs) {
         eprintln!("error: {problem}");
         return ExitCode::from(2);
     }

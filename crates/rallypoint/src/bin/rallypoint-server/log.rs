@@ -1,0 +1,56 @@
+//! Where the log goes, as etcd's flags say it.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use rallypoint::cli::{LogFormat, start_log};
+
+/// A place to write the log to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Output {
+    Stderr,
+    Stdout,
+    /// Added to what is in it.
+    File(PathBuf),
+}
+
+impl Output {
+    fn open(&self) -> Result<Box<dyn Write + Send>, String> {
+        Ok(match self {
+            Output::Stderr => Box::new(io::stderr()),
+            Output::Stdout => Box::new(io::stdout()),
+            Output::File(path) => {
+                let file = File::options().create(true).append(true).open(path);
+                Box::new(file.map_err(|error| format!("cannot log to {}: {error}", path.display()))?)
+            }
+        })
+    }
+}
+
+/// All of them at once.
+struct All(Vec<Box<dyn Write + Send>>);
+
+impl Write for All {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // One that cannot be written to does not keep the others from it.
+        let results: Vec<_> = self.0.iter_mut().map(|output| output.write_all(bytes)).collect();
+        results.into_iter().collect::<io::Result<()>>().map(|()| bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.iter_mut().try_for_each(Write::flush)
+    }
+}
+
+/// Starts the log, once.
+pub(super) fn start(level: &str, outputs: &[Output]) -> Result<(), String> {
+    if outputs == [Output::Stderr] {
+        return start_log(level, LogFormat::Text);
+    }
+    let all = All(outputs.iter().map(Output::open).collect::<Result<_, _>>()?);
+    let log = tracing_subscriber::fmt().with_env_filter(level).with_target(false).with_ansi(false);
+    log.with_writer(Mutex::new(all)).init();
+    Ok(())
+}
