@@ -242,13 +242,13 @@ impl Node {
         }
         match self.goal {
             Goal::Out => {}
-            Goal::In => self.drive_in(),
+            Goal::In => self.drive_in(now),
             Goal::Leaving(_) => self.drive_leaving(now),
         }
         self.drive_leader(now);
     }
 
-    fn drive_in(&mut self) {
+    fn drive_in(&mut self, now: Duration) {
         if self.busy || self.retry_at.is_some() {
             return;
         }
@@ -269,6 +269,9 @@ impl Node {
         {
             self.evicting = true;
             self.request(Task::Evict, Request::Revoke(*lease));
+        }
+        if !self.leader_known && !self.campaigning && self.campaign_at.is_none() {
+            self.succeed(now);
         }
     }
 
@@ -403,7 +406,10 @@ impl Node {
         for result in reply.results {
             match result {
                 OpReply::Txn(_) if !news => {}
-                OpReply::Txn(TxnReply { held: true, .. }) => self.become_leader(now, revision),
+                OpReply::Txn(TxnReply { held: true, .. }) => {
+                    self.leader_known = true;
+                    self.become_leader(now, revision);
+                }
                 OpReply::Txn(TxnReply { results, .. }) => {
                     if let Some(OpReply::Got(Some(entry))) = results.into_iter().next() {
                         self.leader_is(now, &entry);
@@ -552,7 +558,7 @@ impl Node {
                 }
                 Some(OpReply::Got(Some(_))) => {}
                 // No leader, so it was this node's own key: it is gone with its lease, or another process has it.
-                _ if reply.revision > self.group_revision => self.standing = None,
+                _ if reply.revision >= self.group_revision => self.standing = None,
                 _ => {}
             },
             Err(Failure::LeaseGone) => self.lose_lease(),

@@ -208,7 +208,7 @@ impl World {
                 }
             }
             WatchId::Rank => process.rank = last_of(&update),
-            WatchId::Nodes => {}
+            WatchId::Nodes => self.overlooked += u64::from(matches!(update, Update::Snapshot { .. })),
         }
         self.update(to, id, update)
     }

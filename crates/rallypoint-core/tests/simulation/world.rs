@@ -98,6 +98,8 @@ pub(crate) struct World {
     pub(crate) next_port: u16,
     /// How often a process was told of a round, or of its end.
     pub(crate) news: u64,
+    /// How often a leader was told who is there, and not what had happened.
+    pub(crate) overlooked: u64,
     /// Prints what happens.
     pub(crate) traced: bool,
     queue: BinaryHeap<Reverse<Scheduled>>,
@@ -123,6 +125,7 @@ impl World {
             watchers: [BTreeMap::new(), BTreeMap::new()],
             next_port: 20_000,
             news: 0,
+            overlooked: 0,
             traced: false,
             queue: BinaryHeap::new(),
             scheduled: 0,
