@@ -92,6 +92,8 @@ pub struct Success {
 pub enum Phase {
     /// It waits for others.
     Meeting,
+    /// They have met; the workers are about to be started.
+    Starting,
     /// Workers run.
     Running,
     /// Its workers have finished; those of others have not.
@@ -225,6 +227,7 @@ impl Agent {
                 met = self.handler.next_rendezvous() => met?,
             };
             self.rounds += 1;
+            self.phase.send_replace(Phase::Starting);
             let Round { end, nodes, workers, failures } = self.round(met, stop).await?;
             match end {
                 End::Succeeded => {

@@ -5,11 +5,13 @@
 mod launcher;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 
-use launcher::{Launcher, RALLYPOINT};
-use rallypoint_testkit::torch_python;
+use launcher::{Ended, Launcher, RALLYPOINT, wait_for_any};
+use rallypoint_testkit::{Etcd, Version, torch_python};
 
 fn example(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(name).canonicalize().unwrap()
@@ -103,19 +105,185 @@ fn compare(rank: &str, theirs: &BTreeMap<String, String>, ours: &BTreeMap<String
 }
 
 #[test]
-fn the_ddp_example_gives_the_same_loss_under_torchrun_and_with_any_number_of_workers() {
+fn the_ddp_example_gives_the_same_loss_under_torchrun_and_with_another_number_of_workers() {
     let folder = tempfile::tempdir().unwrap();
-    let loss = |mut command: Command, workers: &str, name: &str| {
+    let train = |mut command: Command, workers: &str, name: &str| {
         let script = example("ddp.py");
         let checkpoint = folder.path().join(name);
         command.args(["--nproc-per-node", workers]).arg(script).arg("--checkpoint").arg(checkpoint);
         command.env("PYTHON_EXEC", torch_python());
-        let ended = Launcher::spawn(command).ended().expect(0);
-        ended.with("done after")[0].rsplit_once("loss ").unwrap().1.parse::<f64>().unwrap()
+        loss(&Launcher::spawn(command).ended().expect(0))
     };
-    let theirs = loss(torchrun(), "2", "theirs");
-    for workers in ["1", "2", "3"] {
-        let ours = loss(ours(), workers, workers);
-        assert!((ours - theirs).abs() < 1e-5, "{workers} workers: {ours} instead of {theirs}");
+    let theirs = train(torchrun(), "2", "theirs");
+    let ours = train(ours(), "3", "ours");
+    assert!((ours - theirs).abs() < 1e-5, "{ours} instead of {theirs}");
+}
+
+/// How the nodes of a job get at each other.
+enum Network {
+    /// Processes of one machine, on an etcd there.
+    Loopback(Etcd),
+    /// Each in a network namespace of its own with an address of its own, and the server in another.
+    Namespaces { keeper: Child, _server: Launcher },
+}
+
+/// A bridge, and five namespaces on it. All of it is in a user namespace, so that it needs no rights, and is gone when
+/// its last process is.
+const NAMESPACES: &str = r#"
+set -e
+mount -t tmpfs none /run
+ip link set lo up
+ip link add hub type bridge
+ip addr add 10.77.0.254/24 dev hub
+ip link set hub up
+for n in 0 1 2 3; do
+    ip netns add node$n
+    ip link add up$n type veth peer name net0 netns node$n
+    ip link set up$n master hub up
+    ip -n node$n link set lo up
+    ip -n node$n addr add 10.77.0.1$n/24 dev net0
+    ip -n node$n link set net0 up
+done
+echo ready
+exec sleep 3600
+"#;
+
+impl Network {
+    /// None where this machine has no `ip`, or does not let us make namespaces; why not.
+    fn namespaces() -> Result<Self, String> {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "unshare", "-Urnm", "sh", "-c", NAMESPACES]);
+        let mut keeper = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| error.to_string())?;
+        let mut line = String::new();
+        BufReader::new(keeper.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        if line.trim() != "ready" {
+            let _ = keeper.kill();
+            let output = keeper.wait_with_output().unwrap();
+            return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
+        }
+        let mut command = Self::enter(keeper.id());
+        command.args([RALLYPOINT, "serve", "--listen", "10.77.0.254:2379"]);
+        let mut server = Launcher::spawn(command);
+        server.wait_for("address=");
+        Ok(Network::Namespaces { keeper, _server: server })
+    }
+
+    fn enter(keeper: u32) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["--preserve-credentials", "-U", "-n", "-m", "-t", &keeper.to_string()]);
+        command
+    }
+
+    /// The beginning of a command on the `n`th node, and where the etcd is.
+    fn node(&self, n: usize) -> (Command, String) {
+        match self {
+            Network::Loopback(etcd) => (Command::new(RALLYPOINT), etcd.endpoint()),
+            Network::Namespaces { keeper, .. } => {
+                let mut command = Self::enter(keeper.id());
+                command.args(["ip", "netns", "exec", &format!("node{n}"), RALLYPOINT]);
+                // gloo looks its own address up by the machine's name, which all of these share.
+                command.env("GLOO_SOCKET_IFNAME", "net0");
+                (command, "10.77.0.254:2379".to_owned())
+            }
+        }
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        if let Network::Namespaces { keeper, .. } = self {
+            let _ = keeper.kill();
+            let _ = keeper.wait();
+        }
+    }
+}
+
+/// The loss that training ends with, if nothing ever happens to it.
+fn undisturbed_loss() -> f64 {
+    static LOSS: OnceLock<f64> = OnceLock::new();
+    *LOSS.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = ours();
+        command
+            .arg(example("ddp.py"))
+            .args(["--steps", STEPS, "--checkpoint"])
+            .arg(folder.path().join("checkpoint"));
+        command.env("PYTHON_EXEC", torch_python());
+        loss(&Launcher::spawn(command).ended().expect(0))
+    })
+}
+
+fn loss(ended: &Ended) -> f64 {
+    ended.with("done after")[0].rsplit_once("loss ").unwrap().1.parse().unwrap()
+}
+
+const STEPS: &str = "200";
+
+/// The number after `before` in a line.
+fn number(line: &str, before: &str) -> u64 {
+    line.split_once(before).unwrap().1.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+fn training_survives_a_death_and_grows_again(network: &Network) {
+    let folder = tempfile::tempdir().unwrap();
+    let start = |n: usize| {
+        let (mut command, endpoint) = network.node(n);
+        command.args([
+            "run",
+            "--nnodes",
+            "2:3",
+            "--max-restarts",
+            "3",
+            "--rdzv-id",
+            "ddp",
+            "--rdzv-endpoint",
+        ]);
+        command
+            .arg(format!("etcd://{endpoint}"))
+            .args(["--rdzv-conf", "last_call_timeout=2,lease_timeout=2"]);
+        command.arg(example("ddp.py")).args(["--steps", STEPS, "--pace", "0.05", "--checkpoint"]);
+        command.arg(folder.path().join("checkpoint")).env("PYTHON_EXEC", torch_python());
+        Launcher::spawn(command)
+    };
+    let mut nodes: Vec<Launcher> = (0..3).map(start).collect();
+    // Past the first checkpoints; the one that says so is the master, and it is the one to die.
+    let (master, _) = wait_for_any(&mut nodes, "step 12 with 3 workers");
+    nodes[master].pull_the_plug();
+    nodes.remove(master);
+    let (_, line) = wait_for_any(&mut nodes, "with 2 workers");
+    let resumed = number(&line, "from step ");
+    assert!(resumed >= 10, "training goes on from its checkpoint: {line}");
+    let (_, line) = wait_for_any(&mut nodes, &format!("step {} with 2 workers", resumed + 1));
+    assert!(line.contains("with 2 workers"));
+
+    nodes.iter_mut().for_each(Launcher::forget);
+    nodes.push(start(3));
+    let (_, line) = wait_for_any(&mut nodes, "with 3 workers");
+    assert!(number(&line, "from step ") >= resumed, "{line}");
+    let ended: Vec<Ended> = nodes.into_iter().map(|node| node.ended().expect(0)).collect();
+    let last =
+        ended.iter().find(|ended| !ended.with("done after").is_empty()).expect("one of them is the master");
+    let undisturbed = undisturbed_loss();
+    assert!((loss(last) - undisturbed).abs() < 1e-4, "{} instead of {undisturbed}", loss(last));
+}
+
+#[test]
+fn training_survives_a_death_and_grows_again_as_processes() {
+    training_survives_a_death_and_grows_again(&Network::Loopback(Etcd::start(Version::V35)));
+}
+
+#[test]
+fn training_survives_a_death_and_grows_again_in_network_namespaces() {
+    match Network::namespaces() {
+        Ok(network) => training_survives_a_death_and_grows_again(&network),
+        Err(why) => {
+            // Said where a user of the tests looks, and the promise is still tried, on what there is.
+            eprintln!("no network namespaces on this machine ({why}): trying it with processes instead");
+            training_survives_a_death_and_grows_again(&Network::Loopback(Etcd::start(Version::V34)));
+        }
     }
 }

@@ -5,9 +5,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rallypoint_etcd::v3::{Client, KeyRange, Watch, revision_of};
 use rallypoint_rendezvous::native::{self, DEFAULT_ROOT, NodeState, RunStatus, run_prefix};
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::connection::Connection;
-use super::exit::{NO_SERVER, Problem, chain};
+use super::exit::{NO_SERVER, NODE, Problem, chain};
 
 /// No such run on this etcd.
 const NO_RUN: u8 = 1;
@@ -62,6 +63,9 @@ pub(crate) async fn status(options: &Status) -> Result<u8, Problem> {
     let range =
         KeyRange::prefix(options.run.as_ref().map_or_else(|| DEFAULT_ROOT.to_owned(), |run| run_prefix(run)));
     let mut changes = watch(&client, range).await.map_err(|error| failed(&error))?;
+    // Listened to from here on: one that comes while something is shown must not be lost.
+    let mut interrupt =
+        signal(SignalKind::interrupt()).map_err(|error| Problem::new(NODE, error.to_string()))?;
     let redraw = !options.json && std::io::stdout().is_terminal();
     loop {
         show(&client, options, redraw).await?;
@@ -72,7 +76,7 @@ pub(crate) async fn status(options: &Status) -> Result<u8, Problem> {
         };
         tokio::select! {
             changed = changed => changed?,
-            _ = tokio::signal::ctrl_c() => return Ok(0),
+            _ = interrupt.recv() => return Ok(0),
         }
     }
 }

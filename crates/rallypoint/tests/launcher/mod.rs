@@ -226,3 +226,21 @@ fn read(from: impl Read + Send + 'static, to: mpsc::Sender<String>) {
         }
     });
 }
+
+/// Waits until one of them has said this; which one, and the line.
+#[track_caller]
+pub(crate) fn wait_for_any(launchers: &mut [Launcher], part: &str) -> (usize, String) {
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        for (at, launcher) in launchers.iter_mut().enumerate() {
+            while let Ok(line) = launcher.lines.try_recv() {
+                launcher.said.push(line);
+            }
+            if let Some(line) = launcher.said.iter().find(|line| line.contains(part)) {
+                return (at, line.clone());
+            }
+        }
+        assert!(Instant::now() < deadline, "none of them ever said {part:?}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}

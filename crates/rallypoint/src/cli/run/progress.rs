@@ -72,6 +72,8 @@ fn time(waited: Duration, timeout: Option<Duration>) -> String {
 
 fn describe(progress: &Progress) -> String {
     let Progress { joined, min_nodes, max_nodes, .. } = *progress;
+    // This node is here, whether the others have counted it yet or not.
+    let joined = joined.max(1);
     let nodes = |count: usize| if count == 1 { "1 node".to_owned() } else { format!("{count} nodes") };
     if progress.spare {
         return format!("standing by as a spare: the group has its {}", nodes(max_nodes));
@@ -98,7 +100,7 @@ mod tests {
 
     #[test]
     fn it_says_who_is_missing_and_what_happens_next() {
-        let progress = Progress { joined: 1, min_nodes: 3, max_nodes: 4, ..Progress::default() };
+        let progress = Progress { joined: 0, min_nodes: 3, max_nodes: 4, ..Progress::default() };
         assert_eq!(describe(&progress), "waiting for 2 nodes: 1 of 3 are here");
         let last_call = Some(Duration::from_secs(12));
         let enough = Progress { joined: 3, last_call, ..progress.clone() };

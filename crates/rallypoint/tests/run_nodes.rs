@@ -1,0 +1,219 @@
+//! Several nodes under `rallypoint run`: they meet, lose one, gain one, and end together.
+
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod launcher;
+
+use std::process::{Command, Output};
+
+use launcher::{Launcher, RALLYPOINT, wait_for_any};
+use rallypoint_testkit::{Etcd, Version};
+
+/// A free port that a launcher may start its server on.
+fn free_endpoint() -> String {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+fn node(endpoint: &str, nodes: &str, more: &[&str]) -> Launcher {
+    let args = ["--nnodes", nodes, "--rdzv-id", "job", "--rdzv-endpoint", endpoint];
+    let conf = ["--rdzv-conf", "last_call_timeout=1,lease_timeout=2"];
+    Launcher::start(&[&args[..], &conf[..], more].concat())
+}
+
+fn rallypoint(args: &[&str]) -> (Output, String) {
+    let output = Command::new(RALLYPOINT).args(args).output().unwrap();
+    let text = String::from_utf8([&output.stdout[..], &output.stderr[..]].concat()).unwrap();
+    (output, text)
+}
+
+#[test]
+fn nodes_meet_on_the_server_that_one_of_them_starts() {
+    let endpoint = free_endpoint();
+    let script = "echo rank $RANK of $WORLD_SIZE on node $GROUP_RANK at $MASTER_ADDR:$MASTER_PORT";
+    let nodes: Vec<_> = (0..3)
+        .map(|n| {
+            let workers = ["1", "2", "3"][n];
+            node(&endpoint, "3", &["--nproc-per-node", workers, "--", "sh", "-c", script])
+        })
+        .collect();
+    let ended: Vec<_> = nodes.into_iter().map(|node| node.ended().expect(0)).collect();
+    let mut said: Vec<&str> = ended.iter().flat_map(|ended| ended.with("]: rank ")).collect();
+    said.sort_unstable();
+    assert_eq!(said.len(), 6, "nodes with different numbers of workers: {said:?}");
+    let master = said[0].rsplit_once(" at ").unwrap().1;
+    for (rank, line) in said.iter().enumerate() {
+        assert!(line.starts_with(&format!("[{rank}]: rank {rank} of 6 on node ")), "{line}");
+        assert!(line.ends_with(master), "one master for all: {said:?}");
+    }
+    let servers = ended.iter().filter(|ended| ended.text().contains("starts the embedded server")).count();
+    assert_eq!(servers, 1);
+}
+
+#[test]
+fn with_the_scheme_of_etcd_no_server_is_started() {
+    let endpoint = free_endpoint();
+    let ended = node(&format!("etcd://{endpoint}"), "2", &["true"]).ended().expect(4);
+    assert!(ended.text().contains(&endpoint) && !ended.text().contains("embedded"), "{}", ended.text());
+}
+
+#[test]
+fn a_failure_on_one_node_restarts_all_and_the_last_one_ends_the_run_everywhere() {
+    let etcd = Etcd::start(Version::V35);
+    let endpoint = etcd.endpoint();
+    let script = "echo attempt $TORCHELASTIC_RESTART_COUNT; [ $ROLE_NAME = good ] || { sleep 0.3; exit 9; }; sleep 600";
+    let good = node(&endpoint, "2", &["--role", "good", "--", "sh", "-c", script]);
+    let bad = node(&endpoint, "2", &["--role", "bad", "--max-restarts", "1", "--", "sh", "-c", script]);
+    let bad = bad.ended().expect(1);
+    assert!(!bad.with("attempt 0").is_empty() && !bad.with("attempt 1").is_empty(), "{}", bad.text());
+    assert!(bad.text().contains("exit code 9"), "{}", bad.text());
+    let good = good.ended().expect(5);
+    assert_eq!(
+        good.with("attempt 0").len(),
+        2,
+        "it met again, without a failure of its own: {}",
+        good.text()
+    );
+    assert!(good.text().contains("failed with exit code 9"), "the reason is told: {}", good.text());
+}
+
+#[test]
+fn a_node_that_is_killed_is_missed_and_the_others_go_on() {
+    let etcd = Etcd::start(Version::V35);
+    let endpoint = etcd.endpoint();
+    let script = "echo $WORLD_SIZE are here; while [ $WORLD_SIZE = 3 ]; do sleep 0.05; done";
+    let mut nodes: Vec<_> = (0..3).map(|_| node(&endpoint, "2:3", &["--", "sh", "-c", script])).collect();
+    nodes.iter_mut().for_each(|node| {
+        node.wait_for("3 are here");
+    });
+    nodes[1].pull_the_plug();
+    nodes.remove(1);
+    for node in nodes {
+        let ended = node.ended().expect(0);
+        assert!(!ended.with("2 are here").is_empty(), "{}", ended.text());
+        assert!(ended.text().contains("died"), "{}", ended.text());
+    }
+}
+
+#[test]
+fn a_node_that_is_stopped_leaves_at_once_and_one_that_comes_is_let_in() {
+    let etcd = Etcd::start(Version::V35);
+    let endpoint = etcd.endpoint();
+    // A lease of an hour: nobody can be waiting for it to run out.
+    let long = ["--rdzv-conf", "last_call_timeout=1,lease_timeout=500"];
+    let script = "echo $WORLD_SIZE are here; [ $WORLD_SIZE = 3 ] || while :; do sleep 0.05; done";
+    let start = || {
+        let args = ["--nnodes", "1:3", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint];
+        Launcher::start(&[&args[..], &long[..], &["--", "sh", "-c", script]].concat())
+    };
+    let mut first = start();
+    let mut second = start();
+    first.wait_for("2 are here");
+    second.wait_for("2 are here");
+    first.forget();
+    second.signal("INT");
+    second.ended().expect(130);
+    first.wait_for("1 are here");
+    first.forget();
+    let (third, fourth) = (start(), start());
+    for node in [first, third, fourth] {
+        let ended = node.ended().expect(0);
+        assert!(!ended.with("3 are here").is_empty(), "{}", ended.text());
+    }
+}
+
+#[test]
+fn nobody_leaves_before_all_have_finished() {
+    let etcd = Etcd::start(Version::V35);
+    let folder = tempfile::tempdir().unwrap();
+    let go = folder.path().join("go");
+    let script =
+        format!("echo rank $RANK; [ $RANK = 0 ] || while [ ! -e {} ]; do sleep 0.05; done", go.display());
+    let mut nodes: Vec<_> =
+        (0..2).map(|_| node(&etcd.endpoint(), "2", &["--", "sh", "-c", &script])).collect();
+    nodes.iter_mut().for_each(|node| {
+        node.wait_for("rank ");
+    });
+    // The node with rank 0 is done; the run is still there, whole, until the other is too.
+    let (output, text) = rallypoint(&["status", "job", "--endpoint", &etcd.endpoint()]);
+    assert!(output.status.success() && text.contains("running"), "{text}");
+    assert_eq!(text.matches("member").count(), 2, "{text}");
+    std::fs::write(&go, "").unwrap();
+    for node in nodes {
+        let ended = node.ended().expect(0);
+        assert_eq!(ended.with("]: rank").len(), 1, "nobody worked twice: {}", ended.text());
+    }
+}
+
+#[test]
+fn an_operator_sees_runs_and_closes_them() {
+    let etcd = Etcd::start(Version::V35);
+    let endpoint = etcd.endpoint();
+    let (output, text) = rallypoint(&["status", "--endpoint", &endpoint]);
+    assert!(output.status.success() && text == "no runs\n", "{text}");
+    let mut nodes: Vec<_> =
+        (0..3).map(|_| node(&endpoint, "1:2", &["--", "sh", "-c", "echo ready; sleep 600"])).collect();
+    // Two are members, the third is a spare.
+    wait_for_any(&mut nodes, "standing by as a spare");
+    let (_, text) = rallypoint(&["status", "--endpoint", &endpoint]);
+    assert!(text.lines().any(|line| line.starts_with("job  running  ")), "{text}");
+    let (_, text) = rallypoint(&["status", "job", "--endpoint", &endpoint]);
+    assert_eq!((text.matches("member").count(), text.matches("spare").count()), (2, 1), "{text}");
+    assert!(text.contains("AGE") && text.contains("LEASE"), "{text}");
+    let (_, text) = rallypoint(&["status", "job", "--json", "--endpoint", &endpoint]);
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((json["world_size"].as_u64(), json["nodes"].as_array().unwrap().len()), (Some(2), 3));
+
+    let mut command = Command::new(RALLYPOINT);
+    command.args(["status", "job", "--watch", "--json", "--endpoint", &endpoint]);
+    let mut watching = Launcher::spawn(command);
+    watching.wait_for("\"closed\":null");
+    let (output, text) =
+        rallypoint(&["close", "job", "--reason", "enough for today", "--endpoint", &endpoint]);
+    assert!(output.status.success(), "{text}");
+    watching.wait_for("\"closed\":\"enough for today\"");
+    watching.signal("INT");
+    watching.ended().expect(0);
+    for node in nodes {
+        let ended = node.ended().expect(5);
+        assert!(ended.text().contains("enough for today"), "{}", ended.text());
+    }
+    let late = node(&endpoint, "1:2", &["true"]).ended().expect(5);
+    assert!(late.text().contains("enough for today") && late.text().contains("--rdzv-id"), "{}", late.text());
+
+    for (args, code, word) in [
+        (&["close", "job", "--reason", "again"][..], 5, "closed already"),
+        (&["close", "other", "--reason", "x"], 1, "no run \"other\""),
+        (&["status", "other"], 1, "no run \"other\""),
+        (&["close", "job"], 2, "--reason"),
+    ] {
+        let (output, text) = rallypoint(&[args, &["--endpoint", &endpoint]].concat());
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
+        assert!(text.contains(word) && text.lines().count() == 1, "{args:?}: {text}");
+    }
+    let refused = rallypoint_testkit::refused_endpoint();
+    let (output, text) = rallypoint(&["status", "--endpoint", &refused]);
+    assert_eq!(output.status.code(), Some(4), "{text}");
+    let (output, text) = rallypoint(&["status"]);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("--endpoint"), "{text}");
+}
+
+#[test]
+fn nodes_with_other_settings_are_told_so() {
+    let etcd = Etcd::start(Version::V35);
+    let mut first = node(&etcd.endpoint(), "1:2", &["--", "sh", "-c", "echo ready; sleep 600"]);
+    first.wait_for("ready");
+    let other = node(&etcd.endpoint(), "1:3", &["true"]).ended().expect(3);
+    assert!(other.text().contains("same settings"), "{}", other.text());
+    first.signal("TERM");
+    first.ended().expect(143);
+}
+
+#[test]
+fn too_few_nodes_in_time_is_an_error_that_says_so() {
+    let etcd = Etcd::start(Version::V35);
+    let args = ["--nnodes", "2", "--rdzv-id", "job", "--rdzv-endpoint", &etcd.endpoint()];
+    let ended = Launcher::run(&[&args[..], &["--rdzv-conf", "join_timeout=4", "true"]].concat()).expect(3);
+    assert!(ended.text().contains("1 were there") && ended.text().contains("--rdzv-id"), "{}", ended.text());
+    assert!(ended.text().contains("waiting for 1 node"), "{}", ended.text());
+}
