@@ -5,8 +5,10 @@
 //! - [`RendezvousParameters`]: what a backend is told, by name, as torchrun hands it over.
 //! - [`Registry`]: the backends by name, open to those of other crates.
 //! - [`EtcdBarrier`]: the backend `etcd`, which meets nodes that run PyTorch's code.
+//! - [`backend`]: a record of state with a fencing token, for PyTorch's dynamic rendezvous.
 //! - [`RendezvousError`]: what can go wrong, by kind.
 
+pub mod backend;
 mod barrier;
 mod error;
 mod handler;

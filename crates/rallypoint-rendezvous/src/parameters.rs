@@ -224,7 +224,7 @@ fn parse_endpoint(endpoint: &str, default_port: u16) -> Result<(String, u16), Pa
 }
 
 /// An integer as Python's `int` reads it: white space around it, a sign, and underscores between digits.
-fn integer(text: &str) -> Option<i64> {
+pub(crate) fn integer(text: &str) -> Option<i64> {
     let text = text.trim();
     let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
     if digits.split('_').any(|group| group.is_empty() || !group.bytes().all(|byte| byte.is_ascii_digit())) {

@@ -10,6 +10,9 @@ import subprocess
 import sys
 
 logging.disable(logging.CRITICAL)
+# Otherwise the dynamic handler keeps the master of its first round for ever, and a node that joins a later round
+# waits in vain for rank 0 to name it, on PyTorch's own backend, too.
+os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
 import torch.distributed.elastic.rendezvous.etcd_rendezvous as etcd_rendezvous
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
