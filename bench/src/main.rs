@@ -3,8 +3,10 @@
 //! `bench/run` sets everything up and starts this. Both sides of a comparison take turns, round by round, so
 //! that whatever else the machine does hits them alike; what is quoted is the ratio of their medians.
 
+mod barrier;
 mod lean;
 mod measure;
+mod node;
 mod report;
 mod server;
 mod store;
@@ -29,6 +31,14 @@ enum What {
     Store(Options),
     /// The embedded server: put, get, txn, watch fan-out, memory and start, against a real etcd without fsync.
     Server(Options),
+    /// The barrier on the v2 wire: forming a group and meeting again, against PyTorch's `etcd` rendezvous.
+    Barrier(Options),
+    /// One node of ours, as the other benchmarks start it.
+    #[command(hide = true)]
+    Node {
+        /// Where it is told what to do.
+        port: u16,
+    },
 }
 
 #[derive(clap::Args)]
@@ -52,12 +62,21 @@ struct Options {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let (What::Store(options) | What::Server(options)) = &cli.what;
+    let options = match &cli.what {
+        What::Store(options) | What::Server(options) | What::Barrier(options) => options,
+        What::Node { port } => {
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
+            runtime.block_on(node::run(*port));
+            return ExitCode::SUCCESS;
+        }
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime starts");
     let report = runtime.block_on(async {
         match &cli.what {
             What::Store(_) => store::run(options).await,
             What::Server(_) => server::run(options).await,
+            What::Barrier(_) | What::Node { .. } => tokio::task::block_in_place(|| barrier::run(options)),
         }
     });
     print!("{report}");
