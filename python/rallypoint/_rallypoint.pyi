@@ -30,6 +30,7 @@ __all__ = [
     "LocalServer",
     "Rendezvous",
     "Round",
+    "StateBackend",
     "Store",
     "Task",
     "__version__",
@@ -170,6 +171,24 @@ class Round:
     def master_port(self) -> int: ...
     @property
     def store(self) -> Store: ...
+
+@final
+class StateBackend:
+    def __new__(
+        cls,
+        endpoint: str,
+        run_id: str,
+        key_prefix: str | None = None,
+        ttl: _Time | None = None,
+        api: _Api = ...,
+        **options: Unpack[_Options],
+    ) -> Self: ...
+    @staticmethod
+    def create(
+        api: _Api, endpoint: str, run_id: str, config: dict[str, str]
+    ) -> tuple[StateBackend, Store]: ...
+    def get_state(self) -> tuple[bytes, str] | None: ...
+    def set_state(self, state: bytes, token: str | None = None) -> tuple[bytes, str, bool] | None: ...
 
 @final
 class Completions:

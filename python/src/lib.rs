@@ -7,7 +7,7 @@
 //! - `store`, `async_store`: the store, for threads and for asyncio; `operation` is what both can do.
 //! - `completions`: how results get from the runtime to an event loop.
 //! - `client`, `server`, `local_server`: an etcd to ask, one to start, one to start where none is.
-//! - `rendezvous`: one node's side of a run.
+//! - `rendezvous`: one node's side of a run; `state_backend`: what torch's own handler can have one on.
 //! - `command`: the command `rallypoint`.
 
 mod async_store;
@@ -22,6 +22,7 @@ mod operation;
 mod rendezvous;
 mod runtime;
 mod server;
+mod state_backend;
 mod store;
 
 /// What the package `rallypoint` is made of.
@@ -41,6 +42,8 @@ mod _rallypoint {
     use crate::rendezvous::{Rendezvous, Round};
     #[pymodule_export]
     use crate::server::EtcdServer;
+    #[pymodule_export]
+    use crate::state_backend::StateBackend;
     #[pymodule_export]
     use crate::store::Store;
 

@@ -132,3 +132,11 @@ def test_a_forked_process_leaves_its_parents_server_alone():
         assert server.get_client().list() == []
     with pytest.raises(RuntimeError, match="not running"):
         server.get_endpoint()
+
+
+def test_the_types_of_the_package_hold(tmp_path):
+    # Within torch they are torch's affair.
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=skip", "--no-warn-unused-ignores"]
+    relaxed = ["--allow-subclassing-any", "--allow-untyped-calls", "--no-warn-return-any"]
+    run = subprocess.run([*mypy, *relaxed, "-p", "rallypoint"], capture_output=True, text=True, cwd=tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr

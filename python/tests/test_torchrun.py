@@ -78,3 +78,12 @@ def test_a_spare_disturbs_nobody_until_it_takes_over(job, etcd):
     # It took the dead one's rank; the other kept its own.
     assert (spare.said("met")[-1]["rank"], rest.said("met")[-1]["rank"]) == (0, 1), run.report()
     run.finish([rest, spare])
+
+
+@pytest.mark.parametrize("theirs", ["etcd", "etcd-v2"])
+def test_agents_of_pytorchs_own_backends_are_met(job, etcd, theirs):
+    pytest.importorskip("etcd")
+    run = job(etcd, "2")
+    agents = [run.start("theirs", theirs), run.start("ours", f"rallypoint-{theirs}")]
+    run.wait_until_all_work(agents)
+    run.finish(agents)

@@ -4,12 +4,21 @@ With the package installed, torchrun knows its backends by name: ``torchrun --rd
 
 - :class:`EtcdStore`: a ``torch.distributed.Store`` that is kept in etcd.
 - :func:`create_rdzv_handler`: the handler that a backend's name stands for.
+- :class:`EtcdRendezvousBackend`, :func:`create_backend`: a backend for torch's ``DynamicRendezvousHandler``.
 - :class:`EtcdServer`: an etcd for one machine.
 """
 
 from rallypoint import EtcdServer
+from rallypoint.torch.backend import EtcdRendezvousBackend, create_backend
 from rallypoint.torch.create import create_rdzv_handler
 from rallypoint.torch.handler import RendezvousHandler
 from rallypoint.torch.store import EtcdStore
 
-__all__ = ["EtcdServer", "EtcdStore", "RendezvousHandler", "create_rdzv_handler"]
+__all__ = [
+    "EtcdRendezvousBackend",
+    "EtcdServer",
+    "EtcdStore",
+    "RendezvousHandler",
+    "create_backend",
+    "create_rdzv_handler",
+]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import api
 
 from rallypoint import errors
 
-_Function = TypeVar("_Function", bound=Callable)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _both(ours: type[Exception], theirs: type[Exception]) -> type[Exception]:
@@ -43,7 +43,7 @@ def translated(function: _Function) -> _Function:
     """The function, with errors that are torch's too."""
 
     @functools.wraps(function)
-    def wrapper(*args, **kwargs):
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except errors.RallypointError as error:
@@ -52,4 +52,4 @@ def translated(function: _Function) -> _Function:
                 raise
             raise both(*error.args).with_traceback(error.__traceback__) from error.__cause__
 
-    return wrapper
+    return cast(_Function, wrapper)

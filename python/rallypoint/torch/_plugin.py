@@ -23,6 +23,4 @@ def rallypoint_etcd() -> _Creator:
 
 def rallypoint_etcd_v2() -> _Creator:
     """Our backend under torch's dynamic handler, which meets nodes of PyTorch's ``etcd-v2`` backend."""
-    from rallypoint.torch.create import create_dynamic_handler
-
-    return create_dynamic_handler
+    return create_rdzv_handler

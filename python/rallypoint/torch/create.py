@@ -2,53 +2,68 @@
 
 from __future__ import annotations
 
+from torch.distributed.elastic.rendezvous import RendezvousHandler as _RendezvousHandler
 from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
 from rallypoint._rallypoint import Rendezvous
 from rallypoint.torch import _meeting
 from rallypoint.torch._errors import translated
-from rallypoint.torch.handler import RendezvousHandler
+from rallypoint.torch._options import BARRIER, DYNAMIC, checked, is_secure
+from rallypoint.torch.backend import create_backend
+from rallypoint.torch.handler import DynamicHandler, RendezvousHandler
 
-# Ours by the name that torchrun knows it by.
-_BACKENDS = {"rallypoint": "rallypoint", "rallypoint-etcd": "etcd", "etcd": "etcd"}
-
-# Options that mean TLS.
-_SECURE = ("cacert", "ca_cert", "cert", "ssl_cert", "key", "ssl_cert_key")
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def meeting_of(params: RendezvousParameters) -> _meeting.Meeting:
-    """Where the nodes of this run meet; starts the embedded server where that is here and nothing listens."""
-    config = params.config
-    secure = config.get("protocol") == "https" or any(config.get(name) for name in _SECURE)
-    return _meeting.find(params.endpoint or "", params.max_nodes, params.get_as_bool("is_host"), secure)
+# The names that torchrun knows them by, and those of PyTorch's own that each stands in for.
+_NATIVE = ("rallypoint",)
+_BARRIER = ("rallypoint-etcd", "etcd")
+_DYNAMIC = ("rallypoint-etcd-v2", "etcd-v2")
 
 
 @translated
-def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
+def create_rdzv_handler(params: RendezvousParameters) -> _RendezvousHandler:
     """Makes the handler that ``params.backend`` names.
 
-    ``rallypoint`` is the native one; ``rallypoint-etcd``, and ``etcd``, the barrier that meets nodes of PyTorch's own
-    ``etcd`` backend. The options are in ``docs/python.md``; one that there is not is refused by name.
+    - ``rallypoint``: the native one.
+    - ``rallypoint-etcd`` or ``etcd``: the barrier, which meets nodes of PyTorch's ``etcd`` backend.
+    - ``rallypoint-etcd-v2`` or ``etcd-v2``: torch's dynamic handler on our backend, which meets nodes of PyTorch's
+      ``etcd-v2`` backend.
+
+    The options are in ``docs/python.md``; one that there is not is refused by name. If the endpoint is on this machine
+    and nothing listens there, this node starts the embedded server.
     """
-    if params.backend not in _BACKENDS:
-        known = ", ".join(_BACKENDS)
-        raise ValueError(f"there is no rendezvous backend {params.backend!r} here; there are: {known}")
-    config = {name: _text(value) for name, value in params.config.items() if value is not None}
-    config.pop("is_host", None)
-    meeting = meeting_of(params)
+    if params.backend in _NATIVE:
+        return _create(params, "rallypoint", None)
+    if params.backend in _BARRIER:
+        return _create(params, "etcd", BARRIER)
+    if params.backend in _DYNAMIC:
+        return _create_dynamic(params)
+    known = ", ".join(_NATIVE + _BARRIER + _DYNAMIC)
+    raise ValueError(f"there is no rendezvous backend {params.backend!r} here; there are: {known}")
+
+
+def _meet(params: RendezvousParameters, config: dict[str, str]) -> _meeting.Meeting:
+    endpoint = params.endpoint or ""
+    return _meeting.find(endpoint, params.max_nodes, params.get_as_bool("is_host"), is_secure(config))
+
+
+def _create(params: RendezvousParameters, ours: str, known: tuple[str, ...] | None) -> RendezvousHandler:
+    config = checked(params, known)
+    meeting = _meet(params, config)
     rendezvous = Rendezvous(
-        _BACKENDS[params.backend],
+        ours,
         meeting.endpoint,
         params.run_id,
         params.min_nodes,
         params.max_nodes,
         # Younger than the oldest torch that this works with.
-        getattr(params, "local_addr", None),
+        getattr(params, "local_addr", None) or meeting.address,
         config,
         meeting.patience,
     )
     return RendezvousHandler(rendezvous, params.backend, params.run_id, meeting.server)
+
+
+def _create_dynamic(params: RendezvousParameters) -> DynamicHandler:
+    meeting = _meet(params, checked(params, DYNAMIC))
+    backend, store = meeting.connected(lambda: create_backend(params, meeting.endpoint))
+    return DynamicHandler(create_handler(store, backend, params), store, meeting.server)

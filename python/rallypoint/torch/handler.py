@@ -104,3 +104,50 @@ class RendezvousHandler(_RendezvousHandler):
         server, self._server = self._server, None
         if server is not None:
             server.stop()
+
+
+class DynamicHandler(_RendezvousHandler):
+    """torch's dynamic handler, and what must live as long as it does: its store, which torch's C++ does not keep
+    whole, and the server, if this node started one."""
+
+    def __init__(self, handler: _RendezvousHandler, store: EtcdStore, server: LocalServer | None) -> None:
+        self._handler = handler
+        self._store = store
+        self._server = server
+
+    def get_backend(self) -> str:
+        """The name of the backend."""
+        return self._handler.get_backend()
+
+    def get_run_id(self) -> str:
+        """The run that this node belongs to."""
+        return self._handler.get_run_id()
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether the workers meet on a store of torchrun's."""
+        return self._handler.use_agent_store
+
+    def next_rendezvous(self) -> Any:
+        """Meets the others."""
+        return self._handler.next_rendezvous()
+
+    def is_closed(self) -> bool:
+        """Whether the run is closed."""
+        return self._handler.is_closed()
+
+    def set_closed(self) -> None:
+        """Ends the run for all nodes, for good."""
+        self._handler.set_closed()
+
+    def num_nodes_waiting(self) -> int:
+        """How many nodes wait to get in."""
+        return self._handler.num_nodes_waiting()
+
+    def shutdown(self) -> bool:
+        """Ends this node's part, and the run."""
+        try:
+            return self._handler.shutdown()
+        finally:
+            if self._server is not None:
+                self._server.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any, Literal
 
 import torch.distributed as dist
 
@@ -38,7 +39,12 @@ class EtcdStore(dist.Store):
     """
 
     def __init__(
-        self, endpoint: str, prefix: str, timeout: timedelta | float | None = None, api: str = "v3", **options
+        self,
+        endpoint: str,
+        prefix: str,
+        timeout: timedelta | float | None = None,
+        api: Literal["v3", "v2"] = "v3",
+        **options: Any,
     ) -> None:
         super().__init__()
         self._take(translated(rallypoint.Store)(endpoint, prefix, timeout, api, **options))
@@ -59,7 +65,7 @@ class EtcdStore(dist.Store):
 
     def _ready(self) -> rallypoint.Store:
         # torch sets the timeout in C++, past any method of a subclass.
-        timeout = self.timeout
+        timeout: timedelta = self.timeout  # type: ignore[attr-defined]
         if timeout != self._seen:
             self._store.set_timeout(timeout or _FOR_EVER)
             self._seen = timeout

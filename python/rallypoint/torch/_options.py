@@ -1,0 +1,50 @@
+"""The options of the backends, in ``--rdzv-conf``. Those of the native one are checked where they are read."""
+
+from __future__ import annotations
+
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+# Whatever the backend, torchrun gives a timeout, and somebody may say who starts the server.
+_ALWAYS = ("timeout", "is_host")
+
+BARRIER = ("last_call_timeout", "etcd_prefix", "protocol", "cacert", "cert", "key")
+
+DYNAMIC = (
+    "api",
+    "read_timeout",
+    "protocol",
+    "ssl_cert",
+    "ssl_cert_key",
+    "ca_cert",
+    "join_timeout",
+    "last_call_timeout",
+    "close_timeout",
+    "heartbeat_timeout",
+    "keep_alive_interval",
+    "keep_alive_max_attempt",
+    "cas_backoff_max_seconds",
+)
+
+# Options that mean TLS.
+_SECURE = ("cacert", "ca_cert", "cert", "ssl_cert", "key", "ssl_cert_key")
+
+
+def text(value: object) -> str:
+    """An option's value as it would be on the command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def checked(params: RendezvousParameters, known: tuple[str, ...] | None) -> dict[str, str]:
+    """The options as texts. One that is not ``known`` is refused by name."""
+    config = {name: text(value) for name, value in params.config.items() if value is not None}
+    for name in config:
+        if known is not None and name not in known and name not in _ALWAYS:
+            there = ", ".join(known)
+            raise ValueError(f"the rendezvous backend {params.backend!r} has no option {name!r}; there are: {there}")
+    config.pop("is_host", None)
+    return config
+
+
+def is_secure(config: dict[str, str]) -> bool:
+    """Whether they ask for TLS."""
+    return config.get("protocol") == "https" or any(config.get(name) for name in _SECURE)

@@ -1,0 +1,284 @@
+"""The handlers, driven as torchrun drives them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import uuid
+
+import pytest
+from support import Cluster, free_ports, wait_until
+from torch.distributed.elastic.rendezvous import RendezvousParameters, api
+
+import rallypoint
+from rallypoint.torch import EtcdRendezvousBackend, create_backend, create_rdzv_handler
+
+QUICK = {"last_call_timeout": "1", "lease_timeout": "2"}
+
+
+def parameters(backend, endpoint, run_id=None, nodes=(1, 1), **options) -> RendezvousParameters:
+    run_id = run_id or uuid.uuid4().hex
+    return RendezvousParameters(backend, endpoint, run_id, *nodes, local_addr="127.0.0.1", **options)
+
+
+def together(*calls) -> list:
+    """What the calls return, made at the same time."""
+    results = [None] * len(calls)
+
+    def make(i):
+        try:
+            results[i] = calls[i]()
+        except BaseException as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=make, args=(i,)) for i in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+@pytest.mark.parametrize("backend", ["rallypoint", "rallypoint-etcd"])
+def test_two_nodes_meet_and_share_a_store(etcd, backend):
+    options = {"last_call_timeout": "1"}
+    run_id = uuid.uuid4().hex
+    nodes = [create_rdzv_handler(parameters(backend, etcd, run_id, (2, 2), **options)) for _ in range(2)]
+    infos = together(*(node.next_rendezvous for node in nodes))
+    assert sorted(info.rank for info in infos) == [0, 1]
+    assert {info.world_size for info in infos} == {2}
+    assert len({(info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port) for info in infos}) == 1
+    infos[0].store.set("key", "value")
+    assert infos[1].store.get("key") == b"value"
+    assert [(node.get_backend(), node.get_run_id()) for node in nodes] == [(backend, run_id)] * 2
+    assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
+    assert not nodes[0].is_closed()
+    assert nodes[0].shutdown()
+    wait_until("the run is closed", nodes[1].is_closed)
+    with pytest.raises(api.RendezvousClosedError, match=run_id):
+        nodes[1].next_rendezvous()
+    nodes[1].shutdown()
+
+
+@pytest.mark.parametrize("backend", ["rallypoint", "rallypoint-etcd"])
+def test_a_spare_and_a_node_that_never_got_in_close_nothing(etcd, backend):
+    run_id = uuid.uuid4().hex
+    member = create_rdzv_handler(parameters(backend, etcd, run_id, last_call_timeout="1"))
+    member.next_rendezvous()
+    never = create_rdzv_handler(parameters(backend, etcd, run_id, last_call_timeout="1"))
+    assert never.shutdown()
+    spare = create_rdzv_handler(parameters(backend, etcd, run_id, last_call_timeout="1", timeout="2"))
+    with pytest.raises(api.RendezvousTimeoutError):
+        spare.next_rendezvous()
+    assert spare.shutdown()
+    assert not member.is_closed() and member.num_nodes_waiting() == 0
+    member.shutdown()
+
+
+def test_num_nodes_waiting_asks_etcd_nothing(etcd):
+    server = rallypoint.EtcdServer(embedded=True)
+    server.start()
+    member = create_rdzv_handler(parameters("rallypoint", server.get_endpoint(), nodes=(1, 2), **QUICK))
+    member.next_rendezvous()
+    server.stop()
+    # With nobody to ask, it answers still.
+    assert [member.num_nodes_waiting() for _ in range(100)] == [0] * 100
+
+
+def forked(node) -> int:
+    """Runs ``node`` in a process of its own."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            node()
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+        finally:
+            os._exit(1)
+    return pid
+
+
+def test_a_waiting_node_and_a_dead_member_are_told_of(etcd, prefix):
+    run_id = uuid.uuid4().hex
+    params = parameters("rallypoint", etcd, run_id, (1, 2), **QUICK)
+    flags = rallypoint.Store(etcd, prefix, timeout=30)
+    member = create_rdzv_handler(params)
+    member.next_rendezvous()
+
+    def other():
+        handler = create_rdzv_handler(params)
+        handler.next_rendezvous()
+        flags.set("met", "")
+        signal.pause()
+
+    pid = forked(other)
+    wait_until("a node waits", lambda: member.num_nodes_waiting() == 1)
+    assert member.next_rendezvous().world_size == 2
+    flags.get("met")
+    assert member.num_nodes_waiting() == 0
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    wait_until("a member is gone", lambda: member.num_nodes_waiting() == 1)
+    assert member.next_rendezvous().world_size == 1
+    member.shutdown()
+
+
+def test_a_node_that_is_told_to_end_says_goodbye(etcd, prefix):
+    """Without it the others would wait for the lease, which here is longer than the test may take."""
+    params = parameters("rallypoint", etcd, nodes=(1, 2), last_call_timeout="1", lease_timeout="120")
+    flags = rallypoint.Store(etcd, prefix, timeout=30)
+    member = create_rdzv_handler(params)
+    member.next_rendezvous()
+
+    code = f"""
+import signal, sys
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from rallypoint.torch import create_rdzv_handler
+import rallypoint
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+handler = create_rdzv_handler(RendezvousParameters("rallypoint", {etcd!r}, {params.run_id!r}, 1, 2,
+    local_addr="127.0.0.1", last_call_timeout=1, lease_timeout=120))
+handler.next_rendezvous()
+rallypoint.Store({etcd!r}, {prefix!r}).set("met", "")
+signal.pause()
+"""
+    import subprocess
+
+    other = subprocess.Popen([sys.executable, "-c", code])
+    wait_until("a node waits", lambda: member.num_nodes_waiting() == 1)
+    assert member.next_rendezvous().world_size == 2
+    flags.get("met")
+    other.terminate()
+    assert other.wait() == 1
+    wait_until("a member is gone", lambda: member.num_nodes_waiting() == 1)
+    assert member.next_rendezvous().world_size == 1
+    member.shutdown()
+
+
+@pytest.mark.parametrize("dies", [0, 1, 2])
+def test_any_one_etcd_of_three_may_die(dies):
+    cluster = Cluster(3)
+    try:
+        params = parameters("rallypoint", cluster.endpoint, nodes=(2, 2), **QUICK)
+        nodes = [create_rdzv_handler(params) for _ in range(2)]
+        infos = together(*(node.next_rendezvous for node in nodes))
+        cluster.kill(dies)
+        infos[0].store.set("key", "value")
+        assert infos[1].store.get("key") == b"value"
+        infos = together(*(node.next_rendezvous for node in nodes))
+        assert sorted(info.rank for info in infos) == [0, 1]
+        for node in nodes:
+            node.shutdown()
+    finally:
+        cluster.stop()
+
+
+@pytest.mark.parametrize("endpoint", ["", "localhost:0", "127.0.0.1:{port}", "localhost:{port}"])
+@pytest.mark.parametrize("backend", ["rallypoint", "rallypoint-etcd", "rallypoint-etcd-v2"])
+def test_a_node_alone_needs_no_etcd(backend, endpoint):
+    endpoint = endpoint.format(port=free_ports(1)[0])
+    handler = create_rdzv_handler(parameters(backend, endpoint, last_call_timeout="1"))
+    info = handler.next_rendezvous()
+    assert (info.rank, info.world_size) == (0, 1)
+    handler.shutdown()
+
+
+def test_a_node_that_is_not_the_host_waits_for_the_one_that_is():
+    endpoint = f"127.0.0.1:{free_ports(1)[0]}"
+    run_id = uuid.uuid4().hex
+    made = []
+
+    def guest():
+        handler = create_rdzv_handler(parameters("rallypoint", endpoint, run_id, (2, 2), is_host="false", **QUICK))
+        made.append("guest")
+        return handler.next_rendezvous().world_size
+
+    def host():
+        handler = create_rdzv_handler(parameters("rallypoint", endpoint, run_id, (2, 2), **QUICK))
+        return handler.next_rendezvous().world_size
+
+    thread = threading.Thread(target=guest)
+    thread.start()
+    assert made == []
+    assert host() == 2
+    thread.join()
+    assert made == ["guest"]
+
+
+def test_options_are_checked_and_the_unknown_one_is_named(etcd):
+    for backend in ("rallypoint", "rallypoint-etcd", "rallypoint-etcd-v2"):
+        with pytest.raises(ValueError, match="has no option 'last_cal_timeout'; there are: .*last_call_timeout"):
+            create_rdzv_handler(parameters(backend, etcd, last_cal_timeout="1"))
+    with pytest.raises(ValueError, match="at least 2 s"):
+        create_rdzv_handler(parameters("rallypoint", etcd, lease_timeout="1"))
+    with pytest.raises(ValueError, match="The etcd protocol must be HTTP or HTTPS."):
+        create_rdzv_handler(parameters("rallypoint-etcd", etcd, protocol="ftp"))
+    with pytest.raises(ValueError, match="The read timeout must be a positive integer."):
+        create_rdzv_handler(parameters("rallypoint-etcd-v2", etcd, read_timeout="0"))
+    with pytest.raises(ValueError, match="no rendezvous backend 'other'"):
+        create_rdzv_handler(parameters("other", etcd))
+
+
+def test_settings_that_differ_are_named_with_both_values(etcd):
+    run_id = uuid.uuid4().hex
+    member = create_rdzv_handler(parameters("rallypoint", etcd, run_id, (1, 2), **QUICK))
+    member.next_rendezvous()
+    late = create_rdzv_handler(parameters("rallypoint", etcd, run_id, (1, 3), **QUICK))
+    with pytest.raises(api.RendezvousStateError, match="max_nodes 2, this node has 3"):
+        late.next_rendezvous()
+    late.shutdown()
+    assert not member.is_closed()
+    member.shutdown()
+
+
+@pytest.mark.parametrize("backend", ["rallypoint", "rallypoint-etcd", "rallypoint-etcd-v2"])
+def test_an_etcd_that_is_not_there_is_a_connection_error_with_its_cause(backend):
+    with pytest.raises(api.RendezvousConnectionError, match="127.0.0.1:9") as caught:
+        create_rdzv_handler(parameters(backend, "etcd://127.0.0.1:9"))
+    assert isinstance(caught.value, ConnectionError) and caught.value.__cause__ is not None
+
+
+def test_the_state_backend_keeps_what_torch_asks_of_one(etcd, prefix, api):
+    backend = EtcdRendezvousBackend(etcd, "run", prefix, api=api)
+    assert backend.name == "rallypoint-etcd-v2"
+    assert backend.get_state() is None
+    state, first, was_set = backend.set_state(b"one")
+    assert (state, was_set) == (b"one", True)
+    assert backend.get_state() == (b"one", first)
+    # Without a token it is set only where there is none; with an old one, or nonsense, not at all.
+    assert backend.set_state(b"two") == (b"one", first, False)
+    state, second, was_set = backend.set_state(b"two", first)
+    assert (state, was_set) == (b"two", True) and second != first
+    for token in (first, "nonsense"):
+        assert backend.set_state(b"three", token) == (b"two", second, False)
+    with pytest.raises(ValueError, match="The run id must be a non-empty string."):
+        EtcdRendezvousBackend(etcd, "", prefix, api=api)
+
+
+def test_create_backend_makes_what_pytorchs_does(etcd):
+    pytest.importorskip("etcd")
+    from torch.distributed.elastic.rendezvous import etcd_rendezvous_backend as theirs
+
+    params = parameters("rallypoint-etcd-v2", etcd, read_timeout=10)
+    backend, store = create_backend(params)
+    their_backend, their_store = theirs.create_backend(params)
+    _, token, _ = their_backend.set_state(b"theirs")
+    assert backend.get_state() == (b"theirs", token)
+    store.set(params.run_id, "ours")
+    assert their_store.get(params.run_id) == b"ours"
+
+
+def test_the_host_of_the_server_is_reached_by_the_name_that_the_others_use():
+    """Many systems have their own name at a loopback address, which is no use to other machines."""
+    import socket
+
+    name = socket.gethostname()
+    params = RendezvousParameters("rallypoint", f"{name}:{free_ports(1)[0]}", uuid.uuid4().hex, 1, 2, **QUICK)
+    handler = create_rdzv_handler(params)
+    assert handler.next_rendezvous().bootstrap_store_info.master_addr == name
+    handler.shutdown()
