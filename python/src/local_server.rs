@@ -7,7 +7,11 @@ use rallypoint::Endpoint;
 use rallypoint::server::{Config, OnDemand, Server};
 
 use crate::error;
+use crate::key::Time;
 use crate::runtime::{OfProcess, wait};
+
+/// The client of this process's own handler has one.
+const OWN_CONNECTIONS: usize = 1;
 
 /// The embedded server, started where a run is to meet and nothing listens.
 #[pyclass(frozen, module = "rallypoint")]
@@ -53,15 +57,16 @@ impl LocalServer {
         &self.endpoint
     }
 
-    /// Stops it.
-    fn stop(&self, py: Python<'_>) -> PyResult<()> {
+    /// Waits until nobody but this process is connected, for `patience` at most, and stops it.
+    fn stop(&self, py: Python<'_>, patience: Time) -> PyResult<()> {
         let server = {
             let mut server = self.server.lock().expect("no code panics while it holds this lock");
             server.take()
         };
         let Some(server) = server.and_then(|mut server| server.take()) else { return Ok(()) };
         wait(py, async move {
-            // It ends well, or it does not matter: the process is about to end.
+            // Both end well, or it does not matter: the process is about to end.
+            let _ = tokio::time::timeout(patience.0, server.left_with(OWN_CONNECTIONS)).await;
             let _ = server.stop().await;
         })
     }

@@ -77,6 +77,16 @@ def test_the_command_is_there_and_ends_as_the_shell_expects(clean):
         serve.stderr.close()
 
 
+def test_the_command_launches_workers(clean, tmp_path):
+    folder, environment = clean
+    script = tmp_path / "worker.py"
+    script.write_text("import os; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
+    run = [folder / "bin/rallypoint", "run", "--standalone", "--nproc-per-node=2", script]
+    ran = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(line[-6:] for line in ran.stdout.splitlines()) == ["0 of 2", "1 of 2"]
+
+
 def test_the_stubs_are_those_of_the_module(tmp_path):
     stubtest = [sys.executable, "-m", "mypy.stubtest", "rallypoint._rallypoint"]
     run = subprocess.run(stubtest, capture_output=True, text=True, cwd=tmp_path)

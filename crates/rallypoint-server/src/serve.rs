@@ -95,8 +95,13 @@ impl Server {
 
     /// Waits until nobody is connected.
     pub async fn left_alone(&self) {
+        self.left_with(0).await;
+    }
+
+    /// Waits until at most `own` connections are open: those of the program that the server is in.
+    pub async fn left_with(&self, own: usize) {
         // An error means that it has ended, and with it all connections.
-        let _ = self.open.clone().wait_for(|open| *open == 0).await;
+        let _ = self.open.clone().wait_for(|open| *open <= own).await;
     }
 
     /// Stops it, and waits until open requests have ended or had their time to.

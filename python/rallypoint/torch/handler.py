@@ -17,6 +17,10 @@ from rallypoint.torch.store import EtcdStore
 
 # The others notice a node that says nothing when its lease ends: no reason to wait long for saying it.
 _TO_SAY_GOODBYE = timedelta(seconds=2)
+# For nodes that have met on our server to go away in good order.
+_FOR_GUESTS = timedelta(seconds=10)
+# The v2 protocol leaves connections open that nobody uses, so that their end cannot be waited for.
+_FOR_GUESTS_ON_V2 = timedelta(seconds=1)
 
 
 class RendezvousHandler(_RendezvousHandler):
@@ -103,7 +107,7 @@ class RendezvousHandler(_RendezvousHandler):
     def _stop_server(self) -> None:
         server, self._server = self._server, None
         if server is not None:
-            server.stop()
+            server.stop(_FOR_GUESTS if self._backend == "rallypoint" else _FOR_GUESTS_ON_V2)
 
 
 class DynamicHandler(_RendezvousHandler):
@@ -150,4 +154,4 @@ class DynamicHandler(_RendezvousHandler):
             return self._handler.shutdown()
         finally:
             if self._server is not None:
-                self._server.stop()
+                self._server.stop(_FOR_GUESTS_ON_V2)
