@@ -7,7 +7,7 @@ use rallypoint_core::round::{Change, RankPolicy, Refusal, RunSettings};
 
 use crate::check::Violation;
 use crate::finale::{self, MOMENT, is_settled, settle, state};
-use crate::network::Weather;
+use crate::network::{LATEST, Weather};
 use crate::process::{Crash, Phase};
 use crate::world::{Setup, World};
 
@@ -233,6 +233,37 @@ fn a_leader_may_die_at_every_step() {
         }
     }
     assert!(leader_deaths > 50, "only {leader_deaths} deaths");
+}
+
+/// A round whose places take several transactions, which come late or not at all, and whose leader dies among them.
+#[test]
+fn a_large_round_is_whole_or_not_at_all() {
+    const NODES: usize = 250;
+    let live = |seed, weather, crash: Option<Crash>| -> Result<u64, Violation> {
+        let mut world = world(seed, NODES - 10, NODES);
+        world.setup.last_call = Duration::from_secs(2);
+        world.weather = weather;
+        start(&mut world, NODES)?;
+        world.run_while(MOMENT * 5, |world| world.leader().is_none())?;
+        let leader = world.leader().unwrap();
+        world.processes[leader].crash = crash;
+        world.run_for(Duration::from_secs(10))?;
+        world.heal()?;
+        world.run_for(LATEST)?;
+        settle(&mut world, Duration::from_secs(20))?;
+        Ok(world.processes[leader].requests)
+    };
+    let calm = Weather::default();
+    let requests = live(3, calm, None).unwrap_or_else(|violation| panic!("in calm weather: {violation}"));
+    for request in 3..=requests {
+        for lost in [false, true] {
+            if let Err(violation) = live(3, calm, Some(Crash { request, lost })) {
+                panic!("the leader dies at its request {request}, lost: {lost}: {violation}");
+            }
+        }
+    }
+    let foul = Weather { slow: 0.3, lost: 0.05, late: 0.1, snapshot: 0.05 };
+    tell(3, |seed| live(seed, foul, None).map(|_| ()));
 }
 
 /// Promise 10: requests and bytes of a node that is not the leader do not grow with the group, and a group at rest
