@@ -604,8 +604,13 @@ impl Node {
         let Some(entry) = entry else { return };
         match parse::<RankRecord>(entry) {
             Ok(rank) => {
-                let ours = |rank: &RankRecord| rank.incarnation == self.config.incarnation && !rank.left;
-                (self.rank, self.rank_modified) = (Some(rank).filter(ours), entry.mod_revision);
+                let ours = rank.incarnation == self.config.incarnation;
+                if ours && rank.left {
+                    // It was in that round, whether it knew or not, and has left it.
+                    self.member_of = self.member_of.max(rank.round);
+                }
+                self.rank_modified = entry.mod_revision;
+                self.rank = Some(rank).filter(|rank| ours && !rank.left);
                 self.settle();
             }
             Err(refusal) => self.refuse(refusal),

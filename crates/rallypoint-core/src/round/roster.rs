@@ -169,13 +169,7 @@ impl Roster {
         if self.nodes.get(id).is_some_and(|known| known.modified == node.modified) {
             return;
         }
-        let leaves = node.record.wants == Wants::Leave;
-        self.change(id, |roster| {
-            roster.nodes.insert(id.to_owned(), node);
-            if let Some(seat) = roster.members.get_mut(id) {
-                seat.left |= leaves;
-            }
-        });
+        self.change(id, |roster| drop(roster.nodes.insert(id.to_owned(), node)));
         self.look_at(id);
     }
 
@@ -192,6 +186,11 @@ impl Roster {
         } else {
             return;
         };
+        if why == Why::Left {
+            self.change(id, |roster| {
+                roster.members.entry(id.to_owned()).and_modify(|seat| seat.left = true);
+            });
+        }
         self.lose(id, why);
     }
 
