@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail")]
 
+mod faults;
+mod leftovers;
 mod meeting;
+mod processes;
 
 use std::sync::Arc;
 use std::time::Duration;

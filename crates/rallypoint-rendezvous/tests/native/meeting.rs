@@ -8,7 +8,6 @@ use rallypoint_rendezvous::{
     GroupChange, Registry, RendezvousError, RendezvousHandler, RendezvousParameters,
 };
 use rallypoint_server::{Config, Server};
-use rallypoint_store::Store;
 use rallypoint_testkit::{Etcd, Version};
 
 use super::{change, completed, meet, node, nodes, round_of, settings, within};

@@ -8,6 +8,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use rallypoint_server::{Config, Tls};
 
+use super::bench::{self, Bench};
 use super::exit::Problem;
 use super::exit::one_line;
 use super::run::{self, Run};
@@ -29,6 +30,7 @@ enum Command {
     Serve(Serve),
     Status(Status),
     Close(Close),
+    Bench(Bench),
     Completions(Completions),
     Man(Man),
 }
@@ -96,6 +98,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Serve(options) => run_server(options),
         Command::Status(options) => wait_for(status::status(&options)),
         Command::Close(options) => wait_for(status::close(&options)),
+        Command::Bench(options) => bench::run(&options),
         Command::Man(Man { part }) => man(part.as_deref()),
         Command::Completions(Completions { shell }) => {
             clap_complete::generate(shell, &mut Cli::command(), "rallypoint", &mut std::io::stdout());

@@ -1,5 +1,6 @@
 //! What the two commands share: diagnostics, signals, exit codes. Not part of the library's interface.
 
+pub mod bench;
 pub mod command;
 mod connection;
 mod exit;

@@ -1,0 +1,72 @@
+//! What a run leaves in etcd: nothing, after a while.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use rallypoint_etcd::v3::{Client, KeyRange};
+use rallypoint_rendezvous::RendezvousHandler as _;
+use rallypoint_testkit::{Etcd, Version};
+
+use super::{change, node, nodes, round_of, settings, within};
+
+/// All keys, each with its lease.
+async fn keys(client: &Client) -> Vec<(String, i64)> {
+    let answer = client.read(&KeyRange::prefix("")).await.unwrap();
+    answer.kvs().iter().map(|kv| (String::from_utf8_lossy(kv.key()).into_owned(), kv.lease())).collect()
+}
+
+/// Waits until no key is left that contains `part`.
+async fn gone(client: &Client, part: &str) {
+    loop {
+        let from = client.get("none", None).await.unwrap().header().unwrap().revision() + 1;
+        if !keys(client).await.iter().any(|(key, _)| key.contains(part)) {
+            return;
+        }
+        within(client.watch(KeyRange::prefix(""), from).next()).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everything_hangs_on_a_lease_and_a_closed_run_leaves_only_its_mark() {
+    let etcd = Etcd::start(Version::V35);
+    let mut settings = settings(&etcd.endpoint(), 2, 2);
+    settings.closed_ttl = Duration::from_secs(2);
+    let client = Client::connect(settings.etcd.clone()).await.unwrap();
+    let group = nodes(&settings, ["a", "b"]).await;
+    let mut all = BTreeSet::new();
+    for _ in 0..3 {
+        for round in round_of(&group).await {
+            round.store.set(b"k", b"v").await.unwrap();
+            round.store.add(b"n", 1).await.unwrap();
+            round.store.queue_push(b"q", b"v").await.unwrap();
+        }
+        all.extend(keys(&client).await);
+    }
+    assert!(all.len() > 20, "{all:?}");
+    assert!(all.iter().all(|(_, lease)| *lease != 0), "{all:?}");
+    // Only the last round's data is kept.
+    gone(&client, "/store/1/").await;
+    gone(&client, "/store/2/").await;
+    assert!(keys(&client).await.iter().any(|(key, _)| key.contains("/store/3/")));
+
+    assert!(group[0].shutdown("done").await);
+    change(&group[1]).await;
+    assert!(group[1].shutdown("done").await);
+    let left = keys(&client).await;
+    assert!(left.len() == 1 && left[0].0.ends_with("/group/round"), "{left:?}");
+    gone(&client, "").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_stays_of_a_run_whose_nodes_all_died() {
+    let etcd = Etcd::start(Version::V35);
+    let mut settings = settings(&etcd.endpoint(), 1, 1);
+    settings.run_ttl = Duration::from_secs(3);
+    let client = Client::connect(settings.etcd.clone()).await.unwrap();
+    let lonely = node(&settings, "a").await;
+    let round = within(lonely.next_rendezvous()).await.unwrap();
+    round.store.set(b"k", b"v").await.unwrap();
+    drop((round, lonely));
+    assert!(keys(&client).await.len() >= 4);
+    gone(&client, "").await;
+}

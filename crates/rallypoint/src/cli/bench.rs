@@ -1,0 +1,302 @@
+//! `rallypoint bench rendezvous`: how fast a group forms on a given etcd, beside what that etcd can do at all.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use etcd_client::{Client as RawClient, PutOptions};
+use futures::stream::{StreamExt as _, TryStreamExt as _};
+use rallypoint_etcd::v3::Client;
+use rallypoint_rendezvous::native::{NativeHandler, NativeSettings};
+use rallypoint_rendezvous::{RendezvousError, RendezvousHandler as _};
+use serde::Serialize;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+use super::connection::Connection;
+use super::exit::{NODE, Problem};
+
+/// Connections that all nodes share; as many carry the raw requests of the floor.
+const CONNECTIONS: usize = 8;
+/// Raw requests under way at a time, which is where an etcd does most per second.
+const IN_FLIGHT: usize = 256;
+
+/// Measure what an etcd can do for a rendezvous.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Bench {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    Rendezvous(Rendezvous),
+}
+
+/// Form a group of nodes, as tasks of this process, and say how long it took.
+///
+/// Beside it stands the floor: as many lease grants and puts, asked for by a raw client. Nothing is left in etcd.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Exit codes: 0 measured, 1 the ranks were wrong, 2 wrong usage, 3 no group formed, 4 no etcd at the endpoint."
+)]
+struct Rendezvous {
+    /// The size of the group.
+    #[arg(long, env = "RALLYPOINT_BENCH_NODES", value_name = "N", default_value_t = 1000)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    nodes: u32,
+    /// Print JSON.
+    #[arg(long, env = "RALLYPOINT_JSON", value_parser = clap::builder::FalseyValueParser::new())]
+    json: bool,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// The exit code of `rallypoint bench`.
+pub(crate) fn run(options: &Bench) -> u8 {
+    let What::Rendezvous(options) = &options.what;
+    let measured = tokio::runtime::Runtime::new()
+        .map_err(|error| Problem::new(NODE, format!("no threads to run on: {error}")))
+        .and_then(|runtime| runtime.block_on(measure(options)));
+    match measured {
+        Ok(formation) => {
+            if options.json {
+                println!("{}", serde_json::to_string(&formation).expect("figures can be written as JSON"));
+            } else {
+                print!("{formation}");
+            }
+            u8::from(!formation.ranks_ok)
+        }
+        Err(problem) => problem.report(),
+    }
+}
+
+async fn measure(options: &Rendezvous) -> Result<Formation, Problem> {
+    let nodes = options.nodes as usize;
+    let run = format!("bench-{}-{}", std::process::id(), fastrand::u32(..));
+    let mut etcd = options.connection.settings()?;
+    etcd.prefix = options.connection.prefix.clone().unwrap_or_default();
+    let settings = NativeSettings::new(options.connection.endpoints(), &run, nodes, nodes);
+    let settings = settings.map_err(|error| Problem::usage(error.to_string()))?;
+    let settings = NativeSettings { etcd, ..settings };
+    let group = form(&settings, nodes).await.map_err(|error| Problem::rendezvous(&error))?;
+    let formation = group.formation.clone();
+    disband(group).await;
+    Ok(formation)
+}
+
+/// What was measured.
+#[derive(Debug, Clone, Serialize)]
+pub struct Formation {
+    /// The size of the group.
+    pub nodes: usize,
+    /// From the first node's start until the last one has its rank.
+    pub seconds: f64,
+    /// As many lease grants and puts by the raw client.
+    pub floor_seconds: f64,
+    /// Requests that etcd counted, per node, without the refreshes of leases, which come with time; none if
+    /// that etcd does not say.
+    pub requests_per_node: Option<f64>,
+    /// Refreshes of leases that etcd counted, per node.
+    pub keep_alives_per_node: Option<f64>,
+    /// Each rank from 0 was given once, and all nodes had one size, one round, one master.
+    pub ranks_ok: bool,
+}
+
+impl fmt::Display for Formation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let known = |count: Option<f64>| count.map_or("not told".to_owned(), |count| format!("{count:.2}"));
+        writeln!(f, "nodes               {}", self.nodes)?;
+        writeln!(f, "seconds             {:.3}", self.seconds)?;
+        writeln!(
+            f,
+            "floor               {:.3} ({:.2} times that)",
+            self.floor_seconds,
+            self.seconds / self.floor_seconds
+        )?;
+        writeln!(f, "requests per node   {}", known(self.requests_per_node))?;
+        writeln!(f, "keep-alives         {} per node", known(self.keep_alives_per_node))?;
+        writeln!(f, "ranks               {}", if self.ranks_ok { "right" } else { "WRONG" })
+    }
+}
+
+/// A group that has formed.
+#[derive(Debug)]
+pub struct Group {
+    /// What was measured.
+    pub formation: Formation,
+    /// The nodes, in the order of their names.
+    pub nodes: Vec<Arc<NativeHandler>>,
+}
+
+/// Forms a group of `nodes` nodes, as tasks of this process, and leaves it in being.
+pub async fn form(settings: &NativeSettings, nodes: usize) -> Result<Group, RendezvousError> {
+    let connection = |error: rallypoint_etcd::Error| RendezvousError::Connection {
+        endpoint: settings.etcd.endpoints.to_string(),
+        source: error.into(),
+    };
+    // Each node holds a port, in case it becomes the master.
+    raise_file_limit();
+    let mut clients = Vec::new();
+    for _ in 0..CONNECTIONS {
+        clients.push(Client::connect(settings.etcd.clone()).await.map_err(connection)?);
+    }
+    let floor_seconds = floor(settings, nodes).await?;
+    let before = Counts::read(settings).await.ok();
+
+    let began = Instant::now();
+    let mut joining = JoinSet::new();
+    for index in 0..nodes {
+        let settings = NativeSettings { node_id: Some(format!("node-{index:05}")), ..settings.clone() };
+        let client = clients[index % CONNECTIONS].clone();
+        joining.spawn(async move {
+            let node = Arc::new(NativeHandler::with_client(settings, client).await?);
+            let round = node.next_rendezvous().await?;
+            Ok::<_, RendezvousError>((node, (round.rank, round.world_size, round.round, round.master)))
+        });
+    }
+    let mut met = Vec::with_capacity(nodes);
+    while let Some(result) = joining.join_next().await {
+        met.push(result.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?);
+    }
+    let seconds = began.elapsed().as_secs_f64();
+
+    let after = Counts::read(settings).await.ok();
+    let counted = before.zip(after);
+    let per_node = |count: fn(&Counts) -> f64| {
+        counted.as_ref().map(|(before, after)| (count(after) - count(before)) / nodes as f64)
+    };
+    let ranks_ok = {
+        let mut ranks: Vec<usize> = met.iter().map(|(_, round)| round.0).collect();
+        ranks.sort_unstable();
+        let same = met
+            .windows(2)
+            .all(|pair| (pair[0].1.1, pair[0].1.2, &pair[0].1.3) == (pair[1].1.1, pair[1].1.2, &pair[1].1.3));
+        same && ranks.into_iter().eq(0..nodes) && met.first().is_some_and(|(_, round)| round.1 == nodes)
+    };
+    let formation = Formation {
+        nodes,
+        seconds,
+        floor_seconds,
+        requests_per_node: per_node(|counts| counts.requests),
+        keep_alives_per_node: per_node(|counts| counts.keep_alives),
+        ranks_ok,
+    };
+    let mut nodes: Vec<_> = met.into_iter().map(|(node, _)| node).collect();
+    nodes.sort_by(|a, b| a.node().cmp(b.node()));
+    Ok(Group { formation, nodes })
+}
+
+/// Leaves nothing of the group in etcd.
+pub async fn disband(group: Group) -> Result<(), RendezvousError> {
+    let Some((first, others)) = group.nodes.split_first() else { return Ok(()) };
+    first.set_closed("the benchmark is done").await?;
+    let leaving = others.iter().map(|node| node.leave());
+    futures::stream::iter(leaving).buffer_unordered(IN_FLIGHT).try_collect::<Vec<()>>().await?;
+    first.leave().await
+}
+
+/// What this etcd needs for a lease and a key of each node, asked for by the raw client.
+async fn floor(settings: &NativeSettings, nodes: usize) -> Result<f64, RendezvousError> {
+    let failed = |error: etcd_client::Error| RendezvousError::Connection {
+        endpoint: settings.etcd.endpoints.to_string(),
+        source: error.into(),
+    };
+    let mut clients = Vec::new();
+    for _ in 0..CONNECTIONS {
+        clients.push(RawClient::connect(settings.etcd.urls(), raw_options(settings)?).await.map_err(failed)?);
+    }
+    let key = |index: usize| format!("{}rallypoint-bench/{}/{index}", settings.etcd.prefix, settings.run_id);
+    let began = Instant::now();
+    let joining = (0..nodes).map(|index| {
+        let mut client = clients[index % CONNECTIONS].clone();
+        let key = key(index);
+        async move {
+            let lease = client.lease_grant(5, None).await?.id();
+            client.put(key, [b'x'; 200], Some(PutOptions::new().with_lease(lease))).await?;
+            Ok(lease)
+        }
+    });
+    let leases: Vec<i64> =
+        futures::stream::iter(joining).buffer_unordered(IN_FLIGHT).try_collect().await.map_err(failed)?;
+    let seconds = began.elapsed().as_secs_f64();
+    // They would end while the group forms, at its expense.
+    let ending = leases.into_iter().map(|lease| {
+        let mut client = clients[0].clone();
+        async move { client.lease_revoke(lease).await.map(|_| ()) }
+    });
+    let ended: Result<Vec<()>, _> =
+        futures::stream::iter(ending).buffer_unordered(IN_FLIGHT).try_collect().await;
+    ended.map_err(failed)?;
+    Ok(seconds)
+}
+
+fn raw_options(settings: &NativeSettings) -> Result<Option<etcd_client::ConnectOptions>, RendezvousError> {
+    let mut options = etcd_client::ConnectOptions::new();
+    if let Some(credentials) = &settings.etcd.credentials {
+        options = options.with_user(&credentials.user, &credentials.password);
+    }
+    if let Some(tls) = &settings.etcd.tls {
+        let read = |path: &std::path::Path| {
+            std::fs::read(path).map_err(|error| {
+                rallypoint_rendezvous::ParameterError(format!("cannot read {}: {error}", path.display()))
+            })
+        };
+        let mut made = etcd_client::TlsOptions::new();
+        if let Some(ca) = &tls.ca {
+            made = made.ca_certificate(etcd_client::Certificate::from_pem(read(ca)?));
+        }
+        if let (Some(cert), Some(key)) = (&tls.cert, &tls.key) {
+            made = made.identity(etcd_client::Identity::from_pem(read(cert)?, read(key)?));
+        }
+        options = options.with_tls(made);
+    }
+    Ok(Some(options))
+}
+
+/// What etcd has counted.
+#[derive(Debug, Clone, Copy)]
+struct Counts {
+    requests: f64,
+    keep_alives: f64,
+}
+
+impl Counts {
+    async fn read(settings: &NativeSettings) -> io::Result<Self> {
+        let endpoint = settings.etcd.endpoints.as_slice().first().ok_or(io::ErrorKind::NotFound)?;
+        let metrics = async {
+            let mut stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).await?;
+            let request = format!("GET /metrics HTTP/1.0\r\nHost: {}\r\n\r\n", endpoint.host);
+            stream.write_all(request.as_bytes()).await?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await?;
+            Ok::<String, io::Error>(answer)
+        };
+        let metrics = tokio::time::timeout(Duration::from_secs(5), metrics)
+            .await
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+        let mut counts = Counts { requests: 0.0, keep_alives: 0.0 };
+        let mut found = false;
+        let lines = metrics.lines().filter(|line| line.starts_with("grpc_server_msg_received_total{"));
+        for line in lines.filter(|line| line.contains("etcdserverpb.")) {
+            let count: f64 = line.rsplit(' ').next().and_then(|count| count.parse().ok()).unwrap_or(0.0);
+            found = true;
+            if line.contains("LeaseKeepAlive") {
+                counts.keep_alives += count;
+            } else {
+                counts.requests += count;
+            }
+        }
+        if found { Ok(counts) } else { Err(io::ErrorKind::InvalidData.into()) }
+    }
+}
+
+/// As many open files as this process may have. If that is too few, the error comes with the port that cannot be
+/// held.
+fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}
