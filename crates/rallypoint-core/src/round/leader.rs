@@ -50,6 +50,13 @@ pub(super) struct Lead {
     backoff: Backoff,
 }
 
+impl Lead {
+    /// Whether so few nodes are there.
+    pub(super) fn sees_at_most(&self, nodes: usize) -> bool {
+        self.reading.is_none() && self.roster.ids().nth(nodes).is_none()
+    }
+}
+
 /// What a new leader has to know first.
 #[derive(Debug, Default)]
 struct Reading {

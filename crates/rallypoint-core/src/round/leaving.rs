@@ -8,6 +8,10 @@ use super::node::{Goal, Node, Task, json, parse};
 use super::output::{NodeEvent, Output};
 use super::record::{NodeRecord, RankRecord, RoundRecord, Wants};
 
+/// Up to this many nodes, whoever leaves a closed run looks whether it is the last. In a larger group that would
+/// cost each of them a look at all others.
+const SMALL: usize = 16;
+
 /// What is left to do, in this order.
 #[derive(Debug)]
 pub(super) struct Leaving {
@@ -18,6 +22,8 @@ pub(super) struct Leaving {
     led: Option<i64>,
     /// The others have been told.
     said: bool,
+    /// As the leader, it has seen few others.
+    few: bool,
     /// It has been tried.
     swept: bool,
     busy: bool,
@@ -69,11 +75,12 @@ impl Node {
         self.stop_joining();
         let stays = closing.is_some();
         let led = self.lead.as_ref().map(|lead| lead.term);
+        let few = self.lead.as_ref().is_some_and(|lead| lead.sees_at_most(SMALL));
         match &mut self.goal {
             Goal::Leaving(leaving) => leaving.stays &= stays,
             goal => {
-                *goal =
-                    Goal::Leaving(Leaving { closing, stays, led, said: false, swept: false, busy: false });
+                let (said, swept, busy) = (false, false, false);
+                *goal = Goal::Leaving(Leaving { closing, stays, led, said, few, swept, busy });
             }
         }
         self.step_down();
@@ -145,7 +152,8 @@ impl Node {
             let txn = Txn { when, then, otherwise: vec![Op::Get(node)] };
             return self.request(Task::Leaving(LeavingTask::Say), Request::Txn(txn));
         }
-        if closed && !leaving.swept {
+        let small = self.round.as_ref().is_some_and(|(record, _)| record.world_size <= SMALL);
+        if closed && !leaving.swept && (small || leaving.few) {
             (leaving.swept, leaving.busy) = (true, true);
             let run_lease = self.round.as_ref().map_or(0, |(record, _)| record.lease);
             let txn = Txn {
