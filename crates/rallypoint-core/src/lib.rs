@@ -3,6 +3,7 @@
 //! - [`endpoint`]: where an etcd is, parsed from what people write.
 //! - [`settings`]: everything a connection to etcd can be told, and the one place its defaults live.
 //! - [`backoff`]: how long to wait before the next try.
+//! - [`time`], [`text`]: waits that no clock overflows on, and keys as people read them.
 //! - [`round`]: the native rendezvous, as a machine.
 //! - [`barrier`]: the way of one node through the barrier of PyTorch's `etcd` rendezvous.
 
@@ -11,6 +12,8 @@ pub mod barrier;
 pub mod endpoint;
 pub mod round;
 pub mod settings;
+pub mod text;
+pub mod time;
 
 pub use backoff::Backoff;
 pub use endpoint::{Endpoint, EndpointError, Endpoints, Scheme};

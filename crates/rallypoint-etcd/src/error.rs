@@ -3,6 +3,8 @@
 use std::error::Error as StdError;
 use std::fmt;
 
+use rallypoint_core::text::Key;
+
 use crate::v2;
 
 /// Result of a request to etcd.
@@ -208,21 +210,6 @@ impl StdError for Error {
     }
 }
 
-/// A key as people read it: quoted, with what is not text escaped, and not without end.
-pub(crate) struct Key<'a>(pub(crate) &'a [u8]);
-
-impl fmt::Display for Key<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHOWN: usize = 120;
-        let shown = &self.0[..self.0.len().min(SHOWN)];
-        write!(f, "\"{}\"", shown.escape_ascii())?;
-        if self.0.len() > SHOWN {
-            write!(f, "... ({} bytes)", self.0.len())?;
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -240,11 +227,5 @@ mod tests {
             r#"etcd: put "/a\x00b" at http://etcd1:2379: no connection (3 tries): connection refused"#
         );
         assert_eq!(StdError::source(&error).unwrap().to_string(), "connection refused");
-    }
-
-    #[test]
-    fn long_keys_are_cut() {
-        let text = Error::new(ErrorKind::Timeout, "get").key(vec![b'k'; 4096]).to_string();
-        assert!(text.contains("(4096 bytes)") && text.len() < 250, "{text}");
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures::stream::{FuturesUnordered, StreamExt};
 use rallypoint_core::Backoff;
+use rallypoint_core::time::bounded;
 use tokio::time::Instant;
 use tracing::debug;
 
@@ -133,8 +134,7 @@ impl Failover {
 
 /// The moment when `time` is over; of a time beyond all clocks, one beyond all jobs.
 pub(crate) fn after(time: Duration) -> Instant {
-    const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-    Instant::now() + time.min(FOR_EVER)
+    Instant::now() + bounded(time)
 }
 
 fn count(number: usize) -> u32 {

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rallypoint_etcd::v2;
-use rallypoint_server::{EtcdServer, EtcdServerError, EtcdServerOptions};
+use rallypoint_server::{BINARY_VARIABLE, EtcdServer, EtcdServerError, EtcdServerOptions};
 use rallypoint_testkit::Version;
 
 fn options(binary: impl Into<PathBuf>) -> EtcdServerOptions {
@@ -127,6 +127,52 @@ async fn a_program_that_is_none_is_named() {
     let error =
         EtcdServer::start(EtcdServerOptions { tries: 1, ..options("/no/such/etcd") }).await.unwrap_err();
     assert!(error.to_string().contains("/no/such/etcd"), "{error}");
+}
+
+/// Set in a process that starts what it finds.
+const FINDER: &str = "RALLYPOINT_MANAGED_FINDER";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_etcd_is_looked_for_by_its_variable_beside_the_program_and_on_the_path() {
+    if std::env::var_os(FINDER).is_some() {
+        let server = EtcdServer::start(EtcdServerOptions::default()).await.unwrap();
+        let version = server.client_v2().await.unwrap().version().await.unwrap().server;
+        println!("found {} {}", server.is_embedded(), version);
+        server.stop().await;
+        return assert_eq!(folders(std::process::id()), 0);
+    }
+    // A program of its own, with room for a folder beside it.
+    let here = std::env::current_exe().unwrap();
+    let folder = tempfile::tempdir_in(here.parent().unwrap()).unwrap();
+    let program = folder.path().join("program");
+    std::fs::hard_link(&here, &program).unwrap();
+    let find = |named: Option<PathBuf>, path: &Path| {
+        let mut command = Command::new(&program);
+        let name = "an_etcd_is_looked_for_by_its_variable_beside_the_program_and_on_the_path";
+        command.args([name, "--exact", "--nocapture"]).env(FINDER, "1");
+        command.env_remove(BINARY_VARIABLE).env("PATH", path);
+        command.envs(named.map(|named| (BINARY_VARIABLE, named)));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let output = String::from_utf8(output.stdout).unwrap();
+        let found =
+            output.lines().find_map(|line| line.split_once("found ")).unwrap_or_else(|| panic!("{output}"));
+        found.1.to_owned()
+    };
+    let (empty, on_path, beside) =
+        (folder.path().join("empty"), folder.path().join("path"), folder.path().join("bin"));
+    assert!(find(None, &empty).starts_with("true "), "nothing is found");
+    std::fs::create_dir(&on_path).unwrap();
+    std::os::unix::fs::symlink(Version::V34.binary(), on_path.join("etcd")).unwrap();
+    assert!(find(None, &on_path).starts_with("false 3.4."), "the path's");
+    std::fs::create_dir(&beside).unwrap();
+    std::os::unix::fs::symlink(Version::V35.binary(), beside.join("etcd")).unwrap();
+    assert!(find(None, &on_path).starts_with("false 3.5."), "the one beside the program");
+    assert!(find(Some(Version::V34.binary()), &on_path).starts_with("false 3.4."), "the one that is named");
+    assert!(
+        find(Some("/no/such/etcd".into()), &empty).starts_with("false 3.5."),
+        "a wrong name is passed over"
+    );
 }
 
 /// Set in the process that is started only to be killed.

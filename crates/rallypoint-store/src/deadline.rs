@@ -4,6 +4,7 @@ use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use rallypoint_core::time::bounded;
 use tokio::time::Instant;
 
 use crate::error::StoreError;
@@ -42,10 +43,8 @@ impl Timeout {
 
     /// The deadline of an operation that begins now and takes `timeout`, or else the store's own.
     pub(crate) fn deadline(&self, timeout: Option<Duration>) -> Deadline {
-        // Later than any job lasts, and not so late that the clock overflows.
-        const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
         let after = timeout.unwrap_or_else(|| self.get());
-        Deadline { at: Instant::now() + after.min(FOR_EVER), after }
+        Deadline { at: Instant::now() + bounded(after), after }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rallypoint_core::text::Key;
 use thiserror::Error;
 
 /// Result of a store operation.
@@ -22,13 +23,13 @@ pub enum StoreError {
         after: Duration,
     },
     /// A pop that does not wait found nothing.
-    #[error("the queue {} is empty", name(key))]
+    #[error("the queue {} is empty", Key(key))]
     QueueEmpty {
         /// The queue.
         key: Vec<u8>,
     },
     /// `add` on a value that does not begin with a number.
-    #[error("cannot add to {}: its value is not a number: {}", name(key), name(&value[..value.len().min(40)]))]
+    #[error("cannot add to {}: its value is not a number: {}", Key(key), Key(&value[..value.len().min(40)]))]
     NotANumber {
         /// The key.
         key: Vec<u8>,
@@ -47,7 +48,7 @@ pub enum StoreError {
     #[error(
         "cannot store {size} bytes under {}: the server's limit is about {limit} bytes for key and value together; \
          raise it there, or store less: {source}",
-        name(key)
+        Key(key)
     )]
     TooLarge {
         /// The key.
@@ -60,7 +61,7 @@ pub enum StoreError {
         source: rallypoint_etcd::Error,
     },
     /// The reply to a write was lost, and whether it was carried out can no longer be found out.
-    #[error("cannot tell whether {what} {} was carried out: {source}", name(key))]
+    #[error("cannot tell whether {what} {} was carried out: {source}", Key(key))]
     OutcomeUnknown {
         /// The operation.
         what: &'static str,
@@ -70,7 +71,7 @@ pub enum StoreError {
         source: rallypoint_etcd::Error,
     },
     /// What is stored was not written by a store of this kind.
-    #[error("the value of {} is damaged: {problem}", name(key))]
+    #[error("the value of {} is damaged: {problem}", Key(key))]
     Corrupt {
         /// The key.
         key: Vec<u8>,
@@ -90,18 +91,9 @@ pub enum StoreError {
 
 fn names(keys: &[Vec<u8>]) -> String {
     const SHOWN: usize = 8;
-    let mut text: Vec<String> = keys.iter().take(SHOWN).map(|key| name(key)).collect();
+    let mut text: Vec<String> = keys.iter().take(SHOWN).map(|key| Key(key).to_string()).collect();
     if keys.len() > SHOWN {
         text.push(format!("and {} more", keys.len() - SHOWN));
     }
     text.join(", ")
-}
-
-/// A key as people read it: quoted, with what is not text escaped, and not without end.
-fn name(key: &[u8]) -> String {
-    const SHOWN: usize = 120;
-    match key.get(..SHOWN) {
-        Some(start) if key.len() > SHOWN => format!("\"{}\"... ({} bytes)", start.escape_ascii(), key.len()),
-        _ => format!("\"{}\"", key.escape_ascii()),
-    }
 }

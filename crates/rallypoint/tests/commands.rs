@@ -3,11 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail")]
 
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
 use rallypoint::{EtcdSettings, EtcdStore, Store};
-use rallypoint_testkit::Version;
+use rallypoint_testkit::{Certs, Version};
 
 const RALLYPOINT: &str = env!("CARGO_BIN_EXE_rallypoint");
 const SERVER: &str = env!("CARGO_BIN_EXE_rallypoint-server");
@@ -70,7 +72,7 @@ async fn both_commands_serve_and_stop_in_good_order() {
         assert_eq!(serving.terminate(), Some(0));
         assert!(began.elapsed() < Duration::from_secs(5));
     }
-    assert!(!std::path::Path::new("x").exists(), "nothing is written");
+    assert!(!Path::new("x").exists(), "nothing is written");
 }
 
 #[test]
@@ -100,6 +102,43 @@ fn what_cannot_be_served_is_one_line_and_an_exit_code() {
         assert!(text.contains(word), "{args:?}: {text}");
         assert!(!text.contains("panicked"), "{text}");
     }
+}
+
+/// As in etcd, to name the authority of clients is enough.
+#[tokio::test]
+async fn etcds_tls_flags_turn_clients_without_a_certificate_away() {
+    let certs = Certs::generate();
+    let file = |flag: &str, path: &Path| format!("--{flag}={}", path.display());
+    let (cert, key) = (file("cert-file", certs.server_cert()), file("key-file", certs.server_key()));
+    let authority = file("trusted-ca-file", certs.ca());
+    let serving =
+        Serving::start(SERVER, &["--listen-client-urls=https://127.0.0.1:0", &cert, &key, &authority]);
+    let url = format!("https://{}", serving.endpoint);
+    let pem = |path| std::fs::read(path).unwrap();
+    let stranger = TlsOptions::new().ca_certificate(Certificate::from_pem(pem(certs.ca())));
+    let known = Identity::from_pem(pem(certs.client_cert()), pem(certs.client_key()));
+    let put = async |tls: TlsOptions| {
+        let options = ConnectOptions::new().with_tls(tls).with_timeout(Duration::from_secs(20));
+        Client::connect([&url], Some(options)).await?.put("a", "1", None).await
+    };
+    put(stranger.clone()).await.unwrap_err();
+    put(stranger.identity(known)).await.unwrap();
+}
+
+#[test]
+fn the_log_goes_where_etcds_flag_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("log");
+    let outputs = format!("stderr,{}", file.display());
+    let args = ["--listen-client-urls", "http://127.0.0.1:0", "--log-outputs", &outputs, "--data-dir", "x"];
+    let serving = Serving::start(SERVER, &args);
+    assert_eq!(serving.terminate(), Some(0));
+    let log = std::fs::read_to_string(file).unwrap();
+    assert!(log.contains("--data-dir has no meaning") && log.contains("in memory"), "{log}");
+    assert!(log.contains("stopping") && !log.contains('\u{1b}'), "{log}");
+    let output = run(SERVER, &["--log-outputs", "/no/such/folder/log"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(2) && text.contains("cannot log to /no/such/folder/log"), "{text}");
 }
 
 #[test]

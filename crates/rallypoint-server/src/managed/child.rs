@@ -26,7 +26,7 @@ exec 3<&0
 ( read -r _ <&3; kill -KILL $etcd 2>/dev/null ) & watch=$!
 wait $etcd; status=$?
 kill -KILL $watch 2>/dev/null
-[ -z "$folder" ] || rm -rf "$folder"
+[ -z "$folder" ] || PATH=$PATH:/usr/bin:/bin rm -rf "$folder"
 exit $status
 "#;
 

@@ -38,6 +38,7 @@ const CASES: &[(&str, Case)] = &[
     ("watch_progress_and_cancel", |client, _| watches::progress_and_cancel(client).boxed()),
     ("watch_fragments", |client, _| watches::fragments(client).boxed()),
     ("limits", |client, _| limits(client).boxed()),
+    ("health", |client, _| health(client).boxed()),
     ("compaction", |client, _| compaction(client).boxed()),
 ];
 
@@ -383,6 +384,16 @@ async fn limits(client: &Raw) {
         assert_eq!(status.code(), Code::Unimplemented);
         assert!(status.message().starts_with("unknown "), "{status:?}");
     }
+}
+
+/// gRPC's own health check, whose messages have one field each.
+async fn health(client: &Raw) {
+    const SERVING: i32 = 1;
+    let check = |service: &str| client.unary("/grpc.health.v1.Health/Check", service.to_owned());
+    let served: Result<i32, Status> = check("").await;
+    assert_eq!(served.unwrap(), SERVING);
+    let unknown: Result<i32, Status> = check("no such service").await;
+    refused(unknown, Code::NotFound, "unknown service");
 }
 
 /// The last: what was before it is gone for all others.

@@ -1,0 +1,35 @@
+//! Bytes as people read them.
+
+use std::fmt;
+
+/// A key in a sentence: quoted, with what is not text escaped, and not without end.
+///
+/// ```
+/// assert_eq!(rallypoint_core::text::Key(b"/a\0b").to_string(), r#""/a\x00b""#);
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct Key<'a>(pub &'a [u8]);
+
+impl fmt::Display for Key<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 120;
+        let shown = &self.0[..self.0.len().min(SHOWN)];
+        write!(f, "\"{}\"", shown.escape_ascii())?;
+        if self.0.len() > SHOWN {
+            write!(f, "... ({} bytes)", self.0.len())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_keys_are_cut() {
+        assert!(!Key(&[b'k'; 120]).to_string().contains("..."));
+        let text = Key(&[b'k'; 121]).to_string();
+        assert!(text.ends_with("k\"... (121 bytes)") && text.len() < 150, "{text}");
+    }
+}
