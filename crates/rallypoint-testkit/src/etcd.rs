@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tempfile::TempDir;
 
-use crate::net::ReservedPort;
+use crate::net::reserved_port;
+use crate::port::ReservedPort;
 use crate::{Certs, Version, http, process};
 
 /// Far more than a start takes; a loaded machine must not fail a test.
@@ -112,9 +113,9 @@ impl EtcdBuilder {
             name: name.to_owned(),
             tls: self.tls,
             args: self.args,
-            client: ReservedPort::new(),
-            peer: ReservedPort::new(),
-            metrics: ReservedPort::new(),
+            client: reserved_port(),
+            peer: reserved_port(),
+            metrics: reserved_port(),
             dir,
             child: None,
             paused: false,
@@ -156,7 +157,7 @@ impl Etcd {
     /// The port of [`Etcd::endpoint`].
     #[must_use]
     pub fn port(&self) -> u16 {
-        self.client.port()
+        self.client.number()
     }
 
     /// The id of the process.
@@ -270,7 +271,7 @@ impl Etcd {
     }
 
     fn try_metric(&self, name: &str) -> Option<f64> {
-        let answer = http::get(self.metrics.port(), "/metrics", Duration::from_secs(5)).ok()?;
+        let answer = http::get(self.metrics.number(), "/metrics", Duration::from_secs(5)).ok()?;
         answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.trim().parse().ok()
     }
 
@@ -299,7 +300,7 @@ impl Etcd {
             .arg(format!("--advertise-client-urls={}", self.url()))
             .arg(format!("--listen-peer-urls={}", self.peer_url()))
             .arg(format!("--initial-advertise-peer-urls={}", self.peer_url()))
-            .arg(format!("--listen-metrics-urls=http://127.0.0.1:{}", self.metrics.port()));
+            .arg(format!("--listen-metrics-urls=http://127.0.0.1:{}", self.metrics.number()));
         if let Some(Tls { certs, mutual, elsewhere }) = &self.tls {
             let (cert, key) = if *elsewhere {
                 (certs.elsewhere_cert(), certs.elsewhere_key())
@@ -335,12 +336,12 @@ impl Etcd {
     /// etcd calls itself healthy when it has a leader and, on 3.5, has read through it. The client port is
     /// open before this one is.
     fn is_healthy(&self) -> bool {
-        http::get(self.metrics.port(), "/health", Duration::from_secs(5))
+        http::get(self.metrics.number(), "/health", Duration::from_secs(5))
             .is_ok_and(|answer| answer.contains(r#""health":"true""#))
     }
 
     fn peer_url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.peer.port())
+        format!("http://127.0.0.1:{}", self.peer.number())
     }
 
     fn log(&self) -> PathBuf {

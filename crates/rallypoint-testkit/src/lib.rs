@@ -18,6 +18,9 @@ mod cluster;
 mod etcd;
 mod http;
 mod net;
+// One file for both: neither crate can depend on the other, as the tests of each use the test kit.
+#[path = "../../rallypoint-server/src/managed/port.rs"]
+mod port;
 mod process;
 mod program;
 mod proxy;

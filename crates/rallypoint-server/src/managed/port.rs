@@ -1,4 +1,4 @@
-//! Ports for a server that must be told its own.
+//! Ports for a server that must be told its own. The test kit has this file too.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -11,13 +11,13 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 /// The socket is bound and never listens: a server that is told the port can listen on it, as both share the
 /// address. Looking for a free port and letting go of it would leave a gap for others.
 #[derive(Debug)]
-pub(super) struct ReservedPort {
+pub(crate) struct ReservedPort {
     number: u16,
     _socket: OwnedFd,
 }
 
 impl ReservedPort {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let socket =
             rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         sockopt::set_socket_reuseaddr(&socket, true)?;
@@ -26,7 +26,7 @@ impl ReservedPort {
         Ok(ReservedPort { number: bound.port(), _socket: socket })
     }
 
-    pub(super) fn number(&self) -> u16 {
+    pub(crate) fn number(&self) -> u16 {
         self.number
     }
 }
