@@ -122,7 +122,8 @@ fn draw(rng: &mut Rng, planted: Planted) -> World {
         lease: Duration::from_secs(if rng.bool() { 2 } else { 5 }),
         last_call: Duration::from_millis([100, 1_000, 5_000, 20_000][rng.usize(..4)]),
         run_ttl: Duration::from_secs(90),
-        closed_ttl: Duration::from_secs(60),
+        // Longer than all that follows, so that whoever comes late can be told.
+        closed_ttl: Duration::from_secs(300),
     };
     let mut some = |most: f64| if rng.bool() { most * rng.f64() } else { 0.0 };
     let mut weather = Weather { slow: some(0.4), lost: some(0.15), late: some(0.15), snapshot: some(0.2) };
