@@ -4,6 +4,7 @@
 //! that whatever else the machine does hits them alike; what is quoted is the ratio of their medians.
 
 mod barrier;
+mod launcher;
 mod lean;
 mod measure;
 mod node;
@@ -39,6 +40,8 @@ enum What {
         /// Where it is told what to do.
         port: u16,
     },
+    /// The launcher: from the command to the first lines of four workers, and memory, against torchrun.
+    Launcher(Options),
 }
 
 #[derive(clap::Args)]
@@ -63,7 +66,9 @@ struct Options {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let options = match &cli.what {
-        What::Store(options) | What::Server(options) | What::Barrier(options) => options,
+        What::Store(options) | What::Server(options) | What::Barrier(options) | What::Launcher(options) => {
+            options
+        }
         What::Node { port } => {
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
@@ -77,6 +82,7 @@ fn main() -> ExitCode {
             What::Store(_) => store::run(options).await,
             What::Server(_) => server::run(options).await,
             What::Barrier(_) | What::Node { .. } => tokio::task::block_in_place(|| barrier::run(options)),
+            What::Launcher(_) => tokio::task::block_in_place(|| launcher::run(options)),
         }
     });
     print!("{report}");

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
+use rallypoint_rendezvous::Registry;
 use rallypoint_server::{Config, Tls};
 
 use super::bench::{self, Bench};
@@ -17,10 +18,25 @@ use super::{LogFormat, failed, serve, start_log};
 
 /// Brings the nodes of a distributed training job together, on etcd.
 #[derive(Parser)]
-#[command(name = "rallypoint", version, subcommand_required = true, arg_required_else_help = true)]
+#[command(name = "rallypoint", version, long_version = built(), subcommand_required = true, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
+}
+
+/// What was built: the version, and what may matter when something goes wrong.
+fn built() -> String {
+    let backends = Registry::with_defaults();
+    let backends: Vec<&str> = backends.names().collect();
+    format!(
+        "{}\nbuilt      {} for {}\ncompiler   {}\ncommit     {}\nbackends   {}\nserves     etcd's v3 and v2 protocols",
+        env!("CARGO_PKG_VERSION"),
+        env!("RALLYPOINT_PROFILE"),
+        env!("RALLYPOINT_TARGET"),
+        env!("RALLYPOINT_COMPILER"),
+        env!("RALLYPOINT_COMMIT"),
+        backends.join(", ")
+    )
 }
 
 #[derive(Subcommand)]
