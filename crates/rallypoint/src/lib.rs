@@ -5,6 +5,7 @@
 //! - [`EtcdSettings`]: how to reach an etcd.
 //! - [`Store`] and its implementations: data that the nodes of a job share, with the meaning of PyTorch's c10d
 //!   `Store`.
+//! - [`rendezvous`]: how the nodes of a run find each other, and [`agent`]: a node that runs workers.
 //! - [`etcd`]: the clients beneath, for v3 and for v2.
 //! - [`server`]: a server of etcd's protocols inside the program, or a real etcd as its child.
 
@@ -12,8 +13,10 @@
 #[doc(hidden)]
 pub mod cli;
 
+pub use rallypoint_agent as agent;
 pub use rallypoint_core::{Credentials, Endpoint, Endpoints, EtcdSettings, TlsSettings};
 pub use rallypoint_etcd as etcd;
+pub use rallypoint_rendezvous as rendezvous;
 pub use rallypoint_server as server;
 pub use rallypoint_store::{
     BlockingStore, DEFAULT_TIMEOUT, EtcdStore, EtcdV2Store, MemoryStore, PrefixStore, Store, StoreError,
@@ -30,4 +33,6 @@ mod documents {
     mod connecting {}
     #[doc = include_str!("../../../docs/server.md")]
     mod server {}
+    #[doc = include_str!("../../../docs/launcher.md")]
+    mod launcher {}
 }

@@ -42,6 +42,20 @@ fn workers_say_who_they_are_and_the_launcher_that_all_went_well() {
 }
 
 #[test]
+fn the_first_command_of_the_readme_does_what_it_says() {
+    let readme = include_str!("../../../README.md");
+    let line = readme.lines().find_map(|line| line.strip_prefix("scripts/rallypoint run ")).unwrap();
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &format!("exec {RALLYPOINT} run {line}")]);
+    let ended = Launcher::spawn(command).ended().expect(0);
+    for said in readme.lines().filter(|line| line.starts_with('[') && line.contains("]: ")) {
+        assert_eq!(ended.with(said), [said], "{}", ended.text());
+    }
+    assert_eq!(ended.with("worker ").len(), 4);
+    assert_eq!(ended.with("all workers have finished").len(), 1);
+}
+
+#[test]
 fn lines_of_many_workers_stay_whole() {
     let script = "for i in $(seq 500); do printf 'aaaaaaaaaaaaaaaaaaaa'; printf 'bbbbbbbbbb\\n'; done";
     let ended = Launcher::run(&["--nproc-per-node", "4", "--", "sh", "-c", script]).expect(0);

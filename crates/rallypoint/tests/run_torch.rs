@@ -287,3 +287,48 @@ fn training_survives_a_death_and_grows_again_in_network_namespaces() {
         }
     }
 }
+
+/// One node under torchrun with PyTorch's `etcd` backend, one under ours: one group, whichever comes first.
+#[test]
+fn a_node_under_torchrun_and_one_under_ours_are_one_group() {
+    const WORKER: &str = r#"
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(total)
+print(f"rank {dist.get_rank()} sum {total.item()} of {dist.get_world_size()}", flush=True)
+dist.destroy_process_group()
+"#;
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("worker.py");
+    std::fs::write(&script, WORKER).unwrap();
+    let etcd = Etcd::builder(Version::V35).v2().start();
+    let start = |mut command: Command, workers: &str| {
+        command.args(["--nnodes=2", "--rdzv-backend=etcd", "--rdzv-id=mixed", "--local-addr=127.0.0.1"]);
+        command
+            .args([&format!("--rdzv-endpoint={}", etcd.endpoint()), &format!("--nproc-per-node={workers}")]);
+        Launcher::spawn({
+            command.arg(&script).env("PYTHON_EXEC", torch_python());
+            command
+        })
+    };
+    let mut theirs = Command::new(torch_python());
+    theirs.args(["-m", "torch.distributed.run"]);
+    let mut ours = Command::new(RALLYPOINT);
+    ours.arg("run");
+    let nodes = [start(theirs, "1"), start(ours, "2")];
+    let ended = nodes.map(|node| node.ended().expect(0));
+    let mut said: Vec<String> = ended
+        .iter()
+        .flat_map(|ended| ended.with("sum 6 of 3"))
+        .map(|line| line.split_once("rank ").unwrap().1.to_owned())
+        .collect();
+    said.sort_unstable();
+    assert_eq!(
+        said,
+        ["0 sum 6 of 3", "1 sum 6 of 3", "2 sum 6 of 3"],
+        "{}{}",
+        ended[0].text(),
+        ended[1].text()
+    );
+}

@@ -46,9 +46,12 @@ pub(super) fn run(options: &Run) -> u8 {
     let terminal = Terminal::new();
     let writer = LogWriter(Arc::clone(&terminal));
     let colours = terminal.colours(Stream::Err);
-    if let Err(problem) =
-        start_log_to(&options.log_level, options.log_format, colours, move || writer.clone())
-    {
+    // That there is a server inside is told by what the launcher says itself.
+    let level = match options.log_level.as_str() {
+        "info" => "info,rallypoint_server=warn",
+        level => level,
+    };
+    if let Err(problem) = start_log_to(level, options.log_format, colours, move || writer.clone()) {
         return Problem::usage(problem).report();
     }
     let runtime = match tokio::runtime::Runtime::new() {
