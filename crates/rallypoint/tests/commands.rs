@@ -169,7 +169,13 @@ fn help_version_and_completions_are_there() {
         (&["serve", "--help"], "RALLYPOINT_LISTEN"),
         (&["--version"], env!("CARGO_PKG_VERSION")),
         (&["completions", "bash"], "complete -F"),
+        (&["--version"], "compiler   rustc"),
+        (&["run", "--help"], "Exit codes:"),
+        (&["run", "--help"], "PET_NPROC_PER_NODE"),
         (&["completions", "zsh"], "#compdef rallypoint"),
+        (&["completions", "fish"], "nproc-per-node"),
+        (&["man"], ".TH rallypoint 1"),
+        (&["man", "run"], ".TH rallypoint-run 1"),
     ] {
         let output = run(RALLYPOINT, args);
         let text = String::from_utf8(output.stdout).unwrap();

@@ -7,7 +7,7 @@ mod launcher;
 use std::process::{Command, Output};
 
 use launcher::{Launcher, RALLYPOINT, wait_for_any};
-use rallypoint_testkit::{Etcd, Version};
+use rallypoint_testkit::{Certs, Etcd, Version};
 
 /// A free port that a launcher may start its server on.
 fn free_endpoint() -> String {
@@ -119,6 +119,89 @@ fn a_node_that_is_stopped_leaves_at_once_and_one_that_comes_is_let_in() {
         let ended = node.ended().expect(0);
         assert!(!ended.with("3 are here").is_empty(), "{}", ended.text());
     }
+}
+
+#[test]
+fn a_command_that_is_killed_still_tells_the_others() {
+    let etcd = Etcd::start(Version::V35);
+    let endpoint = etcd.endpoint();
+    let script = "echo $WORLD_SIZE are here; while :; do sleep 0.05; done";
+    let start = || {
+        let args = ["--nnodes", "1:2", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint];
+        let conf = ["--rdzv-conf", "last_call_timeout=1,lease_timeout=500", "--", "sh", "-c", script];
+        Launcher::start(&[&args[..], &conf[..]].concat())
+    };
+    let (mut first, mut second) = (start(), start());
+    first.wait_for("2 are here");
+    second.wait_for("2 are here");
+    first.forget();
+    second.signal("KILL");
+    second.nothing_is_left();
+    first.wait_for("1 are here");
+    first.signal("TERM");
+    first.ended().expect(143);
+}
+
+#[test]
+fn the_options_for_tls_are_the_same_everywhere() {
+    let certs = Certs::generate();
+    let etcd = Etcd::builder(Version::V35).mutual_tls(&certs).start();
+    let endpoint = etcd.endpoint();
+    let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+    let (ca, cert, key) = (path(certs.ca()), path(certs.client_cert()), path(certs.client_key()));
+    let tls = ["--endpoint", &endpoint, "--cacert", &ca, "--cert", &cert, "--key", &key];
+    let run =
+        [&["--nnodes", "1:2", "--rdzv-id", "job", "--rdzv-conf", "last_call_timeout=0"], &tls[..]].concat();
+    let mut node = Launcher::start(&[&run[..], &["--", "sh", "-c", "echo ready; sleep 600"]].concat());
+    node.wait_for("ready");
+    let (output, text) = rallypoint(&[&["status"], &tls[..]].concat());
+    assert!(output.status.success() && text.contains("job  running"), "{text}");
+    let (output, text) = rallypoint(&[&["close", "job", "--reason", "done"], &tls[..]].concat());
+    assert!(output.status.success(), "{text}");
+    node.ended().expect(5);
+    for args in [&["--endpoint", &endpoint][..], &tls[..4]] {
+        let (output, text) = rallypoint(&[&["status"], args].concat());
+        assert_eq!(output.status.code(), Some(4), "{text}");
+        assert_eq!(text.trim_end().lines().count(), 1, "{text}");
+    }
+    let (output, text) = rallypoint(&["status", "--endpoint", &endpoint, "--cert", "a.pem"]);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    let (output, text) = rallypoint(&["status", "--endpoint", &endpoint, "--user", "me"]);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("RALLYPOINT_PASSWORD"), "{text}");
+}
+
+#[test]
+fn a_user_and_a_password_let_a_node_in() {
+    let etcd = Etcd::start(Version::V35);
+    for args in
+        [&["user", "add", "root:secret"][..], &["user", "grant-role", "root", "root"], &["auth", "enable"]]
+    {
+        let _ = etcd.etcdctl(args);
+    }
+    let endpoint = etcd.endpoint();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("password");
+    std::fs::write(&file, "secret\n").unwrap();
+    let run = [
+        "--nnodes",
+        "1:2",
+        "--rdzv-id",
+        "job",
+        "--rdzv-conf",
+        "last_call_timeout=0",
+        "--endpoint",
+        &endpoint,
+    ];
+    let user = ["--user", "root", "--password-file", file.to_str().unwrap()];
+    Launcher::run(&[&run[..], &user[..], &["true"]].concat()).expect(0);
+    let with_password = |password: &str| {
+        Launcher::start_with(&[&run[..], &["--user", "root", "true"]].concat(), |command| {
+            command.env("RALLYPOINT_PASSWORD", password);
+        })
+    };
+    let ended = with_password("wrong").ended().expect(4);
+    assert!(ended.text().contains("password") && !ended.text().contains("wrong"), "{}", ended.text());
 }
 
 #[test]

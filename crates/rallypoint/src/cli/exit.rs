@@ -3,6 +3,7 @@
 use std::error::Error;
 
 use rallypoint_agent::AgentError;
+use rallypoint_etcd::ErrorKind;
 use rallypoint_rendezvous::RendezvousError;
 
 /// Workers failed more often than they may be started again.
@@ -58,9 +59,7 @@ impl Problem {
     pub(crate) fn rendezvous(error: &RendezvousError) -> Self {
         let (code, advice) = match error {
             RendezvousError::Closed { .. } => (CLOSED, "; start a new one with another --rdzv-id"),
-            RendezvousError::Connection { .. } => {
-                (NO_SERVER, "; check --rdzv-endpoint, and that an etcd runs there")
-            }
+            RendezvousError::Connection { .. } => (NO_SERVER, advice(kind(error))),
             RendezvousError::Timeout { .. } => {
                 (NO_RENDEZVOUS, "; check that all nodes use this --rdzv-id and --rdzv-endpoint")
             }
@@ -88,6 +87,23 @@ impl Problem {
     pub(crate) fn report(&self) -> u8 {
         eprintln!("error: {}", self.text);
         self.code
+    }
+}
+
+/// What kept us from an etcd, where that is known.
+pub(crate) fn kind(error: &RendezvousError) -> Option<ErrorKind> {
+    let RendezvousError::Connection { source, .. } = error else { return None };
+    source.downcast_ref::<rallypoint_etcd::Error>().map(rallypoint_etcd::Error::kind)
+}
+
+/// What to do about a connection that did not come about.
+pub(crate) fn advice(kind: Option<ErrorKind>) -> &'static str {
+    match kind {
+        Some(ErrorKind::Auth | ErrorKind::PermissionDenied) => {
+            "; check --user and its password, and what that user may do"
+        }
+        Some(ErrorKind::Tls) => "; check --cacert, --cert and --key",
+        _ => "; check --rdzv-endpoint, and that an etcd runs there",
     }
 }
 

@@ -8,7 +8,7 @@ use rallypoint_rendezvous::native::{self, DEFAULT_ROOT, NodeState, RunStatus, ru
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::connection::Connection;
-use super::exit::{NO_SERVER, NODE, Problem, chain};
+use super::exit::{NO_SERVER, NODE, Problem, advice, chain};
 
 /// No such run on this etcd.
 const NO_RUN: u8 = 1;
@@ -108,10 +108,9 @@ async fn watch(client: &Client, range: KeyRange) -> rallypoint_etcd::Result<Watc
 async fn connect(connection: &Connection) -> Result<Client, Problem> {
     let mut settings = connection.settings()?;
     settings.prefix = connection.prefix.clone().unwrap_or_default();
-    Client::connect(settings).await.map_err(|error| {
-        let text = format!("{}; check --endpoint, and that an etcd runs there", chain(&error));
-        Problem::new(NO_SERVER, text)
-    })
+    Client::connect(settings)
+        .await
+        .map_err(|error| Problem::new(NO_SERVER, format!("{}{}", chain(&error), advice(Some(error.kind())))))
 }
 
 fn failed(error: &rallypoint_etcd::Error) -> Problem {

@@ -63,8 +63,9 @@ impl Launcher {
     /// Any command that ends up as a launcher.
     pub(crate) fn spawn(mut command: Command) -> Self {
         let mark = format!("{}-{}", std::process::id(), fastrand::u64(..));
-        // What the tests run under must not choose for them.
-        for (name, _) in std::env::vars_os() {
+        // What the tests run under must not choose for them; what a test sets itself stays.
+        let set: Vec<_> = command.get_envs().map(|(name, _)| name.to_owned()).collect();
+        for (name, _) in std::env::vars_os().filter(|(name, _)| !set.contains(name)) {
             if name.to_str().is_some_and(|name| name.starts_with("PET_") || name.starts_with("RALLYPOINT_")) {
                 command.env_remove(name);
             }

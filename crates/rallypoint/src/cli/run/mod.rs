@@ -16,6 +16,7 @@ use rallypoint_agent::{
     Agent, Console, Guarded, LogDir, LogSettings, Logs, Outcome, Part, Prefix, Stopper, Stream, WorkerSpec,
 };
 use rallypoint_core::Backoff;
+use rallypoint_etcd::ErrorKind;
 use rallypoint_rendezvous::{Registry, RendezvousError, RendezvousHandler, RendezvousParameters};
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
@@ -26,7 +27,7 @@ pub(super) use self::options::Run;
 use self::program::Program;
 use self::server::Meeting;
 use self::terminal::{LogWriter, Terminal};
-use super::exit::{CLOSED, NODE, Problem, SIGNAL, WORKERS_FAILED};
+use super::exit::{CLOSED, NODE, Problem, SIGNAL, WORKERS_FAILED, kind};
 use super::{LogFormat, start_log_to};
 
 /// How long torchrun waits between SIGTERM and SIGKILL, where nobody says otherwise.
@@ -140,8 +141,9 @@ async fn listen(stopper: Stopper, guarded: Guarded, names: String) {
         tokio::spawn(async move {
             while signals.recv().await.is_some() {
                 if guarded.alone() {
-                    warn!("this command was killed; ending the workers");
-                    stopper.now(Signal::KILL);
+                    // The workers end at once, and the others are told all the same.
+                    warn!("this command was killed; killing its workers");
+                    stopper.ask(Signal::KILL);
                 } else {
                     info!("{name}: ending in good order; once more to end at once");
                     stopper.ask(number);
@@ -267,7 +269,7 @@ async fn connect(
                 debug!(%error, "trying again");
                 tokio::time::sleep(backoff.next(fastrand::f64())).await;
             }
-            Err(error @ RendezvousError::Connection { .. }) if meeting.taken => {
+            Err(error @ RendezvousError::Connection { .. }) if meeting.taken && no_etcd(&error) => {
                 let problem = Problem::rendezvous(&error);
                 return Err(Problem {
                     code: NODE,
@@ -280,6 +282,11 @@ async fn connect(
             Err(error) => return Err(Problem::rendezvous(&error)),
         }
     }
+}
+
+/// Whether what listens there does not even answer as an etcd does.
+fn no_etcd(error: &RendezvousError) -> bool {
+    !matches!(kind(error), Some(ErrorKind::Auth | ErrorKind::PermissionDenied | ErrorKind::Tls))
 }
 
 fn signal_code(signal: Signal) -> u8 {
