@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from support import ROOT
+from torchrun import TORCHRUN
 
 TEXT = (ROOT / "docs/python.md").read_text()
 PYTHON = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
@@ -45,8 +46,7 @@ def test_the_torchrun_examples_run(etcd, tmp_path):
     with_etcd, shared, alone = commands
     for command in (with_etcd, shared, alone):
         assert command[:2] == ["torchrun", "--rdzv-backend=rallypoint"] and command[-1] == "train.py"
-    torchrun = [sys.executable, "-m", "torch.distributed.run"]
-    assert sorted(run([*torchrun, *alone[1:]], cwd=tmp_path, env=environment).splitlines()) == [
+    assert sorted(run([*TORCHRUN, *alone[1:]], cwd=tmp_path, env=environment).splitlines()) == [
         "rank 0 of 2: 2",
         "rank 1 of 2: 2",
     ]
@@ -56,4 +56,5 @@ def test_the_torchrun_examples_run(etcd, tmp_path):
         for word in with_etcd[1:]
     ]
     fitted = [word.replace(CLUSTER, etcd) for word in fitted]
-    assert run([*torchrun, *fitted], cwd=tmp_path, env=environment) == "rank 0 of 1: 1\n"
+    ours = [sys.executable, "-m", "rallypoint.torchrun"]
+    assert run([*ours, *fitted], cwd=tmp_path, env=environment) == "rank 0 of 1: 1\n"

@@ -10,7 +10,11 @@ import sys
 import uuid
 
 from support import TIED, wait_until
+from torch.distributed.elastic.rendezvous import registry
 
+# An older torch does not look for backends of other packages by itself.
+FINDS_BACKENDS = hasattr(registry, "_register_out_of_tree_handlers")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run" if FINDS_BACKENDS else "rallypoint.torchrun"]
 TRAIN = pathlib.Path(__file__).parent / "train.py"
 
 
@@ -32,7 +36,7 @@ class Agent:
             "local-addr": "127.0.0.1",
             **options,
         }
-        command = [*TIED, sys.executable, "-m", "torch.distributed.run", *(f"--{key}={flags[key]}" for key in flags)]
+        command = [*TIED, *TORCHRUN, *(f"--{key}={flags[key]}" for key in flags)]
         environment = {**os.environ, "NODE": name, "OMP_NUM_THREADS": "1", "LOGLEVEL": "INFO"}
         with open(self._errors, "w") as errors:
             self.process = subprocess.Popen(
