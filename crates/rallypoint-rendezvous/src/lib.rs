@@ -23,3 +23,10 @@ pub use handler::{GroupChange, Master, Member, Progress, Rendezvous, RendezvousH
 pub use parameters::{ParameterError, RendezvousParameters};
 pub use port::HeldPort;
 pub use registry::{Creator, Registry};
+
+/// The examples in the documents, as tests.
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../../../docs/rendezvous-etcd.md")]
+    mod rendezvous_etcd {}
+}
