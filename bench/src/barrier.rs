@@ -65,7 +65,7 @@ pub(crate) fn run(options: &Options) -> Report {
     let mut second = Samples::default();
     second.push(1.0);
     report.comparisons = vec![
-        seconds("a group of 128", formed, "PyTorch", theirs_formed, 1.0 / 3.0),
+        seconds("a group of 128", formed, "PyTorch", theirs_formed, 0.33),
         seconds("4 nodes meet again", again.clone(), "PyTorch", theirs_again.clone(), 1.0),
         seconds("4 nodes meet again", again, "the promise", second.clone(), 1.0),
         seconds("2 of ours and 2 of PyTorch's meet again", mixed_again, "4 of PyTorch's", theirs_again, 1.0),
