@@ -12,7 +12,8 @@ use rallypoint_core::EtcdSettings;
 use rallypoint_etcd::v2::{Client, Delete, Get, Put};
 use rallypoint_etcd::{ErrorKind, v2};
 use rallypoint_rendezvous::{
-    EtcdBarrier, GroupChange, Registry, Rendezvous, RendezvousError, RendezvousHandler, RendezvousParameters,
+    EtcdBarrier, GroupChange, HeldPort, Registry, Rendezvous, RendezvousError, RendezvousHandler,
+    RendezvousParameters,
 };
 use rallypoint_testkit::{Cluster, Etcd, Proxy, Silent, Version, refused_endpoint};
 use serde_json::json;
@@ -57,7 +58,7 @@ async fn all_meet(nodes: &[Arc<EtcdBarrier>]) -> Vec<Rendezvous> {
     for (rank, one) in met.iter().enumerate() {
         assert_eq!((one.rank, one.world_size, one.round), (rank, met.len(), met[0].round));
         assert_eq!(one.master, met[0].master);
-        assert_eq!(one.held_port.as_ref().map(|port| port.port()), (rank == 0).then_some(one.master.port));
+        assert_eq!(one.held_port.as_ref().map(HeldPort::port), (rank == 0).then_some(one.master.port));
     }
     met
 }
