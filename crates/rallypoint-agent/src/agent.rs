@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
 use crate::descendants;
-use crate::environment::{Common, NoGpu, Place, environment};
+use crate::environment::{Common, DEFAULT_SIGNALS, NoGpu, Place, environment};
 use crate::failure::{Failure, FailureReport};
 use crate::group::{Finish, Group, Start};
 use crate::guard::GUARD_VARIABLE;
@@ -22,6 +22,8 @@ use crate::output::{Console, Prefix};
 use crate::ranks::{IDENTICAL_VARIABLE, NodeWorkers, RankError, agree};
 use crate::stop::StopListener;
 
+/// How long workers have between SIGTERM and SIGKILL, as under torchrun.
+pub const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 /// Where the nodes of a round wait for each other's success; torchrun's name for it.
 const EXIT_BARRIER: &[u8] = b"torchelastic/agent/terminal_state";
 /// The reason of a run that ended well.
@@ -56,6 +58,25 @@ pub struct WorkerSpec {
     pub environment: Vec<(&'static str, OsString)>,
     /// What stands before each of their lines.
     pub prefix: Prefix,
+}
+
+impl WorkerSpec {
+    /// So many workers of a program, with torchrun's defaults.
+    #[must_use]
+    pub fn new(program: impl Into<OsString>, local_world_size: usize) -> Self {
+        WorkerSpec {
+            program: program.into(),
+            args: Vec::new(),
+            role: "default".to_owned(),
+            local_world_size,
+            max_restarts: 0,
+            grace: DEFAULT_GRACE,
+            signals: DEFAULT_SIGNALS.to_owned(),
+            virtual_local_rank: false,
+            environment: Vec::new(),
+            prefix: Prefix::default(),
+        }
+    }
 }
 
 /// How a run ended on this node.

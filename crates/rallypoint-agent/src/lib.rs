@@ -1,6 +1,26 @@
 //! A node's agent: it meets the other nodes, starts this node's workers, watches them, and starts them again.
 //!
-//! What torchrun's agent does, for any program. Calls go down:
+//! What torchrun's agent does, for any program.
+//!
+//! ```no_run
+//! # async fn example(console: std::sync::Arc<dyn rallypoint_agent::Console>) -> Result<(), Box<dyn std::error::Error>> {
+//! use std::sync::Arc;
+//! use rallypoint_agent::{Agent, LogDir, LogSettings, Logs, Outcome, Stopper, WorkerSpec};
+//! use rallypoint_rendezvous::native::{NativeHandler, NativeSettings};
+//!
+//! let node = NativeHandler::connect(NativeSettings::new("etcd1:2379", "job42", 2, 4)?).await?;
+//! let logs = Logs::open(LogSettings::console(LogDir::temporary()), "job42")?;
+//! let stopper = Stopper::default();
+//! let spec = WorkerSpec::new("./train", 8);
+//! match Agent::new(spec, Arc::new(node), logs, console).run(stopper.listen()).await? {
+//!     Outcome::Succeeded(figures) => println!("{} workers have finished", figures.workers),
+//!     outcome => println!("{outcome:?}"),
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Calls go down:
 //!
 //! - [`Agent`]: the loop. It is told to end through a [`Stopper`] and returns an [`Outcome`].
 //! - `group`: the workers of one round, started and stopped together; each is a process group of its own.
@@ -22,7 +42,7 @@ mod stop;
 mod streams;
 mod time;
 
-pub use agent::{Agent, AgentError, FINISHED, Outcome, Phase, Success, WorkerSpec};
+pub use agent::{Agent, AgentError, DEFAULT_GRACE, FINISHED, Outcome, Phase, Success, WorkerSpec};
 pub use environment::{Common, DEFAULT_SIGNALS, NoGpu, Place, environment};
 pub use failure::{Ending, ErrorRecord, Failure, FailureReport};
 pub use guard::{GUARD_VARIABLE, Guarded, Part, guard};

@@ -35,11 +35,6 @@ impl Stopper {
         });
     }
 
-    /// At once.
-    pub fn now(&self, signal: Signal) {
-        self.0.send_replace(Stop::Now(signal));
-    }
-
     /// The agent's side.
     #[must_use]
     pub fn listen(&self) -> StopListener {

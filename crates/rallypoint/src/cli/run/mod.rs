@@ -13,10 +13,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rallypoint_agent::{
-    Agent, Console, Guarded, LogDir, LogSettings, Logs, Outcome, Part, Prefix, Stopper, Stream, WorkerSpec,
+    Agent, Console, DEFAULT_GRACE, Guarded, LogDir, LogSettings, Logs, Outcome, Part, Prefix, Stopper,
+    Stream, WorkerSpec,
 };
 use rallypoint_core::Backoff;
 use rallypoint_etcd::ErrorKind;
+use rallypoint_rendezvous::native::DEFAULT_JOIN_TIMEOUT;
 use rallypoint_rendezvous::{Registry, RendezvousError, RendezvousHandler, RendezvousParameters};
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
@@ -30,8 +32,6 @@ use self::terminal::{LogWriter, Terminal};
 use super::exit::{CLOSED, NODE, Problem, SIGNAL, WORKERS_FAILED, kind};
 use super::{LogFormat, start_log_to};
 
-/// How long torchrun waits between SIGTERM and SIGKILL, where nobody says otherwise.
-const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 const GRACE_VARIABLE: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
 const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 /// For nodes that have met on our embedded server to go away in good order.
@@ -93,7 +93,8 @@ async fn launch(options: &Run, guarded: &Guarded, terminal: &Arc<Terminal>) -> R
     let kept = logs.kept().map(|path| path.display().to_string());
     let meeting = if alone { server::alone()? } else { server::find(&options.connection).await? };
     let parameters = parameters(options, &meeting.endpoints, &run_id)?;
-    let timeout = parameters.seconds("timeout").ok().flatten();
+    let timeout = ["join_timeout", "timeout"].iter().find_map(|name| parameters.seconds(name).ok().flatten());
+    let timeout = timeout.unwrap_or(DEFAULT_JOIN_TIMEOUT);
     let mut listener = stopper.listen();
     let handler = tokio::select! {
         handler = connect(&parameters, &meeting, options.connect_timeout.0) => handler?,

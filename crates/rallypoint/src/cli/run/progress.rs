@@ -21,7 +21,7 @@ pub(crate) async fn show(
     terminal: Arc<Terminal>,
     mut progress: watch::Receiver<Progress>,
     mut phase: watch::Receiver<Phase>,
-    timeout: Option<Duration>,
+    timeout: Duration,
 ) {
     loop {
         if phase.wait_for(|phase| matches!(phase, Phase::Meeting | Phase::Ended)).await.is_err() {
@@ -39,7 +39,7 @@ async fn meeting(
     terminal: &Terminal,
     progress: &mut watch::Receiver<Progress>,
     phase: &mut watch::Receiver<Phase>,
-    timeout: Option<Duration>,
+    timeout: Duration,
 ) {
     let began = Instant::now();
     let mut said: Option<(String, Instant)> = None;
@@ -63,11 +63,8 @@ async fn meeting(
     }
 }
 
-fn time(waited: Duration, timeout: Option<Duration>) -> String {
-    match timeout.map(|timeout| timeout.saturating_sub(waited)) {
-        Some(left) => format!(" ({} s so far, {} s left)", waited.as_secs(), left.as_secs()),
-        None => format!(" ({} s so far)", waited.as_secs()),
-    }
+fn time(waited: Duration, timeout: Duration) -> String {
+    format!(" ({} s so far, {} s left)", waited.as_secs(), timeout.saturating_sub(waited).as_secs())
 }
 
 fn describe(progress: &Progress) -> String {
@@ -108,6 +105,6 @@ mod tests {
         assert_eq!(describe(&Progress { joined: 4, ..enough }), "4 nodes here: starting");
         let spare = Progress { spare: true, ..progress };
         assert_eq!(describe(&spare), "standing by as a spare: the group has its 4 nodes");
-        assert_eq!(time(Duration::from_secs(9), Some(Duration::from_secs(60))), " (9 s so far, 51 s left)");
+        assert_eq!(time(Duration::from_secs(9), Duration::from_secs(60)), " (9 s so far, 51 s left)");
     }
 }
