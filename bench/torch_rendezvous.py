@@ -3,7 +3,7 @@
     python torch_rendezvous.py
 
 Prints PyTorch's version. Reads lines `COUNT PORT`: so many nodes connect to that port of this machine and do what
-they are told there; see bench/src/barrier.rs.
+they are told there; see bench/src/processes.rs.
 """
 import ctypes
 import logging
@@ -29,9 +29,9 @@ def node(port):
     for line in lines:
         what, *words = line.split()
         if what == "open":
-            endpoint, run, low, high = words
+            backend, endpoint, run, low, high = words
             parameters = RendezvousParameters(
-                backend="etcd",
+                backend=backend,
                 endpoint=endpoint,
                 run_id=run,
                 min_nodes=int(low),

@@ -8,6 +8,8 @@ mod launcher;
 mod lean;
 mod measure;
 mod node;
+mod processes;
+mod rendezvous;
 mod report;
 mod server;
 mod store;
@@ -34,6 +36,8 @@ enum What {
     Server(Options),
     /// The barrier on the v2 wire: forming a group and meeting again, against PyTorch's `etcd` rendezvous.
     Barrier(Options),
+    /// The native rendezvous: forming a group, meeting again, deaths, against the floor of etcd and PyTorch's `etcd`.
+    Rendezvous(Options),
     /// One node of ours, as the other benchmarks start it.
     #[command(hide = true)]
     Node {
@@ -66,9 +70,11 @@ struct Options {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let options = match &cli.what {
-        What::Store(options) | What::Server(options) | What::Barrier(options) | What::Launcher(options) => {
-            options
-        }
+        What::Store(options)
+        | What::Server(options)
+        | What::Barrier(options)
+        | What::Launcher(options)
+        | What::Rendezvous(options) => options,
         What::Node { port } => {
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
@@ -81,6 +87,7 @@ fn main() -> ExitCode {
         match &cli.what {
             What::Store(_) => store::run(options).await,
             What::Server(_) => server::run(options).await,
+            What::Rendezvous(_) => rendezvous::run(options).await,
             What::Barrier(_) | What::Node { .. } => tokio::task::block_in_place(|| barrier::run(options)),
             What::Launcher(_) => tokio::task::block_in_place(|| launcher::run(options)),
         }

@@ -1,4 +1,4 @@
-//! One node of ours, in a process of its own; see [`crate::barrier`].
+//! One node of ours, in a process of its own; see [`crate::processes`].
 
 use rallypoint_rendezvous::{Registry, RendezvousHandler, RendezvousParameters};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -14,10 +14,10 @@ pub(crate) async fn run(port: u16) {
     while let Ok(Some(line)) = lines.next_line().await {
         let words: Vec<&str> = line.split(' ').collect();
         let answer = match words.as_slice() {
-            ["open", endpoint, run, min, max] => {
+            ["open", backend, endpoint, run, min, max] => {
                 let (min, max) = (min.parse().expect("a number"), max.parse().expect("a number"));
                 let mut given =
-                    RendezvousParameters::new("etcd", endpoint, run, min, max).expect("they can be used");
+                    RendezvousParameters::new(backend, endpoint, run, min, max).expect("they can be used");
                 given.local_addr = Some("127.0.0.1".to_owned());
                 given.config.insert("last_call_timeout".to_owned(), "1".to_owned());
                 parameters = Some(given);
