@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail")]
 
+mod cut_off;
 mod faults;
 mod leftovers;
 mod meeting;
