@@ -4,7 +4,7 @@
 //! one transaction. Whatever it writes is on the condition that it still is the leader, and each plan on the
 //! condition that no later one was begun: a request that is carried out late changes nothing.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::etcd::{
@@ -12,42 +12,39 @@ use super::etcd::{
 };
 use super::node::{Goal, Node, Task, json, parse};
 use super::output::{Output, Refusal, WatchId};
-use super::record::{MasterRecord, News, NodeRecord, RankRecord, RoundRecord, Wants};
+use super::planning::Plan;
+use super::record::{News, NodeRecord, RankRecord, RoundRecord, Wants};
 use super::roster::{Present, Roster, Seat};
 use crate::Backoff;
 
-/// Places in one transaction; etcd takes 128 operations.
-const PLACES: usize = 120;
-/// Transactions under way at a time.
-const IN_FLIGHT: usize = 8;
 /// How often the waiting are told how far it is, at most; more seldom in larger groups.
-const PROGRESS: Duration = Duration::from_secs(1);
+pub(super) const PROGRESS: Duration = Duration::from_secs(1);
 const PROGRESS_PER_NODE: Duration = Duration::from_micros(500);
 
 #[derive(Debug)]
 pub(super) struct Lead {
     /// The revision at which this node became the leader.
     pub(super) term: i64,
-    reading: Option<Reading>,
-    roster: Roster,
+    pub(super) reading: Option<Reading>,
+    pub(super) roster: Roster,
     /// Nodes whose place stands in etcd.
-    placed: BTreeSet<String>,
+    pub(super) placed: BTreeSet<String>,
     /// When the key of the plan was last written; 0 if it is not there.
-    fence: i64,
-    plan: Option<Plan>,
-    plans: u64,
-    run_lease: RunLease,
-    renew_at: Duration,
+    pub(super) fence: i64,
+    pub(super) plan: Option<Plan>,
+    pub(super) plans: u64,
+    pub(super) run_lease: RunLease,
+    pub(super) renew_at: Duration,
     /// Writes the round's record.
-    writing: bool,
-    last_call_at: Option<Duration>,
+    pub(super) writing: bool,
+    pub(super) last_call_at: Option<Duration>,
     /// When the waiting may be told again how far it is.
-    progress_at: Duration,
+    pub(super) progress_at: Duration,
     /// Not before then: something that was planned with has turned out to be gone.
-    plan_at: Duration,
-    failed: Vec<LeaderTask>,
-    retry_at: Option<Duration>,
-    backoff: Backoff,
+    pub(super) plan_at: Duration,
+    pub(super) failed: Vec<LeaderTask>,
+    pub(super) retry_at: Option<Duration>,
+    pub(super) backoff: Backoff,
 }
 
 impl Lead {
@@ -59,44 +56,19 @@ impl Lead {
 
 /// What a new leader has to know first.
 #[derive(Debug, Default)]
-struct Reading {
-    nodes: Option<(i64, Vec<Entry>)>,
-    ranks: Option<Vec<Entry>>,
-    group: bool,
+pub(super) struct Reading {
+    pub(super) nodes: Option<(i64, Vec<Entry>)>,
+    pub(super) ranks: Option<Vec<Entry>>,
+    pub(super) group: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum RunLease {
+pub(super) enum RunLease {
     /// The one that the record names.
     Recorded,
     Granting,
     /// One that no record names yet.
     New(i64),
-}
-
-#[derive(Debug)]
-struct Plan {
-    id: String,
-    record: RoundRecord,
-    seats: Vec<(String, u64)>,
-    members: HashMap<String, Seat>,
-    /// The round before this one, and when its record was written: the commit follows on that and nothing else,
-    /// however often it is tried.
-    last_round: u64,
-    last_modified: i64,
-    /// When rank 0 last said where it is.
-    master_modified: i64,
-    /// Since when the plan is the last one begun.
-    fence: Option<i64>,
-    next: usize,
-    in_flight: usize,
-    committing: bool,
-}
-
-impl Plan {
-    fn chunks(&self) -> usize {
-        self.seats.len().div_ceil(PLACES)
-    }
 }
 
 /// What a request was for.
@@ -160,7 +132,7 @@ impl Node {
         [unsure, progress, plan, plan_at, renew].into_iter().flatten().min()
     }
 
-    fn leader_request(&mut self, task: LeaderTask) {
+    pub(super) fn leader_request(&mut self, task: LeaderTask) {
         let Some(lead) = &self.lead else { return };
         let term = lead.term;
         let request = match &task {
@@ -191,55 +163,12 @@ impl Node {
     }
 
     /// A transaction of a leader who still is one.
-    fn leader_txn(&self, mut when: Vec<Condition>, then: Vec<Op>) -> Request {
+    pub(super) fn leader_txn(&self, mut when: Vec<Condition>, then: Vec<Op>) -> Request {
         let term = self.lead.as_ref().map_or(0, |lead| lead.term);
         when.push(Condition::CreatedAt(self.keys.leader(), term));
         let otherwise =
             vec![Op::Get(self.keys.leader()), Op::Get(self.keys.round()), Op::Get(self.keys.plan())];
         Request::Txn(Txn { when, then, otherwise })
-    }
-
-    /// Writes the places of a chunk. The first one also makes this the last plan begun.
-    fn places(&self, chunk: usize) -> Request {
-        let Some((lead, plan)) = self.lead.as_ref().and_then(|lead| Some((lead, lead.plan.as_ref()?))) else {
-            return self.leader_txn(vec![], vec![]);
-        };
-        let lease = plan.record.lease;
-        let key = self.keys.plan();
-        let (when, mut then) = match plan.fence {
-            Some(fence) => (Condition::ModifiedAt(key, fence), vec![]),
-            None => {
-                let put = Op::Put { key: key.clone(), value: plan.id.clone(), lease };
-                let when = match lead.fence {
-                    0 => Condition::Missing(key),
-                    fence => Condition::ModifiedAt(key, fence),
-                };
-                (when, vec![put])
-            }
-        };
-        let first = chunk * PLACES;
-        let seats = plan.seats.iter().enumerate().skip(first).take(PLACES);
-        then.extend(seats.map(|(rank, (id, incarnation))| {
-            let (round, plan, incarnation) = (plan.record.round, plan.id.clone(), *incarnation);
-            let value = json(&RankRecord { round, plan, rank, incarnation, left: false });
-            Op::Put { key: self.keys.rank(id), value, lease }
-        }));
-        self.leader_txn(vec![when], then)
-    }
-
-    /// The point at which a round is complete.
-    fn commit(&self) -> Request {
-        let plan = self.lead.as_ref().and_then(|lead| lead.plan.as_ref());
-        let Some(plan) = plan else {
-            return self.leader_txn(vec![], vec![]);
-        };
-        let when = vec![
-            Condition::ModifiedAt(self.keys.round(), plan.last_modified),
-            Condition::ModifiedAt(self.keys.plan(), plan.fence.unwrap_or_default()),
-            Condition::ModifiedAt(self.keys.node(&plan.seats[0].0), plan.master_modified),
-        ];
-        let (value, lease) = (json(&plan.record), plan.record.lease);
-        self.leader_txn(when, vec![Op::Put { key: self.keys.round(), value, lease }])
     }
 
     pub(super) fn handle_leader(
@@ -482,7 +411,7 @@ impl Node {
     }
 
     /// This node itself has written the round's record. The watch may have told of a later one by now.
-    fn round_now(&mut self, record: RoundRecord, revision: i64) {
+    pub(super) fn round_now(&mut self, record: RoundRecord, revision: i64) {
         if self.round.as_ref().is_none_or(|(_, modified)| *modified < revision) {
             self.round = Some((record, revision));
             self.round_missing = false;
@@ -491,7 +420,7 @@ impl Node {
     }
 
     /// A condition of a leader's transaction did not hold. What stands in etcd tells which.
-    fn not_held(&mut self, reply: TxnReply) {
+    pub(super) fn not_held(&mut self, reply: TxnReply) {
         let mut found = reply.results.into_iter().map(|result| match result {
             OpReply::Got(entry) => entry,
             _ => None,
@@ -509,177 +438,6 @@ impl Node {
                 self.round_missing = false;
             }
             None => self.round_gone(reply.revision),
-        }
-    }
-
-    /// Forms a round when there is a reason and enough nodes, and nobody to wait for.
-    fn drive_plan(&mut self, now: Duration) {
-        let Some(lead) = &mut self.lead else { return };
-        if lead.plan.is_some() {
-            return self.advance_plan();
-        }
-        if lead.plan_at > now {
-            return;
-        }
-        lead.plan_at = Duration::ZERO;
-        let settings = self.config.settings;
-        let roster = &lead.roster;
-        let (joined, survivors, outstanding) = (roster.joined(), roster.survivors(), roster.outstanding());
-        let enough = joined >= settings.min_nodes && roster.wants_a_round();
-        // Newcomers alone never go past members that are at work.
-        if !enough || (outstanding > 0 && survivors == 0) {
-            lead.last_call_at = None;
-            return;
-        }
-        let all_here = outstanding == 0 && (survivors > 0 || joined >= settings.max_nodes);
-        let last_call = *lead.last_call_at.get_or_insert(now + self.config.last_call);
-        if (all_here || last_call <= now) && !lead.writing {
-            self.begin_plan();
-        }
-    }
-
-    fn begin_plan(&mut self) {
-        let (Some(lead), Some((record, last_modified))) = (&mut self.lead, &self.round) else { return };
-        lead.plans += 1;
-        let id = format!("{}-{}", lead.term, lead.plans);
-        let seats: Vec<_> = lead.roster.seats();
-        let round = record.round.max(lead.roster.last_round()) + 1;
-        let nodes = seats.iter().map(|id| lead.roster.get(id).map(|node| (id, node)));
-        let Some(nodes) = nodes.collect::<Option<Vec<_>>>() else { return };
-        let Some((first, master)) = nodes.first() else { return };
-        let next = RoundRecord {
-            round,
-            plan: id.clone(),
-            world_size: nodes.len(),
-            master: Some(MasterRecord {
-                node: (*first).clone(),
-                address: master.record.address.clone(),
-                port: master.record.port,
-            }),
-            settings: Some(self.config.settings),
-            lease: record.lease,
-            closed: None,
-            news: News::default(),
-        };
-        let members = nodes.iter().enumerate().map(|(rank, (id, node))| {
-            let incarnation = node.record.incarnation;
-            ((*id).clone(), Seat { rank, incarnation, left: false, lost: false, gone: false })
-        });
-        lead.plan = Some(Plan {
-            id,
-            record: next,
-            members: members.collect(),
-            last_round: record.round,
-            last_modified: *last_modified,
-            master_modified: master.modified,
-            seats: nodes.iter().map(|(id, node)| ((*id).clone(), node.record.incarnation)).collect(),
-            fence: None,
-            next: 0,
-            in_flight: 0,
-            committing: false,
-        });
-        self.advance_plan();
-    }
-
-    fn advance_plan(&mut self) {
-        loop {
-            let Some(lead) = &mut self.lead else { return };
-            let (plans, writing) = (lead.plans, lead.writing);
-            let Some(plan) = &mut lead.plan else { return };
-            // The others wait for the first: it makes this the last plan begun.
-            let limit = if plan.fence.is_none() { 1 } else { IN_FLIGHT };
-            let task = if plan.next < plan.chunks() {
-                if plan.in_flight >= limit {
-                    return;
-                }
-                plan.in_flight += 1;
-                plan.next += 1;
-                LeaderTask::Place { plan: plans, chunk: plan.next - 1 }
-            } else if plan.in_flight == 0 && !plan.committing && !writing {
-                plan.committing = true;
-                LeaderTask::Commit { plan: plans }
-            } else {
-                return;
-            };
-            self.leader_request(task);
-        }
-    }
-
-    fn placed(&mut self, number: u64, chunk: usize, reply: TxnReply) {
-        let Some(lead) = &mut self.lead else { return };
-        let Some(plan) = lead.plan.as_mut().filter(|_| number == lead.plans) else {
-            // An earlier plan's; if it has begun, the next one's first condition has to know.
-            if reply.held && chunk == 0 {
-                lead.fence = lead.fence.max(reply.revision);
-            }
-            return;
-        };
-        let begun = match reply.results.get(2) {
-            Some(OpReply::Got(Some(entry))) if !reply.held && entry.value == plan.id => {
-                Some(entry.mod_revision)
-            }
-            _ if reply.held => Some(reply.revision),
-            _ => None,
-        };
-        let Some(begun) = begun.filter(|_| reply.held || chunk == 0) else {
-            lead.plan = None;
-            return self.not_held(reply);
-        };
-        if chunk == 0 {
-            (plan.fence, lead.fence) = (Some(begun), begun);
-        }
-        plan.in_flight -= 1;
-        let seats = plan.seats.iter().skip(chunk * PLACES).take(PLACES);
-        lead.placed.extend(seats.map(|(id, _)| id.clone()));
-    }
-
-    fn committed(&mut self, now: Duration, number: u64, reply: TxnReply) {
-        let Some(lead) = self.lead.as_mut().filter(|lead| lead.plans == number) else { return };
-        let Some(plan) = lead.plan.take() else { return };
-        let (record, revision) = if reply.held {
-            (plan.record, reply.revision)
-        } else {
-            // An earlier try may have got through, and its reply was lost. There may be news of the round since.
-            let ours = match reply.results.get(1) {
-                Some(OpReply::Got(Some(entry))) => parse::<RoundRecord>(entry)
-                    .ok()
-                    .filter(|record| record.plan == plan.id)
-                    .map(|record| (record, entry.mod_revision)),
-                _ => None,
-            };
-            let Some(ours) = ours else {
-                // The master is gone, or the run was closed. The watch tells soon.
-                lead.plan_at = now + Duration::from_millis(50);
-                return self.not_held(reply);
-            };
-            ours
-        };
-        lead.roster.complete(record.round, plan.members, &record.news);
-        lead.roster.look_at_all(now < self.spare_until);
-        lead.last_call_at = None;
-        lead.progress_at = now + PROGRESS;
-        self.tidy(plan.last_round);
-        self.round_now(record, revision);
-    }
-
-    /// Removes what only earlier rounds had a use for, unless the next plan has begun by then. Whatever comes of
-    /// it: the run's lease ends one day.
-    fn tidy(&mut self, last: u64) {
-        let Some(lead) = &mut self.lead else { return };
-        let mut then = Vec::new();
-        if last > 0 {
-            then.push(Op::DeletePrefix(self.keys.store(last)));
-        }
-        let stale = lead.placed.iter().filter(|id| !lead.roster.knows(id));
-        let stale: Vec<String> = stale.take(PLACES).cloned().collect();
-        for id in stale {
-            then.push(Op::Delete(self.keys.rank(&id)));
-            lead.placed.remove(&id);
-        }
-        if !then.is_empty() {
-            let when = vec![Condition::ModifiedAt(self.keys.plan(), lead.fence)];
-            let request = self.leader_txn(when, then);
-            self.request(Task::Forgotten, request);
         }
     }
 

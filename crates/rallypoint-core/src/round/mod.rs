@@ -4,18 +4,23 @@
 //! drives it carries out its [`Output`]s and tells it what came of them and what time it is. The promises are
 //! checked by simulation (`tests/simulation`); `docs/protocol.md` tells the story for people.
 //!
-//! - `node`: the node's own presence, and what it learns of the group.
-//! - `leader`: what the one node does that plans the rounds; `roster` is whom it sees, `plan` who sits where.
+//! - `node`: what goes in and comes out. `presence`: the node's own key; `group`: what it learns of the others;
+//!   `leaving`: how it goes.
+//! - `leader`: what the one node does that plans the rounds; `roster` is whom it sees, `plan` who sits where,
+//!   `planning` how that is made so.
 //! - `record`, `keys`: what stands in etcd. `etcd`: the few words of etcd that the machine speaks.
 //! - `settings`: what a run and a node are started with.
 
 mod etcd;
+mod group;
 mod keys;
 mod leader;
 mod leaving;
 mod node;
 mod output;
 mod plan;
+mod planning;
+mod presence;
 mod record;
 mod roster;
 mod settings;
