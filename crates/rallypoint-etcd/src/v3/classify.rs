@@ -42,6 +42,8 @@ fn classify_status(status: &Status) -> ErrorKind {
     }
     let says = |text: &str| status.message().contains(text);
     match status.code() {
+        // The connection was given up, whatever code the library has for that.
+        _ if says("h2 protocol error") => ErrorKind::Interrupted,
         Code::Unavailable if says("etcdserver: no leader") => ErrorKind::Busy,
         Code::ResourceExhausted if says("too many requests") => ErrorKind::Busy,
         Code::ResourceExhausted if says("database space exceeded") => ErrorKind::NoSpace,
@@ -115,6 +117,7 @@ mod tests {
             (Code::Unknown, "auth: revision in header is old", ErrorKind::Busy),
             (Code::InvalidArgument, "etcdserver: revision of auth store is old", ErrorKind::Busy),
             (Code::Unknown, "transport error", ErrorKind::Interrupted),
+            (Code::ResourceExhausted, "h2 protocol error: http2 error", ErrorKind::Interrupted),
             (Code::Unimplemented, "unknown service", ErrorKind::Rejected),
         ] {
             assert_eq!(classify_status(&Status::new(code, message)), kind, "{code:?} {message}");

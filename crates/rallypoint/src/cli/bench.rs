@@ -142,6 +142,11 @@ pub async fn form(settings: &NativeSettings, nodes: usize) -> Result<Group, Rend
     };
     // Each node holds a port, in case it becomes the master.
     raise_file_limit();
+    // They queue up for a few connections, which nodes elsewhere have one each of.
+    let mut settings = settings.clone();
+    settings.etcd.request_timeout = Duration::from_secs(60);
+    settings.etcd.retry_timeout = Duration::from_secs(60);
+    let settings = &settings;
     let mut clients = Vec::new();
     for _ in 0..CONNECTIONS {
         clients.push(Client::connect(settings.etcd.clone()).await.map_err(connection)?);
