@@ -23,7 +23,8 @@ pub(crate) async fn run(options: &Options) -> Report {
     let mut report = Report::default();
     let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
     report.setting.push(format!(
-        "etcd 3.5 with --unsafe-no-fsync, one client process with one connection, {cores} cores, {} rounds in turn",
+        "etcd 3.5 with --unsafe-no-fsync, or with fsync where it says so; one client process with one connection, \
+         {cores} cores, {} rounds in turn",
         options.rounds
     ));
     let only = options.only.as_deref();
