@@ -61,7 +61,8 @@ fn groups_of_both_kinds_meet_on_etcd_3_5() {
 /// A group of one of each kind, and a third node that comes late.
 fn late(version: Version, latecomer: Kind) {
     let etcd = server(version);
-    let run = Run::new(&etcd, 2, 3);
+    // Long enough for PyTorch's nodes to get in on a busy machine.
+    let run = Run { last_call: 5, ..Run::new(&etcd, 2, 3) };
     let mut nodes = nodes(&run, 1);
     meet(&mut nodes);
     let mut late = run.node(latecomer);
@@ -104,7 +105,7 @@ fn a_group_meets_again() {
 /// Of two of ours and two of PyTorch's one is killed; the others learn it and meet without it.
 fn killed(version: Version, victim: Kind) {
     let etcd = server(version);
-    let run = Run::new(&etcd, 3, 4);
+    let run = Run { last_call: 5, ..Run::new(&etcd, 3, 4) };
     let mut nodes = nodes(&run, 2);
     meet(&mut nodes);
     let at = nodes.iter().position(|node| node.kind == victim).expect("there are two of each kind");

@@ -47,7 +47,8 @@ impl Machine {
             return self.ask(Request::ListVersion { version });
         }
         let settled = last_call.since + SETTLE;
-        let early = last_call.all_back == Some(true);
+        // A node of PyTorch's lets its keep-alive run out: that it is gone does not say that the node is back.
+        let early = last_call.all_back == Some(true) && self.mixed != before;
         let end = if early { last_call.until.min(settled) } else { last_call.until };
         let refresh = last_call.refreshed + LAST_CALL_TTL / 2;
         self.goal = Goal::LastCall(last_call);

@@ -238,6 +238,8 @@ pub struct Machine {
     pub(super) past: Option<Place>,
     /// The version whose end this node has seen.
     pub(super) came_from: Option<u64>,
+    /// The last version that was seen to have members of PyTorch's.
+    pub(super) mixed: Option<u64>,
     next: Next,
     asked: Option<Request>,
     deadline: Duration,
@@ -256,6 +258,7 @@ impl Machine {
             losses: 0,
             past: None,
             came_from: None,
+            mixed: None,
             next: Next::Nothing,
             asked: None,
             deadline: Duration::ZERO,
@@ -485,6 +488,9 @@ impl Machine {
     }
 
     fn listed(&mut self, now: Duration, random: f64, version: u64, members: Vec<KeepAlive>) {
+        if members.iter().any(|member| !member.ours) {
+            self.mixed = Some(version);
+        }
         match &mut self.goal {
             Goal::Free(free) if free.version == version => free.members = Some(members),
             Goal::LastCall(last_call) => last_call.all_back = Some(members.is_empty()),
