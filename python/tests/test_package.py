@@ -64,7 +64,8 @@ def test_the_command_is_there_and_ends_as_the_shell_expects(clean):
     folder, environment = clean
     command = folder / "bin/rallypoint"
     version = subprocess.run([command, "--version"], env=environment, capture_output=True, text=True)
-    assert (version.returncode, version.stdout) == (0, f"rallypoint {rallypoint.__version__}\n")
+    assert version.returncode == 0
+    assert version.stdout.splitlines()[0] == f"rallypoint {rallypoint.__version__}"
     wrong = subprocess.run([command, "serve", "--colour"], env=environment, capture_output=True, text=True)
     assert wrong.returncode == 2 and "--colour" in wrong.stderr
     for end in (signal.SIGINT, signal.SIGTERM):
