@@ -87,7 +87,7 @@ impl Node {
     }
 
     pub(super) fn drive_leaving(&mut self, now: Duration) {
-        let waits = self.is_busy() || self.is_waiting_to_retry();
+        let waits = self.is_busy() || self.retry_at.is_some();
         let Goal::Leaving(leaving) = &mut self.goal else { return };
         if leaving.busy || waits {
             return;
@@ -209,7 +209,7 @@ impl Node {
             (LeavingTask::Say, Ok(Reply::Txn(reply))) if !reply.held => self.say_again(reply.results),
             // The others learn of it from the lease's end, and what is left hangs on a lease too.
             (LeavingTask::Say | LeavingTask::Sweep { .. }, _) => {}
-            _ => self.wait_before_retry(now),
+            _ => self.retry(now),
         }
     }
 

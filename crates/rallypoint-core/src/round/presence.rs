@@ -172,12 +172,4 @@ impl Node {
     pub(super) fn is_busy(&self) -> bool {
         self.busy || self.campaigning
     }
-
-    pub(super) fn wait_before_retry(&mut self, now: Duration) {
-        self.retry(now);
-    }
-
-    pub(super) fn is_waiting_to_retry(&self) -> bool {
-        self.retry_at.is_some()
-    }
 }

@@ -1,14 +1,12 @@
 //! Where the workers of a group meet: on rank 0, as it says in the group's store, under PyTorch's keys.
 
-use std::net::IpAddr;
-
 use rallypoint_core::Endpoints;
 use rallypoint_store::{Store, StoreError};
-use tokio::net::UdpSocket;
 
 use super::wire::Wire;
 use crate::error::{RendezvousError, Result};
 use crate::handler::Master;
+use crate::native::local_address;
 use crate::port::HeldPort;
 
 const ADDRESS: &[u8] = b"MASTER_ADDR";
@@ -58,27 +56,8 @@ pub(super) async fn agree(
 /// Where others reach this node, if it was not told: the address by which it reaches etcd, or, where etcd is on
 /// this machine, its name.
 pub(super) async fn address(endpoints: &Endpoints) -> String {
-    match towards(endpoints).await {
-        Some(address) if !address.is_loopback() => address.to_string(),
+    match local_address(endpoints).await {
+        Ok(address) if !address.is_loopback() => address.to_string(),
         _ => rustix::system::uname().nodename().to_string_lossy().into_owned(),
     }
-}
-
-async fn towards(endpoints: &Endpoints) -> Option<IpAddr> {
-    for endpoint in endpoints.as_slice() {
-        let Ok(addresses) = tokio::net::lookup_host((endpoint.host.as_str(), endpoint.port)).await else {
-            continue;
-        };
-        for address in addresses {
-            let any: IpAddr = if address.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
-            // Nothing is sent: the system only looks up the way.
-            if let Ok(socket) = UdpSocket::bind((any, 0)).await
-                && socket.connect(address).await.is_ok()
-                && let Ok(local) = socket.local_addr()
-            {
-                return Some(local.ip());
-            }
-        }
-    }
-    None
 }

@@ -1,7 +1,7 @@
 //! Who this node is, and where others reach it.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use rallypoint_core::Endpoints;
 use tokio::net::UdpSocket;
@@ -58,19 +58,16 @@ pub(super) fn incarnation() -> u64 {
 
 /// The address by which this machine reaches etcd: others that reach the same etcd can reach it too, which no
 /// host name promises.
-pub(super) async fn local_address(endpoints: &Endpoints) -> io::Result<IpAddr> {
+pub(crate) async fn local_address(endpoints: &Endpoints) -> io::Result<IpAddr> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "there is no endpoint");
     for endpoint in endpoints.as_slice() {
         let found = async {
             let mut result = Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
             for address in tokio::net::lookup_host((endpoint.host.as_str(), endpoint.port)).await? {
-                let any: IpAddr = if address.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
-                // Nothing is sent: the system only looks up the way.
-                let socket = UdpSocket::bind((any, 0)).await?;
-                result = match socket.connect(address).await {
-                    Ok(()) => return socket.local_addr().map(|local| local.ip()),
-                    Err(error) => Err(error),
-                };
+                result = way_to(address).await;
+                if result.is_ok() {
+                    break;
+                }
             }
             result
         };
@@ -80,6 +77,14 @@ pub(super) async fn local_address(endpoints: &Endpoints) -> io::Result<IpAddr> {
         }
     }
     Err(last)
+}
+
+async fn way_to(address: SocketAddr) -> io::Result<IpAddr> {
+    let any: IpAddr = if address.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
+    // Nothing is sent: the system only looks up the way.
+    let socket = UdpSocket::bind((any, 0)).await?;
+    socket.connect(address).await?;
+    Ok(socket.local_addr()?.ip())
 }
 
 #[cfg(all(test, target_os = "linux"))]

@@ -14,6 +14,7 @@ mod settings;
 mod translate;
 
 pub use handler::NativeHandler;
+pub(crate) use identity::local_address;
 pub use operator::{NodeState, NodeStatus, RunStatus, close, runs, status};
 pub use settings::{DEFAULT_JOIN_TIMEOUT, DEFAULT_ROOT, NativeSettings, OPTIONS, run_prefix};
 
