@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::etcd::{
     Condition, Entry, Event, Failure, Op, OpReply, Reply, Request, Txn, TxnReply, Update, Watched,
 };
-use super::node::{Goal, Node, Task, parse};
+use super::node::{Goal, Node, Task, Watches, parse};
 use super::output::{Change, Joined, NodeEvent, Output, Refusal, WatchId};
 use super::record::{RankRecord, RoundRecord, Why};
 
@@ -17,16 +17,12 @@ impl Node {
     /// What the registration told of the group.
     pub(super) fn take_group(&mut self, now: Duration, reply: TxnReply) {
         let revision = reply.revision;
+        let begins = self.watches != Watches::Informed;
         // What the watch has told already is newer, and in order.
-        let news = !self.watching || revision > self.group_revision;
-        let begins = !self.watching;
+        let news = begins || revision > self.group_revision;
         if begins {
-            self.watching = true;
-            self.group_revision = revision;
-            let rank = Watched::Key(self.keys.rank(&self.config.id));
-            let group = Watched::Prefix(self.keys.group());
-            self.outputs.push_back(Output::Watch { id: WatchId::Group, keys: group, from: revision + 1 });
-            self.outputs.push_back(Output::Watch { id: WatchId::Rank, keys: rank, from: revision + 1 });
+            self.watches = Watches::Informed;
+            (self.group_revision, self.informed_at) = (revision, revision);
         }
         for result in reply.results {
             match result {
@@ -44,6 +40,34 @@ impl Node {
                 OpReply::Got(Some(entry)) if begins => self.rank_is(Some(&entry)),
                 OpReply::Got(_) | OpReply::Done => {}
             }
+        }
+        for (watch, update) in std::mem::take(&mut self.early) {
+            match watch {
+                // How things were before the reply.
+                _ if matches!(&update, Update::Snapshot { revision: then, .. } if *then <= revision) => {}
+                WatchId::Group => self.group_update(now, update),
+                _ => self.rank_update(update),
+            }
+        }
+    }
+
+    /// Watches the group and this node's place in it, from now on.
+    pub(super) fn open_watches(&mut self) {
+        self.watches = Watches::Opening { group: false, rank: false };
+        let rank = Watched::Key(self.keys.rank(&self.config.id));
+        let group = Watched::Prefix(self.keys.group());
+        self.outputs.push_back(Output::Watch { id: WatchId::Group, keys: group, from: None });
+        self.outputs.push_back(Output::Watch { id: WatchId::Rank, keys: rank, from: None });
+    }
+
+    /// A watch has begun, or goes on while the registration is under way.
+    pub(super) fn begun(&mut self, watch: WatchId, update: Update) {
+        if let Watches::Opening { group, rank } = self.watches {
+            let (group, rank) = (group || watch == WatchId::Group, rank || watch == WatchId::Rank);
+            self.watches = if group && rank { Watches::Open } else { Watches::Opening { group, rank } };
+        }
+        if self.watches != Watches::None {
+            self.early.push((watch, update));
         }
     }
 
@@ -192,10 +216,11 @@ impl Node {
 
     pub(super) fn rank_update(&mut self, update: Update) {
         let entry = match update {
-            Update::Events(events) => events.into_iter().next_back().and_then(|event| match event {
-                Event::Put(entry) => Some(entry),
-                Event::Delete { .. } => None,
-            }),
+            Update::Events(events) => match events.into_iter().next_back() {
+                Some(Event::Put(entry)) if entry.mod_revision > self.informed_at => Some(entry),
+                Some(Event::Delete { revision, .. }) if revision > self.informed_at => None,
+                _ => return,
+            },
             Update::Snapshot { entries, .. } => entries.into_iter().next(),
         };
         self.rank_is(entry.as_ref());
@@ -298,7 +323,8 @@ impl Node {
 
     /// Ends all watches and forgets the group.
     pub(super) fn forget_group(&mut self) {
-        if std::mem::take(&mut self.watching) {
+        self.early.clear();
+        if std::mem::replace(&mut self.watches, Watches::None) != Watches::None {
             self.outputs.push_back(Output::Unwatch(WatchId::Group));
             self.outputs.push_back(Output::Unwatch(WatchId::Rank));
         }

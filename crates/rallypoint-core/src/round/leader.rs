@@ -272,7 +272,7 @@ impl Node {
             lead.roster.look_at_all(now < self.spare_until);
         }
         let keys = Watched::Prefix(self.keys.nodes());
-        self.outputs.push_back(Output::Watch { id: WatchId::Nodes, keys, from: revision + 1 });
+        self.outputs.push_back(Output::Watch { id: WatchId::Nodes, keys, from: Some(revision + 1) });
     }
 
     pub(super) fn nodes_update(&mut self, now: Duration, update: Update) {

@@ -48,8 +48,13 @@ pub struct Node {
     pub(super) busy: bool,
     pub(super) retry_at: Option<Duration>,
     pub(super) backoff: Backoff,
-    pub(super) watching: bool,
 
+    /// What is watched.
+    pub(super) watches: Watches,
+    /// What the watches told before the registration was answered, which tells how things stood then.
+    pub(super) early: Vec<(WatchId, Update)>,
+    /// The revision of that answer.
+    pub(super) informed_at: i64,
     pub(super) group_revision: i64,
     /// The round's record as last seen, and when it was written.
     pub(super) round: Option<(RoundRecord, i64)>,
@@ -74,6 +79,22 @@ pub(super) enum Goal {
     Out,
     In,
     Leaving(Leaving),
+}
+
+/// How much a node knows of its group, and goes on to hear of it. It watches before it registers: an etcd has
+/// nothing to look up then, and with thousands of watches that is what takes it long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Watches {
+    None,
+    /// Asked for; those that have begun.
+    Opening {
+        group: bool,
+        rank: bool,
+    },
+    /// Begun, and how things stood before is not known yet.
+    Open,
+    /// The reply to a registration has told.
+    Informed,
 }
 
 /// What a request was for.
@@ -130,7 +151,9 @@ impl Node {
             busy: false,
             retry_at: None,
             backoff: Backoff::default(),
-            watching: false,
+            watches: Watches::None,
+            early: Vec::new(),
+            informed_at: 0,
             group_revision: 0,
             round: None,
             round_missing: false,
@@ -177,9 +200,10 @@ impl Node {
     pub fn handle_update(&mut self, now: Duration, watch: WatchId, update: Update) {
         self.heard(now);
         match watch {
+            WatchId::Nodes => self.nodes_update(now, update),
+            _ if self.watches != Watches::Informed => self.begun(watch, update),
             WatchId::Group => self.group_update(now, update),
             WatchId::Rank => self.rank_update(update),
-            WatchId::Nodes => self.nodes_update(now, update),
         }
         self.drive(now);
     }

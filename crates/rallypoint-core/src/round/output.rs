@@ -20,8 +20,9 @@ pub enum Output {
         id: WatchId,
         /// Its keys.
         keys: Watched,
-        /// The first revision of interest.
-        from: i64,
+        /// The first revision of interest. If there is none: from now on, and the first update, which may be empty,
+        /// tells that the watch has begun.
+        from: Option<i64>,
     },
     /// Watch no more.
     Unwatch(WatchId),

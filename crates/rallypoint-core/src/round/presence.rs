@@ -3,13 +3,16 @@
 use std::time::Duration;
 
 use super::etcd::{Condition, Failure, Op, OpReply, Reply, Request, Txn};
-use super::node::{Goal, Node, Standing, Task, json, parse};
+use super::node::{Goal, Node, Standing, Task, Watches, json, parse};
 use super::output::{Output, Refusal};
 use super::record::{NodeRecord, RoundRecord, Wants};
 use crate::Backoff;
 
 impl Node {
     pub(super) fn drive_in(&mut self, now: Duration) {
+        if self.watches == Watches::None {
+            self.open_watches();
+        }
         if self.busy || self.retry_at.is_some() {
             return;
         }
@@ -18,11 +21,15 @@ impl Node {
             self.request(Task::Grant, Request::Grant(self.config.lease_ttl));
             return;
         };
+        if matches!(self.watches, Watches::Opening { .. }) {
+            return;
+        }
         let wanted = self.record(if self.joining { Wants::Join } else { Wants::Stay });
         let stands = self.standing.as_ref().filter(|standing| standing.lease == lease);
-        // A member at work need not say so: what it joined with still stands. Whoever is not watching has not
-        // seen the reply to its registration, nor what happened since.
-        let enough = stands.and_then(|standing| standing.record.as_ref()).filter(|_| self.watching);
+        // A member at work need not say so: what it joined with still stands. Whoever is not informed has not
+        // seen the reply to its registration.
+        let informed = self.watches == Watches::Informed;
+        let enough = stands.and_then(|standing| standing.record.as_ref()).filter(|_| informed);
         if enough.is_none_or(|record| self.joining && *record != wanted) {
             self.register(lease, wanted);
         } else if let Some(lease) = self.inherited.last()

@@ -134,8 +134,8 @@ impl World {
         }
     }
 
-    pub(crate) fn begin_watch(&mut self, index: usize, id: WatchId, keys: Watched, from: i64) {
-        self.trace(|| format!("{} watches {keys:?} from {from}", self.name(index)));
+    pub(crate) fn begin_watch(&mut self, index: usize, id: WatchId, keys: Watched, from: Option<i64>) {
+        self.trace(|| format!("{} watches {keys:?} from {from:?}", self.name(index)));
         let (kind, key) = match &keys {
             Watched::Key(key) => (0, key),
             Watched::Prefix(prefix) => (1, prefix),
@@ -147,8 +147,29 @@ impl World {
         let process = &mut self.processes[index];
         process.generations += 1;
         let generation = process.generations;
-        *process.watch(id) = Some(Watch { generation, keys, next: from, scheduled: false });
-        self.wake(index, id);
+        let begun = from.is_some();
+        *process.watch(id) = Some(Watch { generation, keys, next: from, begun, scheduled: false });
+        if begun {
+            self.wake(index, id);
+        } else {
+            let delay = self.delay();
+            self.after(delay, Step::Open { to: index, watch: id, generation });
+        }
+    }
+
+    /// etcd hears of a watch that begins now.
+    pub(crate) fn open(&mut self, to: usize, id: WatchId, generation: u64) {
+        let away = self.etcd_away_until.max(self.processes[to].cut_until);
+        if self.now < away {
+            let at = away + self.delay();
+            return self.at(at, Step::Open { to, watch: id, generation });
+        }
+        let next = self.etcd.revision() + 1;
+        let watch = self.processes[to].watch(id).as_mut();
+        if let Some(watch) = watch.filter(|watch| watch.generation == generation) {
+            watch.next = Some(next);
+            self.wake(to, id);
+        }
     }
 
     /// A watch may have something to say.
@@ -160,7 +181,7 @@ impl World {
             return;
         }
         let Some(watch) = process.watch(id) else { return };
-        if !watch.scheduled {
+        if !watch.scheduled && watch.next.is_some() {
             watch.scheduled = true;
             let generation = watch.generation;
             self.at(at, Step::Deliver { to: index, watch: id, generation });
@@ -178,18 +199,24 @@ impl World {
         else {
             return Ok(());
         };
+        watch.scheduled = false;
+        let Some(next) = watch.next.filter(|_| watch.begun) else {
+            watch.begun = true;
+            *self.processes[to].watch(id) = Some(watch);
+            self.wake(to, id);
+            return self.update(to, id, Update::Events(Vec::new()));
+        };
         // Mostly all there is, sometimes a part of it.
         let mut up_to = self.etcd.revision();
-        if watch.next < up_to && self.chance(0.2) {
-            up_to = self.rng.i64(watch.next..=up_to);
+        if next < up_to && self.chance(0.2) {
+            up_to = self.rng.i64(next..=up_to);
         }
         let (update, next) = if self.chance(self.weather.snapshot) {
             (Some(self.etcd.snapshot(&watch.keys)), self.etcd.revision() + 1)
         } else {
-            self.etcd.watch(&watch.keys, watch.next, up_to)
+            self.etcd.watch(&watch.keys, next, up_to)
         };
-        watch.next = next;
-        watch.scheduled = false;
+        watch.next = Some(next);
         *self.processes[to].watch(id) = Some(watch);
         if next <= self.etcd.revision() {
             self.wake(to, id);

@@ -76,8 +76,10 @@ pub(crate) struct Crash {
 pub(crate) struct Watch {
     pub(crate) generation: u64,
     pub(crate) keys: Watched,
-    /// Where it goes on.
-    pub(crate) next: i64,
+    /// Where it goes on; none until etcd has heard of one that begins now.
+    pub(crate) next: Option<i64>,
+    /// The process knows that it has begun.
+    pub(crate) begun: bool,
     /// A delivery is under way.
     pub(crate) scheduled: bool,
 }

@@ -31,31 +31,71 @@ pub(crate) struct Setup {
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
     /// A request reaches etcd.
-    Arrive { from: usize, id: u64, request: Request },
+    Arrive {
+        from: usize,
+        id: u64,
+        request: Request,
+    },
     /// A refresh of a lease reaches etcd.
-    Refresh { from: usize, lease: i64 },
+    Refresh {
+        from: usize,
+        lease: i64,
+    },
     /// etcd looks for leases whose time is over.
     Tick,
     /// etcd ends a lease, unless it was refreshed since.
-    Expire { lease: i64 },
+    Expire {
+        lease: i64,
+    },
     /// etcd is back.
-    Resume { restarted: bool },
+    Resume {
+        restarted: bool,
+    },
     /// A reply reaches a process, or it waits no longer.
-    Answer { to: usize, id: u64, reply: Result<Reply, Failure> },
+    Answer {
+        to: usize,
+        id: u64,
+        reply: Result<Reply, Failure>,
+    },
     /// The answer to a refresh reaches a process.
-    Refreshed { to: usize, lease: i64, lives: bool },
+    Refreshed {
+        to: usize,
+        lease: i64,
+        lives: bool,
+    },
     /// It is time to refresh a kept lease.
-    Keep { of: usize, lease: i64 },
+    Keep {
+        of: usize,
+        lease: i64,
+    },
     /// A watch has something to say.
-    Deliver { to: usize, watch: WatchId, generation: u64 },
+    Deliver {
+        to: usize,
+        watch: WatchId,
+        generation: u64,
+    },
+    Open {
+        to: usize,
+        watch: WatchId,
+        generation: u64,
+    },
     /// The machine asked to be called.
-    Timer { of: usize },
+    Timer {
+        of: usize,
+    },
     /// The program above the machine calls for the round after this one.
-    Join { of: usize, round: u64 },
+    Join {
+        of: usize,
+        round: u64,
+    },
     /// The program above the machine leaves.
-    Leave { of: usize },
+    Leave {
+        of: usize,
+    },
     /// It has left, and calls for a round again.
-    Return { of: usize },
+    Return {
+        of: usize,
+    },
 }
 
 impl Step {
@@ -71,6 +111,7 @@ impl Step {
             | Step::Leave { of }
             | Step::Return { of } => Some(*of),
             Step::Arrive { .. }
+            | Step::Open { .. }
             | Step::Refresh { .. }
             | Step::Tick
             | Step::Expire { .. }
@@ -232,6 +273,10 @@ impl World {
                 Ok(())
             }
             Step::Deliver { to, watch, generation } => self.deliver(to, watch, generation),
+            Step::Open { to, watch, generation } => {
+                self.open(to, watch, generation);
+                Ok(())
+            }
             Step::Timer { of } => self.timer(of),
             Step::Join { of, round } => match &self.processes[of].phase {
                 Phase::In(joined) if joined.round == round => self.join(of),

@@ -138,7 +138,21 @@ impl Client {
     /// Outside a tokio runtime.
     #[must_use]
     pub fn watch(&self, range: KeyRange, from: i64) -> Watch {
-        Watch::new(self.clone(), &self.hub, range, from)
+        // Revision 0 would mean "from now on", a now that moves with every reconnection.
+        Watch::new(self.clone(), &self.hub, range, Some(from.max(1)))
+    }
+
+    /// Watches a range of keys from now on. The first update, which may be empty, tells that it has begun.
+    ///
+    /// An etcd takes such a watch in at once, where one from an earlier revision waits in line for what it may have
+    /// missed.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    #[must_use]
+    pub fn watch_from_now(&self, range: KeyRange) -> Watch {
+        Watch::new(self.clone(), &self.hub, range, None)
     }
 
     /// A lease of `ttl`, kept alive until it is dropped or revoked. etcd counts in seconds, from 2.
@@ -234,7 +248,7 @@ impl Client {
                 Ok(Ok(answer)) => Ok(answer),
                 Ok(Err(error)) => {
                     if is_outdated_login(&error) {
-                        self.connections.forget(at).await;
+                        self.connections.forget(at);
                     }
                     Err(connection.error(what, error))
                 }

@@ -4,14 +4,13 @@
 //! accepts and never answers. So each endpoint has a channel of its own, all requests go to one of them, and a
 //! failure moves on to the next.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use etcd_client::{
     Channel, ConnectOptions, KvClient, KvClientPrefix, LeaseClient, MaintenanceClient, WatchClient,
 };
 use rallypoint_core::EtcdSettings;
-use tokio::sync::Mutex;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 use tracing::warn;
 
@@ -49,6 +48,14 @@ struct Slot {
     url: String,
     endpoint: Endpoint,
     connection: Mutex<Option<Arc<Connection>>>,
+    /// Held by whoever makes the connection.
+    making: tokio::sync::Mutex<()>,
+}
+
+impl Slot {
+    fn connection(&self) -> MutexGuard<'_, Option<Arc<Connection>>> {
+        self.connection.lock().expect("no code panics while it holds this lock")
+    }
 }
 
 impl Connections {
@@ -69,7 +76,7 @@ impl Connections {
             if url.starts_with("https:") {
                 endpoint = endpoint.tls_config(tls_config(pem.as_ref())).map_err(invalid)?;
             }
-            Ok(Slot { url, endpoint, connection: Mutex::new(None) })
+            Ok(Slot { url, endpoint, connection: Mutex::new(None), making: tokio::sync::Mutex::new(()) })
         };
         let endpoints = settings.urls().into_iter().map(slot).collect::<Result<Vec<_>>>()?;
         let failover = Failover::new(endpoints.len());
@@ -100,8 +107,8 @@ impl Connections {
     }
 
     /// Forgets the connection to an endpoint, and who we were there.
-    pub(super) async fn forget(&self, at: usize) {
-        *self.endpoints[at].connection.lock().await = None;
+    pub(super) fn forget(&self, at: usize) {
+        *self.endpoints[at].connection() = None;
     }
 
     /// The URL of an endpoint.
@@ -117,10 +124,19 @@ impl Connections {
 
     /// The connection to an endpoint. Asks the server only where a password must be shown to it first.
     pub(super) async fn at(&self, index: usize) -> Result<Arc<Connection>> {
+        let made = self.endpoints[index].connection().clone();
+        match made {
+            Some(connection) => Ok(connection),
+            // In a box, as it is rare: what waits for a request would be three times as large with it.
+            None => Box::pin(self.make(index)).await,
+        }
+    }
+
+    async fn make(&self, index: usize) -> Result<Arc<Connection>> {
         let slot = &self.endpoints[index];
-        let mut made = slot.connection.lock().await;
-        if let Some(connection) = &*made {
-            return Ok(Arc::clone(connection));
+        let _making = slot.making.lock().await;
+        if let Some(connection) = slot.connection().clone() {
+            return Ok(connection);
         }
         let authenticate = self.client(slot);
         let client = match tokio::time::timeout(self.settings.request_timeout, authenticate).await {
@@ -143,7 +159,7 @@ impl Connections {
             watch: client.watch_client().max_decoding_message_size(MAX_ANSWER),
             maintenance: client.maintenance_client(),
         });
-        *made = Some(Arc::clone(&connection));
+        *slot.connection() = Some(Arc::clone(&connection));
         Ok(connection)
     }
 

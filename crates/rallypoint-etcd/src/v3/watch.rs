@@ -118,7 +118,7 @@ impl Drop for Subscription {
 }
 
 impl Watch {
-    pub(super) fn new(client: Client, hub: &WatchHub, range: KeyRange, from: i64) -> Self {
+    pub(super) fn new(client: Client, hub: &WatchHub, range: KeyRange, from: Option<i64>) -> Self {
         let subscription = hub.subscribe(range.under(client.settings().prefix.as_bytes()), from);
         Watch { client, range, subscription }
     }
@@ -129,7 +129,8 @@ impl Watch {
         match self.subscription.messages.recv().await {
             Some(Ok(events)) => Ok(WatchUpdate::Events(events)),
             Some(Err(error)) => Err(error.key(self.range.start.clone())),
-            None => self.read_afresh().await,
+            // In a box, as it is rare, and somebody may wait for thousands of watches.
+            None => Box::pin(self.read_afresh()).await,
         }
     }
 
@@ -147,7 +148,7 @@ impl Watch {
         };
         let revision = revision_of(answer.header())?;
         let on_server = self.range.under(self.client.settings().prefix.as_bytes());
-        self.subscription = self.subscription.hub.subscribe(on_server, revision + 1);
+        self.subscription = self.subscription.hub.subscribe(on_server, Some(revision + 1));
         let entries = answer.take_kvs().into_iter().map(Entry::from).collect();
         Ok(WatchUpdate::Snapshot { revision, entries })
     }

@@ -33,8 +33,8 @@ enum Command {
 
 struct Watcher {
     range: KeyRange,
-    /// The first revision whose events it has not been sent.
-    next_revision: i64,
+    /// The first revision whose events it has not been sent. None until the server has told where now is.
+    next_revision: Option<i64>,
     /// Whether the server has taken it in, on the stream that is open.
     created: bool,
     messages: mpsc::Sender<Result<Vec<Event>>>,
@@ -49,11 +49,11 @@ impl WatchHub {
         }))
     }
 
-    pub(super) fn subscribe(&self, range: KeyRange, from: i64) -> Subscription {
+    /// Watches from this revision on; if there is none, from now on, of which an empty message tells.
+    pub(super) fn subscribe(&self, range: KeyRange, from: Option<i64>) -> Subscription {
         let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
         let (sender, messages) = mpsc::channel(BACKLOG);
-        // Revision 0 would mean "from now on", a now that moves with every reconnection.
-        let watcher = Watcher { range, next_revision: from.max(1), created: false, messages: sender };
+        let watcher = Watcher { range, next_revision: from, created: false, messages: sender };
         self.send(Command::Subscribe(id, watcher));
         Subscription { hub: self.clone(), id, messages }
     }
@@ -104,7 +104,7 @@ enum End {
 type Requests = mpsc::UnboundedSender<Request>;
 
 enum Request {
-    Create(i64, KeyRange, i64),
+    Create(i64, KeyRange, Option<i64>),
     Cancel(i64),
 }
 
@@ -253,8 +253,14 @@ impl Task {
             watcher.created = true;
             // A server behind what this watch has seen has lost data, or lags: what it would send from there on
             // says nothing of what happened before.
-            if revision < watcher.next_revision - 1 {
-                self.read_afresh(id, requests);
+            match watcher.next_revision {
+                Some(next) if revision < next - 1 => self.read_afresh(id, requests),
+                Some(_) => {}
+                None => {
+                    watcher.next_revision = Some(revision + 1);
+                    // The first message of all: there is room for it.
+                    let _ = watcher.messages.try_send(Ok(Vec::new()));
+                }
             }
             return Ok(());
         }
@@ -263,10 +269,10 @@ impl Task {
             answer.events().iter().filter_map(|event| Event::from_api(event, prefix)).collect();
         let Some(last) = events.last() else {
             // No events up to here: a later reconnection need not start further back.
-            watcher.next_revision = watcher.next_revision.max(revision + 1);
+            watcher.next_revision = watcher.next_revision.max(Some(revision + 1));
             return Ok(());
         };
-        watcher.next_revision = last.revision() + 1;
+        watcher.next_revision = Some(last.revision() + 1);
         if watcher.messages.try_send(Ok(events)).is_err() {
             // Too slow, or gone.
             self.read_afresh(id, requests);
@@ -316,7 +322,8 @@ async fn send_requests(mut sender: WatchRequestSender, mut queue: mpsc::Unbounde
     }
 }
 
-fn options(id: i64, range: &KeyRange, from: i64) -> WatchOptions {
-    let options = WatchOptions::new().with_watch_id(id).with_start_revision(from).with_progress_notify();
+fn options(id: i64, range: &KeyRange, from: Option<i64>) -> WatchOptions {
+    let options = WatchOptions::new().with_watch_id(id).with_progress_notify();
+    let options = options.with_start_revision(from.unwrap_or(0));
     if range.end.is_empty() { options } else { options.with_range(range.end.clone()) }
 }

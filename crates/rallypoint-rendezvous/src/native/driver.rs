@@ -202,7 +202,11 @@ impl Driver {
                         .push(Box::pin(async move { (id, translate::carry_out(&client, request).await) }));
                 }
                 Output::Watch { id, keys, from } => {
-                    *self.watch(id) = Some(self.client.watch(translate::range(keys), from));
+                    let range = translate::range(keys);
+                    *self.watch(id) = Some(match from {
+                        Some(from) => self.client.watch(range, from),
+                        None => self.client.watch_from_now(range),
+                    });
                 }
                 Output::Unwatch(id) => *self.watch(id) = None,
                 Output::Keep(lease) => self.lease = Some(self.client.lease_keep(lease, self.lease_ttl)),
