@@ -31,13 +31,13 @@ async fn an_address_in_use_is_named() {
     assert!(error.source().is_some());
 }
 
+/// How long that takes is a row of the benchmark.
 #[tokio::test]
-async fn it_is_ready_in_no_time() {
-    let start = Instant::now();
+async fn bound_it_is_ready() {
     let server = Server::bind(anywhere()).unwrap();
+    // One try, with no wait before it: a server that still had to come up would refuse the connection.
+    drop(tokio::net::TcpStream::connect(server.address()).await.unwrap());
     Raw::connect(server.url().to_owned()).await.put_kv("a", "1").await;
-    // The bound is 50 ms; a loaded machine gets some more.
-    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
 }
 
 #[tokio::test]

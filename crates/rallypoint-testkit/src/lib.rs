@@ -3,7 +3,8 @@
 //! - [`Etcd`] and [`Cluster`]: real etcd servers on loopback, to pause, kill and restart. [`Version`] says
 //!   which etcd.
 //! - [`Certs`]: certificates for them, and the wrong ones to be refused with.
-//! - [`Proxy`], [`Silent`], [`refused_endpoint`]: networks and servers that misbehave.
+//! - [`Proxy`], [`Silent`], [`refused_endpoint`]: networks and servers that misbehave. [`Network`]: machines with
+//!   addresses of their own, to be cut off.
 //! - [`Program`]: programs that are talked to line by line; [`Python`]: those that run PyTorch's own code.
 //!
 //! The API is synchronous, so that plain tests and tokio tests can both use it; its waits are bounded, and
@@ -18,6 +19,7 @@ mod cluster;
 mod etcd;
 mod http;
 mod net;
+mod network;
 // One file for both: neither crate can depend on the other, as the tests of each use the test kit.
 #[path = "../../rallypoint-server/src/managed/port.rs"]
 mod port;
@@ -32,6 +34,7 @@ pub use cluster::Cluster;
 pub use etcd::{Etcd, EtcdBuilder};
 pub use http::get as http_get;
 pub use net::{Silent, closed_port, refused_endpoint};
+pub use network::Network;
 pub use program::Program;
 pub use proxy::Proxy;
 pub use python::{Python, run_python};

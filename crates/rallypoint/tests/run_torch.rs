@@ -5,13 +5,12 @@
 mod launcher;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::OnceLock;
 
 use launcher::{Ended, Launcher, RALLYPOINT, wait_for_any};
-use rallypoint_testkit::{Etcd, Version, torch_python};
+use rallypoint_testkit::{Etcd, Network, Version, torch_python};
 
 fn example(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(name).canonicalize().unwrap()
@@ -19,13 +18,15 @@ fn example(name: &str) -> PathBuf {
 
 type Environments = BTreeMap<String, BTreeMap<String, String>>;
 
-/// The environment of each worker, by its rank.
-fn environments(mut command: Command, args: &[&str]) -> Environments {
-    const SCRIPT: &str = "import json, os; print('ENV', json.dumps(dict(os.environ)))";
+/// The environment of each of so many workers, by its rank.
+fn environments(mut command: Command, workers: usize, args: &[&str]) -> Environments {
+    // In one piece: torchrun's workers do not buffer, and `print` would mix its parts with those of another worker.
+    const SCRIPT: &str =
+        r"import json, os, sys; sys.stdout.write('ENV ' + json.dumps(dict(os.environ)) + '\n')";
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("script.py");
     std::fs::write(&script, SCRIPT).unwrap();
-    command.args(args).arg(script).current_dir(folder.path());
+    command.arg(format!("--nproc-per-node={workers}")).args(args).arg(script).current_dir(folder.path());
     // torchrun would share its own store with its workers, which only its c10d backend can do.
     command.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1").env("PYTHON_EXEC", torch_python());
     command.env_remove("OMP_NUM_THREADS");
@@ -35,7 +36,9 @@ fn environments(mut command: Command, args: &[&str]) -> Environments {
             serde_json::from_str(line.split_once("ENV ").unwrap().1).unwrap();
         (environment["RANK"].clone(), environment)
     };
-    ended.with("ENV ").iter().map(read).collect()
+    let found: Environments = ended.with("ENV ").iter().map(read).collect();
+    assert_eq!(found.len(), workers, "{}", ended.text());
+    found
 }
 
 fn torchrun() -> Command {
@@ -54,21 +57,13 @@ fn ours() -> Command {
 fn workers_find_the_environment_that_torchrun_gives_them() {
     let logs = tempfile::tempdir().unwrap();
     let dir = logs.path().to_str().unwrap();
-    for args in [
-        &["--nproc-per-node=2", "--rdzv-id=job", "--local-addr=127.0.0.1"][..],
-        &[
-            "--nproc-per-node=1",
-            "--rdzv-id=job",
-            "--local-addr=127.0.0.1",
-            "--role=reader",
-            "--max-restarts=3",
-        ],
-        &["--nproc-per-node=2", "--rdzv-id=job", "--local-addr=127.0.0.1", "--virtual-local-rank"],
+    for (workers, args) in [
+        (2, &["--rdzv-id=job", "--local-addr=127.0.0.1"][..]),
+        (1, &["--rdzv-id=job", "--local-addr=127.0.0.1", "--role=reader", "--max-restarts=3"]),
+        (2, &["--rdzv-id=job", "--local-addr=127.0.0.1", "--virtual-local-rank"]),
     ] {
         let args = [&["--log-dir", dir], args].concat();
-        let (theirs, ours) = (environments(torchrun(), &args), environments(ours(), &args));
-        assert!(!theirs.is_empty());
-        assert_eq!(theirs.keys().collect::<Vec<_>>(), ours.keys().collect::<Vec<_>>());
+        let (theirs, ours) = (environments(torchrun(), workers, &args), environments(ours(), workers, &args));
         for (rank, theirs) in &theirs {
             compare(rank, theirs, &ours[rank]);
         }
@@ -120,84 +115,35 @@ fn the_ddp_example_gives_the_same_loss_under_torchrun_and_with_another_number_of
 }
 
 /// How the nodes of a job get at each other.
-enum Network {
+enum Place {
     /// Processes of one machine, on an etcd there.
     Loopback(Etcd),
-    /// Each in a network namespace of its own with an address of its own, and the server in another.
-    Namespaces { keeper: Child, _server: Launcher },
+    /// Machines with addresses of their own, and the server on another.
+    Machines { network: Network, _server: Launcher },
 }
 
-/// A bridge, and five namespaces on it. All of it is in a user namespace, so that it needs no rights, and is gone when
-/// its last process is.
-const NAMESPACES: &str = r#"
-set -e
-mount -t tmpfs none /run
-ip link set lo up
-ip link add hub type bridge
-ip addr add 10.77.0.254/24 dev hub
-ip link set hub up
-for n in 0 1 2 3; do
-    ip netns add node$n
-    ip link add up$n type veth peer name net0 netns node$n
-    ip link set up$n master hub up
-    ip -n node$n link set lo up
-    ip -n node$n addr add 10.77.0.1$n/24 dev net0
-    ip -n node$n link set net0 up
-done
-echo ready
-exec sleep 3600
-"#;
-
-impl Network {
-    /// None where this machine has no `ip`, or does not let us make namespaces; why not.
-    fn namespaces() -> Result<Self, String> {
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "unshare", "-Urnm", "sh", "-c", NAMESPACES]);
-        let mut keeper = command
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(|error| error.to_string())?;
-        let mut line = String::new();
-        BufReader::new(keeper.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        if line.trim() != "ready" {
-            let _ = keeper.kill();
-            let output = keeper.wait_with_output().unwrap();
-            return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
-        }
-        let mut command = Self::enter(keeper.id());
-        command.args([RALLYPOINT, "serve", "--listen", "10.77.0.254:2379"]);
+impl Place {
+    /// None where this machine has no network namespaces; why not.
+    fn machines() -> Result<Self, String> {
+        let network = Network::start(4)?;
+        let mut command = network.hub();
+        command.args([RALLYPOINT, "serve", "--listen", &format!("{}:2379", Network::HUB)]);
         let mut server = Launcher::spawn(command);
         server.wait_for("address=");
-        Ok(Network::Namespaces { keeper, _server: server })
-    }
-
-    fn enter(keeper: u32) -> Command {
-        let mut command = Command::new("nsenter");
-        command.args(["--preserve-credentials", "-U", "-n", "-m", "-t", &keeper.to_string()]);
-        command
+        Ok(Place::Machines { network, _server: server })
     }
 
     /// The beginning of a command on the `n`th node, and where the etcd is.
     fn node(&self, n: usize) -> (Command, String) {
         match self {
-            Network::Loopback(etcd) => (Command::new(RALLYPOINT), etcd.endpoint()),
-            Network::Namespaces { keeper, .. } => {
-                let mut command = Self::enter(keeper.id());
-                command.args(["ip", "netns", "exec", &format!("node{n}"), RALLYPOINT]);
+            Place::Loopback(etcd) => (Command::new(RALLYPOINT), etcd.endpoint()),
+            Place::Machines { network, .. } => {
+                let mut command = network.node(n);
+                command.arg(RALLYPOINT);
                 // gloo looks its own address up by the machine's name, which all of these share.
                 command.env("GLOO_SOCKET_IFNAME", "net0");
-                (command, "10.77.0.254:2379".to_owned())
+                (command, format!("{}:2379", Network::HUB))
             }
-        }
-    }
-}
-
-impl Drop for Network {
-    fn drop(&mut self) {
-        if let Network::Namespaces { keeper, .. } = self {
-            let _ = keeper.kill();
-            let _ = keeper.wait();
         }
     }
 }
@@ -228,10 +174,10 @@ fn number(line: &str, before: &str) -> u64 {
     line.split_once(before).unwrap().1.split_whitespace().next().unwrap().parse().unwrap()
 }
 
-fn training_survives_a_death_and_grows_again(network: &Network) {
+fn training_survives_a_death_and_grows_again(place: &Place) {
     let folder = tempfile::tempdir().unwrap();
     let start = |n: usize| {
-        let (mut command, endpoint) = network.node(n);
+        let (mut command, endpoint) = place.node(n);
         command.args([
             "run",
             "--nnodes",
@@ -273,17 +219,17 @@ fn training_survives_a_death_and_grows_again(network: &Network) {
 
 #[test]
 fn training_survives_a_death_and_grows_again_as_processes() {
-    training_survives_a_death_and_grows_again(&Network::Loopback(Etcd::start(Version::V35)));
+    training_survives_a_death_and_grows_again(&Place::Loopback(Etcd::start(Version::V35)));
 }
 
 #[test]
 fn training_survives_a_death_and_grows_again_in_network_namespaces() {
-    match Network::namespaces() {
-        Ok(network) => training_survives_a_death_and_grows_again(&network),
+    match Place::machines() {
+        Ok(machines) => training_survives_a_death_and_grows_again(&machines),
         Err(why) => {
             // Said where a user of the tests looks, and the promise is still tried, on what there is.
             eprintln!("no network namespaces on this machine ({why}): trying it with processes instead");
-            training_survives_a_death_and_grows_again(&Network::Loopback(Etcd::start(Version::V34)));
+            training_survives_a_death_and_grows_again(&Place::Loopback(Etcd::start(Version::V34)));
         }
     }
 }
