@@ -10,10 +10,15 @@ use rallypoint_store::StoreError;
 
 /// The exception of the class `name`, with the text of `error` and its causes.
 fn exception(py: Python<'_>, name: &str, error: &dyn Error) -> PyErr {
+    saying(py, name, &text(error))
+}
+
+/// The exception of the class `name` with this text.
+fn saying(py: Python<'_>, name: &str, text: &str) -> PyErr {
     let made = py
         .import("rallypoint.errors")
         .and_then(|errors| errors.getattr(name))
-        .and_then(|class| class.call1((text(error),)));
+        .and_then(|class| class.call1((text,)));
     made.map_or_else(|error| error, PyErr::from_value)
 }
 
@@ -75,6 +80,13 @@ pub(crate) fn rendezvous(py: Python<'_>, error: &RendezvousError) -> PyErr {
         _ => "RendezvousError",
     };
     exception(py, name, error)
+}
+
+/// One node's side of a run, or of its state, that was made in another process.
+pub(crate) fn forked_rendezvous(py: Python<'_>) -> PyErr {
+    let text = "this side of the rendezvous belongs to another process, which forked this one off: make one in this \
+                process";
+    saying(py, "RendezvousError", text)
 }
 
 /// An error of a server that was to be started.

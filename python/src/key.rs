@@ -26,8 +26,8 @@ impl FromPyObject<'_, '_> for Bytes {
 }
 
 /// A list of keys or values in the form that the store takes it.
-pub(crate) fn list(given: Vec<Bytes>) -> Vec<Vec<u8>> {
-    given.into_iter().map(|bytes| bytes.0).collect()
+pub(crate) fn slices(given: &[Bytes]) -> Vec<&[u8]> {
+    given.iter().map(|bytes| bytes.0.as_slice()).collect()
 }
 
 /// A time: a `timedelta`, or a number of seconds.

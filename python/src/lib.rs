@@ -4,13 +4,12 @@
 //! - `connection`: how to reach an etcd, as Python says it.
 //! - `key`: keys and values as Python gives them.
 //! - `error`: which exception an error becomes; the classes are in `rallypoint/errors.py`.
-//! - `store`, `async_store`: the store, for threads and for asyncio; `operation` is what both can do.
+//! - `store`: the store, for threads and for asyncio; `operations` is what both can do.
 //! - `completions`: how results get from the runtime to an event loop.
 //! - `client`, `server`, `local_server`: an etcd to ask, one to start, one to start where none is.
 //! - `rendezvous`: one node's side of a run; `state_backend`: what torch's own handler can have one on.
 //! - `command`: the command `rallypoint`.
 
-mod async_store;
 mod client;
 mod command;
 mod completions;
@@ -18,7 +17,7 @@ mod connection;
 mod error;
 mod key;
 mod local_server;
-mod operation;
+mod operations;
 mod rendezvous;
 mod runtime;
 mod server;
@@ -28,8 +27,6 @@ mod store;
 /// What the package `rallypoint` is made of.
 #[pyo3::pymodule]
 mod _rallypoint {
-    #[pymodule_export]
-    use crate::async_store::AsyncStore;
     #[pymodule_export]
     use crate::client::Client;
     #[pymodule_export]
@@ -45,7 +42,7 @@ mod _rallypoint {
     #[pymodule_export]
     use crate::state_backend::StateBackend;
     #[pymodule_export]
-    use crate::store::Store;
+    use crate::store::{AsyncStore, Store};
 
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "the name is Python's")]

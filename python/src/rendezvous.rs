@@ -8,9 +8,9 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use rallypoint_core::Backoff;
 use rallypoint_rendezvous::{
-    Registry, Rendezvous as Completed, RendezvousError, RendezvousHandler, RendezvousParameters, Result,
+    HeldPort, Master, Registry, Rendezvous as Completed, RendezvousError, RendezvousHandler,
+    RendezvousParameters, Result,
 };
-use rallypoint_store::StoreError;
 use tokio::time::Instant;
 
 use crate::error;
@@ -46,7 +46,7 @@ async fn connect(parameters: RendezvousParameters, patience: Duration) -> Result
 
 impl Rendezvous {
     fn handler(&self, py: Python<'_>) -> PyResult<Arc<dyn RendezvousHandler>> {
-        self.0.get().cloned().ok_or_else(|| error::store(py, &StoreError::Forked))
+        self.0.get().cloned().ok_or_else(|| error::forked_rendezvous(py))
     }
 
     fn run<T, F>(
@@ -132,30 +132,39 @@ impl Rendezvous {
     }
 }
 
-/// A completed round, as one of its members sees it.
-#[pyclass(frozen, get_all, module = "rallypoint")]
+/// A completed round, as one of its members sees it. On rank 0 it holds the port at which the workers meet for as long as
+/// it lives: nobody else is given it before the worker that listens there has come up.
+#[pyclass(frozen, module = "rallypoint")]
 #[derive(Debug)]
 pub(crate) struct Round {
     /// Counts the rounds of the run; only grows.
+    #[pyo3(get)]
     round: u64,
     /// This node's place, from 0.
+    #[pyo3(get)]
     rank: usize,
     /// The number of nodes in the round.
+    #[pyo3(get)]
     world_size: usize,
     /// Where the workers meet: an address or name of the node with rank 0.
+    #[pyo3(get)]
     master_addr: String,
     /// A port that was free there.
+    #[pyo3(get)]
     master_port: u16,
     /// Data that the members of this round share.
+    #[pyo3(get)]
     store: Py<Store>,
+    _held_port: Option<HeldPort>,
 }
 
 impl Round {
     fn new(py: Python<'_>, completed: Completed) -> PyResult<Self> {
         let Completed { round, rank, world_size, master, held_port, store } = completed;
-        // torchrun starts the worker that listens there right away.
-        drop(held_port);
-        let store = Py::new(py, Store::of_round(store))?;
-        Ok(Round { round, rank, world_size, master_addr: master.address, master_port: master.port, store })
+        // PyTorch's TCPStore sets the option that lets it listen there.
+        held_port.as_ref().map(HeldPort::share).transpose()?;
+        let store = Store::of_round(py, store)?;
+        let Master { address: master_addr, port: master_port } = master;
+        Ok(Round { round, rank, world_size, master_addr, master_port, store, _held_port: held_port })
     }
 }

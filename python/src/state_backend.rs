@@ -10,12 +10,11 @@ use rallypoint::EtcdSettings;
 use rallypoint::etcd::{v2, v3};
 use rallypoint_rendezvous::backend::{Changed, EtcdV2Backend, EtcdV3Backend, RendezvousBackend, Token};
 use rallypoint_rendezvous::{RendezvousError, RendezvousParameters, Result};
-use rallypoint_store::StoreError;
 
 use crate::connection::{self, Api};
 use crate::error;
 use crate::key::Time;
-use crate::operation::AnyStore;
+use crate::operations::AnyStore;
 use crate::runtime::{OfProcess, wait};
 use crate::store::Store;
 
@@ -70,7 +69,7 @@ impl StateBackend {
         T: Send,
         F: Future<Output = Result<T>> + Send,
     {
-        let Some(backend) = self.0.get() else { return Err(error::store(py, &StoreError::Forked)) };
+        let Some(backend) = self.0.get() else { return Err(error::forked_rendezvous(py)) };
         wait(py, request(Arc::clone(backend)))?.map_err(|problem| error::rendezvous(py, &problem))
     }
 }
@@ -101,12 +100,12 @@ impl StateBackend {
         endpoint: &str,
         run_id: &str,
         config: BTreeMap<String, String>,
-    ) -> PyResult<(Self, Store)> {
+    ) -> PyResult<(Self, Py<Store>)> {
         let parameters = RendezvousParameters::new("etcd-v2", endpoint, run_id, 1, 1)
             .map_err(|problem| error::settings(&problem))?;
         let made = wait(py, create(api, RendezvousParameters { config, ..parameters }))?;
         let (backend, store) = made.map_err(|problem| error::rendezvous(py, &problem))?;
-        Ok((StateBackend(OfProcess::new(backend)), Store::of_round(store)))
+        Ok((StateBackend(OfProcess::new(backend)), Store::of_round(py, store)?))
     }
 
     /// The state and its token, or `None`.

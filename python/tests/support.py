@@ -8,7 +8,9 @@ import os
 import pathlib
 import shutil
 import socket
+import ssl
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -39,17 +41,38 @@ def wait_until(what: str, condition, seconds: float = 60):
     raise AssertionError(f"{what}: not within {seconds} s")
 
 
-class Cluster:
-    """Real etcd servers that form one cluster."""
+def states(endpoint: str, run_id: str) -> list[str]:
+    """What the nodes of a run are, as an operator is told: joining, member, spare and so on."""
+    command = [sys.executable, "-m", "rallypoint", "status", "--json", "--endpoint", endpoint, run_id]
+    asked = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return sorted(node["state"] for node in json.loads(asked.stdout)["nodes"]) if asked.returncode == 0 else []
 
-    def __init__(self, size: int):
+
+def self_signed(folder: str) -> tuple[str, str]:
+    """The files of a certificate for this machine that is its own authority, and of its key."""
+    cert, key = f"{folder}/cert.pem", f"{folder}/key.pem"
+    names = ["-subj", "/CN=rallypoint", "-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=CA:FALSE"]
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", key, "-out", cert]
+    subprocess.run([*make, *names], check=True, capture_output=True)
+    return cert, key
+
+
+class Cluster:
+    """Real etcd servers that form one cluster; with ``tls``, clients have to speak it."""
+
+    def __init__(self, size: int, tls: bool = False):
         self._folder = tempfile.mkdtemp(prefix="rallypoint-etcd-")
         ports = free_ports(2 * size)
-        urls = [f"http://127.0.0.1:{port}" for port in ports]
-        self.ports, peers = ports[:size], urls[size:]
+        self.ports = ports[:size]
+        self._urls = [f"{'https' if tls else 'http'}://127.0.0.1:{port}" for port in self.ports]
+        peers = [f"http://127.0.0.1:{port}" for port in ports[size:]]
         members = ",".join(f"n{i}={peer}" for i, peer in enumerate(peers))
-        self.processes = [self._start(f"n{i}", urls[i], peers[i], members) for i in range(size)]
-        wait_until("etcd is ready", lambda: all(map(self._is_healthy, urls[:size])))
+        self.cacert, self._more = None, []
+        if tls:
+            self.cacert, key = self_signed(self._folder)
+            self._more = ["--cert-file", self.cacert, "--key-file", key]
+        self.processes = [self._start(f"n{i}", self._urls[i], peers[i], members) for i in range(size)]
+        wait_until("etcd is ready", lambda: all(map(self._is_healthy, range(size))))
 
     def _start(self, name: str, client: str, peer: str, members: str) -> subprocess.Popen:
         flags = {
@@ -63,20 +86,39 @@ class Cluster:
             "initial-cluster-token": self._folder,
             "log-level": "error",
         }
-        command = [*TIED, ETCD, "--enable-v2", "--unsafe-no-fsync", *(f"--{key}={flags[key]}" for key in flags)]
+        command = [*TIED, ETCD, "--enable-v2", "--unsafe-no-fsync", *self._more]
+        command += [f"--{key}={flags[key]}" for key in flags]
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    @staticmethod
-    def _is_healthy(url: str) -> bool:
+    def ask(self, member: int, path: str, body: dict[str, str] | None = None) -> dict:
+        """What a member answers to a request over HTTP; one with a body is a POST."""
+        context = ssl.create_default_context(cafile=self.cacert) if self.cacert else None
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(self._urls[member] + path, data, timeout=5, context=context) as reply:
+            return json.load(reply)
+
+    def _is_healthy(self, member: int) -> bool:
         try:
-            with urllib.request.urlopen(f"{url}/health", timeout=1) as reply:
-                return json.load(reply)["health"] == "true"
+            return self.ask(member, "/health")["health"] == "true"
         except (OSError, urllib.error.URLError):
             return False
+
+    def ask_for_passwords(self, password: str) -> None:
+        """From now on, only ``root`` with this password is let in."""
+        self.ask(0, "/v3/auth/user/add", {"name": "root", "password": password})
+        self.ask(0, "/v3/auth/role/add", {"name": "root"})
+        self.ask(0, "/v3/auth/user/grant", {"user": "root", "role": "root"})
+        self.ask(0, "/v3/auth/enable", {})
 
     @property
     def endpoint(self) -> str:
         return ",".join(f"127.0.0.1:{port}" for port in self.ports)
+
+    @property
+    def leader(self) -> int:
+        """The member that leads."""
+        told = [self.ask(member, "/v3/maintenance/status", {}) for member in range(len(self.ports))]
+        return [status["header"]["member_id"] for status in told].index(told[0]["leader"])
 
     def kill(self, member: int) -> None:
         self.processes[member].kill()

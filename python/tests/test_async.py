@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+from datetime import timedelta
 
 import pytest
 
@@ -29,6 +32,11 @@ def test_every_operation_can_be_awaited(etcd, prefix, api):
         assert await store.queue_len("q") == 1
         assert await store.queue_pop("q") == b"x"
         await store.barrier("all", 1)
+        clone = store.clone()
+        clone.set_timeout(7)
+        assert (await clone.get("key"), clone.timeout) == (b"newer", timedelta(seconds=7))
+        assert store.timeout == timedelta(seconds=30)
+        assert repr(clone) == f"<rallypoint.AsyncStore '{prefix}' at {etcd} ({api})>".replace("'", '"')
 
     asyncio.run(main())
 
@@ -75,6 +83,34 @@ def test_each_event_loop_gets_its_own_results(etcd, prefix):
             return await store.add("loops", 1)
 
         assert asyncio.run(main()) == i + 1
+
+
+def test_a_forked_process_uses_it_on_a_loop_of_its_own(etcd, prefix):
+    async def connect():
+        store = await rallypoint.AsyncStore.connect(etcd, prefix, timeout=30)
+        await store.set("from the parent", "")
+        return store
+
+    store = asyncio.run(connect())
+    pid = os.fork()
+    if pid == 0:
+        try:
+
+            async def child():
+                await store.get("from the parent")
+                await store.set("from the child", "")
+
+            asyncio.run(child())
+            os._exit(0)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr)
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+    async def read():
+        return await store.get("from the child")
+
+    assert asyncio.run(read()) == b""
 
 
 def test_outside_of_an_event_loop_it_says_so(etcd, prefix):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import uuid
 
 import pytest
-from support import Cluster, free_ports, wait_until
+import torch.distributed as dist
+from support import Cluster, free_ports, states, wait_until
 from torch.distributed.elastic.rendezvous import RendezvousParameters, api
 
 import rallypoint
@@ -66,6 +69,21 @@ def test_two_nodes_meet_and_share_a_store(etcd, backend):
 
 
 @pytest.mark.parametrize("backend", ["rallypoint", "rallypoint-etcd"])
+def test_where_the_workers_meet_is_torchs_to_listen_at_and_nobody_elses(etcd, backend):
+    """A worker takes seconds to come up, in which a port that is only free may become another's."""
+    node = create_rdzv_handler(parameters(backend, etcd, last_call_timeout="1"))
+    for _ in range(2):
+        port = node.next_rendezvous().bootstrap_store_info.master_port
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("0.0.0.0", port))
+        for libuv in (True, False):
+            store = dist.TCPStore("127.0.0.1", port, 1, True, use_libuv=libuv)
+            store.set("key", "value")
+            del store
+    node.shutdown()
+
+
+@pytest.mark.parametrize("backend", ["rallypoint", "rallypoint-etcd"])
 def test_a_spare_and_a_node_that_never_got_in_close_nothing(etcd, backend):
     run_id = uuid.uuid4().hex
     member = create_rdzv_handler(parameters(backend, etcd, run_id, last_call_timeout="1"))
@@ -78,6 +96,27 @@ def test_a_spare_and_a_node_that_never_got_in_close_nothing(etcd, backend):
     assert spare.shutdown()
     assert not member.is_closed() and member.num_nodes_waiting() == 0
     member.shutdown()
+
+
+def test_a_spare_that_stands_by_is_nobody_to_meet_for(etcd):
+    params = parameters("rallypoint", etcd, **QUICK)
+    member, spare = create_rdzv_handler(params), create_rdzv_handler(params)
+    member.next_rendezvous()
+    ends = []
+
+    def stand_by():
+        with pytest.raises(api.RendezvousClosedError) as caught:
+            spare.next_rendezvous()
+        ends.append(caught.value)
+
+    standing_by = threading.Thread(target=stand_by)
+    standing_by.start()
+    wait_until("the spare stands by", lambda: states(etcd, params.run_id) == ["member", "spare"])
+    assert [member.num_nodes_waiting() for _ in range(100)] == [0] * 100
+    member.shutdown()
+    standing_by.join()
+    assert len(ends) == 1
+    spare.shutdown()
 
 
 def test_num_nodes_waiting_asks_etcd_nothing(etcd):
@@ -147,8 +186,6 @@ handler.next_rendezvous()
 rallypoint.Store({etcd!r}, {prefix!r}).set("met", "")
 signal.pause()
 """
-    import subprocess
-
     other = subprocess.Popen([sys.executable, "-c", code])
     wait_until("a node waits", lambda: member.num_nodes_waiting() == 1)
     assert member.next_rendezvous().world_size == 2
@@ -157,6 +194,58 @@ signal.pause()
     assert other.wait() == 1
     wait_until("a member is gone", lambda: member.num_nodes_waiting() == 1)
     assert member.next_rendezvous().world_size == 1
+    member.shutdown()
+
+
+WAIT_FOR_ANOTHER = """
+import signal, sys, threading
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from rallypoint.torch import create_rdzv_handler
+signal.signal(signal.SIGINT, signal.default_int_handler)
+handler = create_rdzv_handler(RendezvousParameters("rallypoint", sys.argv[1], sys.argv[2], 2, 2, "127.0.0.1"))
+"""
+
+
+def test_ctrl_c_interrupts_a_rendezvous_and_the_node_is_gone_at_once(etcd):
+    code = WAIT_FOR_ANOTHER + "try:\n  handler.next_rendezvous()\nexcept KeyboardInterrupt:\n  print('interrupted')"
+    run_id = uuid.uuid4().hex
+    process = subprocess.Popen([sys.executable, "-c", code, etcd, run_id], stdout=subprocess.PIPE, text=True)
+    wait_until("it waits", lambda: states(etcd, run_id) == ["joining"])
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == ("interrupted\n", None)
+    assert process.returncode == 0
+    assert states(etcd, run_id) == []
+
+
+def test_a_thread_that_meets_others_does_not_keep_the_interpreter_from_ending(etcd):
+    code = WAIT_FOR_ANOTHER + "threading.Thread(target=handler.next_rendezvous, daemon=True).start()\nsys.stdin.read()"
+    run_id = uuid.uuid4().hex
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, etcd, run_id], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    wait_until("it waits", lambda: states(etcd, run_id) == ["joining"])
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert states(etcd, run_id) == []
+
+
+def test_a_forked_process_is_another_node_and_leaves_its_parents_alone(etcd):
+    params = parameters("rallypoint", etcd, **QUICK)
+    member = create_rdzv_handler(params)
+    member.next_rendezvous()
+
+    def child():
+        for call in (member.next_rendezvous, member.num_nodes_waiting, member.set_closed):
+            with pytest.raises(api.RendezvousError, match="belongs to another process"):
+                call()
+        assert not member.shutdown()
+        # Its own it can have.
+        own = create_rdzv_handler(parameters("rallypoint", etcd, **QUICK))
+        assert own.next_rendezvous().world_size == 1
+        os._exit(0)
+
+    assert os.waitpid(forked(child), 0)[1] == 0
+    assert not member.is_closed() and member.num_nodes_waiting() == 0
     member.shutdown()
 
 
@@ -275,8 +364,6 @@ def test_create_backend_makes_what_pytorchs_does(etcd):
 
 def test_the_host_of_the_server_is_reached_by_the_name_that_the_others_use():
     """Many systems have their own name at a loopback address, which is no use to other machines."""
-    import socket
-
     name = socket.gethostname()
     params = RendezvousParameters("rallypoint", f"{name}:{free_ports(1)[0]}", uuid.uuid4().hex, 1, 2, **QUICK)
     handler = create_rdzv_handler(params)

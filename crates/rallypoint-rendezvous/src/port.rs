@@ -9,7 +9,7 @@ use socket2::{Domain, Socket, Type};
 /// connects too early is refused instead of left hanging.
 #[derive(Debug)]
 pub struct HeldPort {
-    _socket: Socket,
+    socket: Socket,
     port: u16,
 }
 
@@ -34,13 +34,19 @@ impl HeldPort {
             .or_else(|_| any(Ipv4Addr::UNSPECIFIED.into(), Domain::IPV4))?;
         let bound =
             socket.local_addr()?.as_socket().ok_or_else(|| io::Error::other("not an internet socket"))?;
-        Ok(HeldPort { _socket: socket, port: bound.port() })
+        Ok(HeldPort { socket, port: bound.port() })
     }
 
     /// The port.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// From now on a program that sets `SO_REUSEADDR` can listen on the port. Nobody is given it by chance even so,
+    /// which can happen to a port that was let go of before that program had come up.
+    pub fn share(&self) -> io::Result<()> {
+        self.socket.set_reuse_address(true)
     }
 
     /// Lets go of the port, for the program that listens on it.
@@ -65,5 +71,18 @@ mod tests {
         assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
         assert_eq!(held.release(), port);
         TcpListener::bind(("0.0.0.0", port)).unwrap();
+    }
+
+    #[test]
+    fn a_shared_port_can_be_listened_on_and_is_still_given_to_nobody() {
+        let held = HeldPort::free().unwrap();
+        held.share().unwrap();
+        // The standard library's sets the option; ours does not.
+        for any in ["0.0.0.0", "[::]"] {
+            let listener = TcpListener::bind(format!("{any}:{}", held.port())).unwrap();
+            TcpStream::connect(("127.0.0.1", held.port())).unwrap();
+            drop(listener);
+        }
+        assert!(HeldPort::bind(held.port()).is_err());
     }
 }

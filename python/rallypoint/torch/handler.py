@@ -10,7 +10,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler as _Rendezvou
 from torch.distributed.elastic.rendezvous import api
 
 from rallypoint import errors
-from rallypoint._rallypoint import LocalServer, Rendezvous
+from rallypoint._rallypoint import LocalServer, Rendezvous, Round
 from rallypoint.torch._errors import translated
 from rallypoint.torch._log import logger
 from rallypoint.torch.store import EtcdStore
@@ -36,6 +36,7 @@ class RendezvousHandler(_RendezvousHandler):
         self._backend = backend
         self._run_id = run_id
         self._server = server
+        self._round: Round | None = None
         self._store: EtcdStore | None = None
         # torchrun does not shut a handler down when it is told to end by a signal, so as not to close the run.
         atexit.register(self._leave)
@@ -56,7 +57,9 @@ class RendezvousHandler(_RendezvousHandler):
     @translated
     def next_rendezvous(self) -> Any:
         """Meets the others: waits until a round with this node in it is complete."""
-        round = self._rendezvous.next_rendezvous()
+        # Kept until now, for the port that it holds.
+        self._round = None
+        self._round = round = self._rendezvous.next_rendezvous()
         # Kept until the next round has begun: torch's C++ does not keep the Python half.
         self._store = EtcdStore.over(round.store)
         logger.info(
