@@ -47,9 +47,11 @@ def test_the_torchrun_examples_run(etcd, tmp_path):
     with_etcd, shared, alone = commands
     for command in (with_etcd, shared, alone):
         assert command[:2] == ["torchrun", "--rdzv-backend=rallypoint"] and command[-1] == "train.py"
-    said = run([*TORCHRUN, *alone[1:]], cwd=tmp_path, env=environment)
-    # Two workers write at once: where a line ends is up to them.
-    assert sorted(re.findall(r"rank \d of \d: \d", said)) == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
+    (standalone,) = [shlex.split(line) for line in SHELL if line.startswith("python -m rallypoint.torchrun")]
+    for command in ([*TORCHRUN, *alone[1:]], [sys.executable, *standalone[1:]]):
+        said = run(command, cwd=tmp_path, env=environment)
+        # Two workers write at once: where a line ends is up to them.
+        assert sorted(re.findall(r"rank \d of \d: \d", said)) == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
     # The others, on the one machine that there is.
     fitted = [
         re.sub(r"^--nnodes=.*", "--nnodes=1", re.sub(r"^--nproc-per-node=.*", "--nproc-per-node=1", word))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import threading
 from datetime import timedelta
@@ -140,6 +141,31 @@ def test_the_timeout_can_be_set_from_outside(store):
     for call in (lambda: store.get("missing"), lambda: store.wait(["missing"]), lambda: store.multi_get(["missing"])):
         with pytest.raises(dist.DistStoreError, match="timed out after 0.050 s"):
             call()
+
+
+def test_whatever_torch_asks_a_store_for_is_there():
+    """C++ looks the methods of a Python store up by name, and what it does not find there does nothing good."""
+    asked = set()
+
+    class Bare(dist.Store):
+        def __getattribute__(self, name):
+            asked.add(name)
+            return super().__getattribute__(name)
+
+    bare = Bare()
+    store, second = dist.PrefixStore("p", bare), timedelta(seconds=1)
+    for name, *args in [
+        *(("set", "key", "1"), ("get", "key"), ("add", "n", 1), ("compare_set", "key", "1", "2")),
+        *(("check", ["key"]), ("wait", ["key"]), ("wait", ["key"], second), ("append", "key", "3")),
+        *(("multi_set", ["a"], ["1"]), ("multi_get", ["a"]), ("has_extended_api",), ("num_keys",)),
+        *(("delete_key", "a"), ("clone",), ("list_keys",), ("barrier", "all", 1, second), ("set_timeout", second)),
+        *(("queue_push", "q", "1"), ("queue_pop", "q"), ("queue_len", "q")),
+    ]:
+        # It can do nothing, and an older torch has not all of them.
+        with contextlib.suppress(Exception):
+            getattr(store, name)(*args)
+    assert {"set", "get", "multi_set", "deleteKey", "getNumKeys", "clone"} <= asked
+    assert asked - set(vars(EtcdStore)) == set()
 
 
 @pytest.mark.skipif(not hasattr(dist.Store, "clone"), reason="this torch has no clone")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import uuid
 
-from support import TIED, wait_until
+from support import TIED, states, wait_until
 from torch.distributed.elastic.rendezvous import registry
 
 # An older torch does not look for backends of other packages by itself.
@@ -89,6 +89,20 @@ class Job:
             return sorted(said["rank"] for said in worlds) == list(range(len(agents)))
 
         self.wait_for(f"{[agent.name for agent in agents]} work", they_work)
+
+    def wait_until_all_go_on(self, agents: list[Agent]) -> None:
+        """Waits until the workers of these agents have made more steps, which are the same workers."""
+        before = {agent: (len(agent.said("met")), len(agent.said("goes on"))) for agent in agents}
+
+        def they_go_on() -> bool:
+            return all(len(agent.said("goes on")) >= steps + 2 for agent, (_, steps) in before.items())
+
+        self.wait_for(f"{[agent.name for agent in agents]} go on", they_go_on)
+        assert [len(agent.said("met")) for agent in agents] == [met for met, _ in before.values()], self.report()
+
+    def states(self) -> list[str]:
+        """What the nodes of the run are, as an operator is told: joining, member, spare and so on."""
+        return states(self.endpoint, self.run_id)
 
     def now(self) -> dict[Agent, int]:
         """A moment for :meth:`wait_until_all_work`."""

@@ -42,6 +42,8 @@ while True:
     assert total[0] == world
     if step == 3:
         say("works")
+    if step % 25 == 0:
+        say("goes on", step=step)
     if total[1]:
         break
     time.sleep(0.02)
