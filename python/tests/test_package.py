@@ -30,6 +30,14 @@ def test_one_wheel_for_every_python_from_3_10_on():
     assert platform.startswith("manylinux_")
 
 
+def test_the_licences_come_with_it():
+    package = importlib.metadata.distribution("rallypoint")
+    assert package.metadata["License-Expression"] == "MIT OR Apache-2.0"
+    for name in ("LICENSE-APACHE", "LICENSE-MIT"):
+        (found,) = [file for file in package.files if file.name == name]
+        assert found.read_text() == (ROOT / name).read_text()
+
+
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory):
     """A fresh environment with nothing but the wheel, made on a path without a compiler."""
