@@ -5,7 +5,7 @@
 mod v3_support;
 
 use std::error::Error;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
 use rallypoint_server::{Config, Server, ServerError, Tls};
@@ -52,12 +52,10 @@ async fn it_stops_when_told_to_and_ends_the_watches() {
     let mut watcher = client.watching(Watch::key("a")).await;
     let lease = client.grant(0, 60).await.unwrap().id;
     client.keep_alive(lease).await;
-    let start = Instant::now();
     stop.send(()).unwrap();
     let status = within(watcher.answers.message()).await.unwrap_err();
     assert_eq!(status.code(), tonic::Code::Unavailable);
     within(server).await.unwrap().unwrap();
-    assert!(start.elapsed() < Duration::from_secs(10));
     assert!(tokio::net::TcpStream::connect(url.trim_start_matches("http://")).await.is_err());
 }
 
