@@ -174,6 +174,8 @@ impl Node {
         if let Goal::Leaving(leaving) = &mut self.goal {
             leaving.busy = true;
         }
+        // No refresh may cross the revocation: it would be told that the lease is lost, and say so to the user.
+        self.outputs.push_back(Output::Forget(lease));
         self.request(Task::Leaving(LeavingTask::Revoke), Request::Revoke(lease));
     }
 
