@@ -18,8 +18,8 @@ use super::roster::{Present, Roster, Seat};
 use crate::Backoff;
 
 /// How often the waiting are told how far it is, at most; more seldom in larger groups.
-pub(super) const PROGRESS: Duration = Duration::from_secs(1);
-const PROGRESS_PER_NODE: Duration = Duration::from_micros(500);
+const PROGRESS: Duration = Duration::from_secs(1);
+const PROGRESS_PER_NODE: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
 pub(super) struct Lead {
@@ -102,7 +102,7 @@ impl Node {
             renew_at: now,
             writing: false,
             last_call_at: None,
-            progress_at: now + PROGRESS,
+            progress_at: now + progress_interval(self.config.settings.min_nodes),
             plan_at: Duration::ZERO,
             failed: vec![LeaderTask::ReadNodes, LeaderTask::ReadRanks, LeaderTask::ReadGroup],
             retry_at: Some(now),
@@ -475,11 +475,16 @@ impl Node {
         }
         let record = RoundRecord { news, ..record.clone() };
         let Some(lead) = &mut self.lead else { return };
-        let nodes = u32::try_from(lead.roster.ids().count()).unwrap_or(u32::MAX);
-        lead.progress_at = now + PROGRESS.max(PROGRESS_PER_NODE * nodes);
+        let nodes = lead.roster.ids().count().max(self.config.settings.min_nodes);
+        lead.progress_at = now + progress_interval(nodes);
         lead.writing = true;
         self.leader_request(LeaderTask::WriteRound(Box::new(record)));
     }
+}
+
+/// How often a group of so many is told how far it is.
+pub(super) fn progress_interval(nodes: usize) -> Duration {
+    PROGRESS.max(PROGRESS_PER_NODE.saturating_mul(u32::try_from(nodes).unwrap_or(u32::MAX)))
 }
 
 fn put_node(roster: &mut Roster, id: &str, entry: &Entry) {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::etcd::{Condition, Op, OpReply, Request, TxnReply};
-use super::leader::{LeaderTask, PROGRESS};
+use super::leader::{LeaderTask, progress_interval};
 use super::node::{Node, Task, json, parse};
 use super::record::{MasterRecord, News, RankRecord, RoundRecord};
 use super::roster::Seat;
@@ -228,7 +228,7 @@ impl Node {
         lead.roster.complete(record.round, plan.members, &record.news);
         lead.roster.look_at_all(now < self.spare_until);
         lead.last_call_at = None;
-        lead.progress_at = now + PROGRESS;
+        lead.progress_at = now + progress_interval(record.world_size);
         self.tidy(plan.last_round);
         self.round_now(record, revision);
     }

@@ -10,9 +10,6 @@ use crate::Backoff;
 
 impl Node {
     pub(super) fn drive_in(&mut self, now: Duration) {
-        if self.watches == Watches::None {
-            self.open_watches();
-        }
         if self.busy || self.retry_at.is_some() {
             return;
         }
@@ -21,6 +18,11 @@ impl Node {
             self.request(Task::Grant, Request::Grant(self.config.lease_ttl));
             return;
         };
+        // Not before there is a lease: where many come at once, most then come after the first events of the group,
+        // which would go to every one of them.
+        if self.watches == Watches::None {
+            self.open_watches();
+        }
         if matches!(self.watches, Watches::Opening { .. }) {
             return;
         }

@@ -15,6 +15,7 @@ use uuid::Uuid;
 use super::classify::is_outdated_login;
 use super::connections::{Connection, Connections};
 use super::lease::Lease;
+use super::lease_hub::LeaseHub;
 use super::watch::{KeyRange, Watch};
 use super::watch_hub::WatchHub;
 use crate::failover::after;
@@ -38,6 +39,7 @@ use crate::{Error, ErrorKind, Repeat, Result};
 pub struct Client {
     connections: Arc<Connections>,
     hub: WatchHub,
+    leases: LeaseHub,
     retry_timeout: Duration,
 }
 
@@ -54,7 +56,8 @@ impl Client {
         let retry_timeout = settings.retry_timeout;
         let connections = Arc::new(Connections::new(settings)?);
         let hub = WatchHub::new(Arc::clone(&connections));
-        Ok(Client { connections, hub, retry_timeout })
+        let leases = LeaseHub::new(Arc::clone(&connections));
+        Ok(Client { connections, hub, leases, retry_timeout })
     }
 
     /// The same client, with another time for a request and its retries.
@@ -168,7 +171,7 @@ impl Client {
     /// Outside a tokio runtime.
     #[must_use]
     pub fn lease_keep(&self, id: i64, ttl: Duration) -> Lease {
-        Lease::keep(self.clone(), Arc::clone(&self.connections), id, ttl)
+        Lease::keep(self.clone(), &self.leases, id, ttl)
     }
 
     /// Refreshes a lease once.
@@ -238,8 +241,10 @@ impl Client {
         F: Future<Output = Result<T, etcd_client::Error>>,
     {
         let send = async |at, deadline: Instant| {
-            let limit = deadline.min(after(self.settings().request_timeout));
             let late = |kind| Error::new(kind, what).endpoint(self.connections.url(at));
+            let turn = tokio::time::timeout_at(deadline, self.connections.turns.acquire()).await;
+            let _turn = turn.map_err(|_| late(ErrorKind::Busy).because("this client's other requests"))?;
+            let limit = deadline.min(after(self.settings().request_timeout));
             // Until there is a connection, nothing can have been carried out.
             let connecting = tokio::time::timeout_at(limit, self.connections.at(at)).await;
             let connection =

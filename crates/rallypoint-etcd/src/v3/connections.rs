@@ -10,11 +10,17 @@ use std::time::Duration;
 use etcd_client::{
     Channel, ConnectOptions, KvClient, KvClientPrefix, LeaseClient, MaintenanceClient, WatchClient,
 };
+use futures::channel::mpsc::UnboundedReceiver;
 use rallypoint_core::EtcdSettings;
-use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+use tokio::sync::Semaphore;
+use tonic::Streaming;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::metadata::MetadataValue;
+use tonic::transport::{Certificate, Channel as TonicChannel, ClientTlsConfig, Endpoint, Identity};
 use tracing::warn;
 
 use super::classify::classify;
+use super::lease_hub::{self, Refresh, Refreshed};
 use crate::failover::{Failover, after};
 use crate::tls::Pem;
 use crate::{Error, ErrorKind, Result};
@@ -26,6 +32,10 @@ const MAX_ANSWER: usize = 256 << 20;
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Requests under way at a time; the others wait their turn. More at a time is not more per second, but costs an etcd
+/// more for each; and one that has 5,000 to catch up with refuses whatever comes.
+const IN_FLIGHT: usize = 32;
+
 /// A connection that requests can be sent on.
 pub(super) struct Connection {
     index: usize,
@@ -35,11 +45,14 @@ pub(super) struct Connection {
     lease: LeaseClient,
     watch: WatchClient,
     maintenance: MaintenanceClient,
+    channel: TonicChannel,
 }
 
 pub(super) struct Connections {
     pub(super) settings: EtcdSettings,
     endpoints: Vec<Slot>,
+    /// One for each request under way.
+    pub(super) turns: Semaphore,
     pub(super) failover: Failover,
 }
 
@@ -80,7 +93,8 @@ impl Connections {
         };
         let endpoints = settings.urls().into_iter().map(slot).collect::<Result<Vec<_>>>()?;
         let failover = Failover::new(endpoints.len());
-        Ok(Connections { settings, endpoints, failover })
+        let turns = Semaphore::new(IN_FLIGHT);
+        Ok(Connections { settings, endpoints, turns, failover })
     }
 
     /// The connection in use.
@@ -138,7 +152,8 @@ impl Connections {
         if let Some(connection) = slot.connection().clone() {
             return Ok(connection);
         }
-        let authenticate = self.client(slot);
+        let channel = slot.endpoint.connect_lazy();
+        let authenticate = self.client(slot, channel.clone());
         let client = match tokio::time::timeout(self.settings.request_timeout, authenticate).await {
             Ok(Ok(client)) => client,
             Ok(Err(error)) => {
@@ -158,14 +173,19 @@ impl Connections {
             lease: client.lease_client(),
             watch: client.watch_client().max_decoding_message_size(MAX_ANSWER),
             maintenance: client.maintenance_client(),
+            channel,
         });
         *slot.connection() = Some(Arc::clone(&connection));
         Ok(connection)
     }
 
     /// Shows the password, if there is one to show.
-    async fn client(&self, slot: &Slot) -> Result<etcd_client::Client, etcd_client::Error> {
-        let channel = Channel::Tonic(slot.endpoint.connect_lazy());
+    async fn client(
+        &self,
+        slot: &Slot,
+        channel: TonicChannel,
+    ) -> Result<etcd_client::Client, etcd_client::Error> {
+        let channel = Channel::Tonic(channel);
         let mut options = ConnectOptions::new().with_require_leader(true).with_auto_token_refresh(true);
         let Some(credentials) = &self.settings.credentials else {
             return etcd_client::Client::from_channel(channel, Some(options)).await;
@@ -205,6 +225,21 @@ impl Connection {
 
     pub(super) fn maintenance(&self) -> MaintenanceClient {
         self.maintenance.clone()
+    }
+
+    /// The stream on which leases are refreshed. It is asked for without `etcd-client`, which has one for each lease.
+    /// No etcd wants to know who asks.
+    pub(super) async fn refreshes(&self, queue: UnboundedReceiver<Refresh>) -> Result<Streaming<Refreshed>> {
+        let failed = |status| self.error(lease_hub::WHAT, etcd_client::Error::GRpcStatus(status));
+        let mut client = tonic::client::Grpc::new(self.channel.clone());
+        let ready = client.ready().await;
+        ready.map_err(|error| self.error(lease_hub::WHAT, etcd_client::Error::TransportError(error)))?;
+        let mut request = tonic::Request::new(queue);
+        // A server that has lost its cluster ends the stream instead of keeping silent.
+        request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
+        let path = PathAndQuery::from_static("/etcdserverpb.Lease/LeaseKeepAlive");
+        let codec = tonic_prost::ProstCodec::default();
+        client.streaming(request, path, codec).await.map(tonic::Response::into_inner).map_err(failed)
     }
 
     pub(super) fn error(&self, what: &'static str, error: etcd_client::Error) -> Error {

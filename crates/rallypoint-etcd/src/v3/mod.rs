@@ -12,6 +12,7 @@ mod client;
 mod connections;
 mod entry;
 mod lease;
+mod lease_hub;
 mod watch;
 mod watch_hub;
 

@@ -1,5 +1,8 @@
 //! What an operator sees of the runs on an etcd, and can do, without being a node.
 
+use std::collections::HashMap;
+
+use futures::stream::{StreamExt as _, TryStreamExt as _};
 use rallypoint_core::round::{
     Condition, Entry, Keys, Lost, MasterRecord, News, NodeRecord, Op, OpReply, RankRecord, RoundRecord,
     RunSettings, Txn, Wants,
@@ -12,6 +15,9 @@ use serde::de::DeserializeOwned;
 use super::settings::{DEFAULT_ROOT, run_of, run_prefix};
 use super::translate::{read_all, transaction, txn_reply};
 use crate::handler::Member;
+
+/// Leases whose time is asked for together.
+const LEASES_AT_A_TIME: usize = 32;
 
 /// A run, as it is now.
 #[derive(Debug, Clone, Serialize)]
@@ -107,14 +113,16 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
     let round = round.map(parse::<RoundRecord>).transpose()?;
     let (_, ranks) = read_all(client, &keys.ranks()).await?;
     let plan = round.as_ref().map(|round| round.plan.clone()).unwrap_or_default();
+    let ranks = by_id(&keys, &ranks);
     let seat = |id: &str, incarnation| {
-        let entry = ranks.iter().find(|entry| keys.id_of(&entry.key) == id)?;
-        let rank = parse::<RankRecord>(entry).ok()?;
+        let rank = parse::<RankRecord>(ranks.get(id)?).ok()?;
         (rank.plan == plan && rank.incarnation == incarnation && !plan.is_empty()).then_some(rank.rank)
     };
     let completed = round.as_ref().map_or(0, |round| round.round);
+    let left = nodes.iter().map(|entry| client.lease_left(entry.lease));
+    let left: Vec<Option<i64>> = futures::stream::iter(left).buffered(LEASES_AT_A_TIME).try_collect().await?;
     let mut shown = Vec::new();
-    for entry in &nodes {
+    for (entry, lease_left) in nodes.iter().zip(left) {
         let record: NodeRecord = parse(entry)?;
         let id = keys.id_of(&entry.key).to_owned();
         let rank = seat(&id, record.incarnation);
@@ -133,7 +141,7 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
             rack: record.rack,
             about: record.about,
             since: record.since,
-            lease_left: client.lease_left(entry.lease).await?,
+            lease_left,
             arrived: entry.create_revision,
         });
     }
@@ -221,6 +229,7 @@ pub(super) async fn members(client: &Client, keys: &Keys, round: u64) -> Result<
     let Some(record) = read_round(client, keys).await?.filter(|record| record.round == round) else {
         return Ok(Vec::new());
     };
+    let nodes = by_id(keys, &nodes);
     let mut members = Vec::new();
     for entry in &ranks {
         let rank: RankRecord = parse(entry)?;
@@ -228,13 +237,16 @@ pub(super) async fn members(client: &Client, keys: &Keys, round: u64) -> Result<
             continue;
         }
         let id = keys.id_of(&entry.key);
-        let node = nodes.iter().find(|node| keys.id_of(&node.key) == id);
-        let node = node.map(parse::<NodeRecord>).transpose()?;
+        let node = nodes.get(id).copied().map(parse::<NodeRecord>).transpose()?;
         let (address, about) = node.map(|node| (node.address, node.about)).unwrap_or_default();
         members.push(Member { node: id.to_owned(), rank: rank.rank, address, about });
     }
     members.sort_by_key(|member| member.rank);
     Ok(members)
+}
+
+fn by_id<'a>(keys: &Keys, entries: &'a [Entry]) -> HashMap<&'a str, &'a Entry> {
+    entries.iter().map(|entry| (keys.id_of(&entry.key), entry)).collect()
 }
 
 fn parse<T: DeserializeOwned>(entry: &Entry) -> Result<T> {

@@ -144,8 +144,8 @@ pub async fn form(settings: &NativeSettings, nodes: usize) -> Result<Group, Rend
     raise_file_limit();
     // They queue up for a few connections, which nodes elsewhere have one each of.
     let mut settings = settings.clone();
-    settings.etcd.request_timeout = Duration::from_secs(60);
     settings.etcd.retry_timeout = Duration::from_secs(60);
+    settings.address.get_or_insert_with(|| "127.0.0.1".to_owned());
     let settings = &settings;
     let mut clients = Vec::new();
     for _ in 0..CONNECTIONS {
