@@ -1,108 +1,145 @@
-//! Rallypoint measured beside the raw etcd client and PyTorch, in one run on one machine.
+//! Rallypoint measured beside the raw etcd client, PyTorch and others, in one run on one machine.
 //!
-//! `bench/run` sets everything up and starts this. Both sides of a comparison take turns, round by round, so
-//! that whatever else the machine does hits them alike; what is quoted is the ratio of their medians.
+//! `bench/run` sets everything up and starts this. The contenders take turns, round by round, so that whatever
+//! else the machine does hits them alike; what is quoted is the ratio of their medians.
+//!
+//! - `parts`: what is measured, one module for each part; `nodes`: groups of processes, for several of them
+//! - `results`: what was measured, as `results.json` keeps it
+//! - `report`: the pages and plots that are made from it; the words are in `bench/notes`
 
-mod barrier;
-mod launcher;
-mod lean;
+mod machine;
 mod measure;
-mod node;
-mod processes;
-mod rendezvous;
+mod nodes;
+mod parts;
+mod plan;
 mod report;
-mod server;
-mod store;
-mod torch;
+mod results;
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use report::Report;
+use machine::Machine;
+use parts::Which;
+use plan::{Options, Plan};
+use results::{Part, Results};
 
+/// Measures Rallypoint beside its rivals, and writes a report.
+///
+/// Without the name of a part: all of them, in full, which takes some 40 minutes and belongs on a machine with
+/// nothing else to do. The report is docs/benchmarks.md, with its plots and all figures in docs/benchmarks.
 #[derive(Parser)]
-#[command(name = "bench/run", version, about, long_about = None)]
+#[command(name = "bench/run", version, args_conflicts_with_subcommands = true)]
+#[command(
+    after_help = "Exit codes: 0 measured, 1 a promise was not kept (with --check), 2 wrong usage, or no place to write.\n\
+    What is measured, and how: docs/benchmarks.md."
+)]
 struct Cli {
     #[command(subcommand)]
-    what: What,
+    command: Option<Other>,
+    #[command(flatten)]
+    options: Options,
 }
 
 #[derive(Subcommand)]
-enum What {
-    /// The Store: set, get, add and wait, against the raw client and PyTorch's EtcdStore.
-    Store(Options),
-    /// The embedded server: put, get, txn, watch fan-out, memory and start, against a real etcd without fsync.
-    Server(Options),
-    /// The barrier on the v2 wire: forming a group and meeting again, against PyTorch's `etcd` rendezvous.
-    Barrier(Options),
-    /// The native rendezvous: forming a group, meeting again, deaths, against the floor of etcd and PyTorch's `etcd`.
-    Rendezvous(Options),
-    /// One node of ours, as the other benchmarks start it.
+enum Other {
+    /// Write the report anew from figures that are there already.
+    Render {
+        /// Of several, the part that comes last counts.
+        #[arg(value_name = "results.json", required = true)]
+        files: Vec<PathBuf>,
+        /// Write there instead of beside the first file.
+        #[arg(long, env = "RALLYPOINT_BENCH_OUT", value_name = "FOLDER")]
+        out: Option<PathBuf>,
+    },
+    /// One node of ours, as the benchmarks start it.
     #[command(hide = true)]
     Node {
         /// Where it is told what to do.
         port: u16,
     },
-    /// The launcher: from the command to the first lines of four workers, and memory, against torchrun.
-    Launcher(Options),
-}
-
-#[derive(clap::Args)]
-struct Options {
-    /// Rounds of each measurement; the median is quoted.
-    #[arg(long, env = "RALLYPOINT_BENCH_ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: u32,
-    /// Fail, by name, if a promised ratio is not kept.
-    #[arg(long, env = "RALLYPOINT_BENCH_CHECK")]
-    check: bool,
-    /// Write all figures to this file, as JSON.
-    #[arg(long, env = "RALLYPOINT_BENCH_JSON", value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Of the server's rates, only those with this in their name; and nothing else.
-    #[arg(long, env = "RALLYPOINT_BENCH_ONLY", value_name = "TEXT")]
-    only: Option<String>,
-    /// Leave PyTorch out.
-    #[arg(long, env = "RALLYPOINT_BENCH_NO_TORCH")]
-    no_torch: bool,
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let options = match &cli.what {
-        What::Store(options)
-        | What::Server(options)
-        | What::Barrier(options)
-        | What::Launcher(options)
-        | What::Rendezvous(options) => options,
-        What::Node { port } => {
+    let done = match cli.command {
+        Some(Other::Node { port }) => {
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
-            runtime.block_on(node::run(*port));
+            runtime.block_on(nodes::ours::run(port));
             return ExitCode::SUCCESS;
         }
+        Some(Other::Render { files, out }) => render(&files, out).map(|()| Vec::new()),
+        None => measure(&cli.options),
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime starts");
-    let report = runtime.block_on(async {
-        match &cli.what {
-            What::Store(_) => store::run(options).await,
-            What::Server(_) => server::run(options).await,
-            What::Rendezvous(_) => rendezvous::run(options).await,
-            What::Barrier(_) | What::Node { .. } => tokio::task::block_in_place(|| barrier::run(options)),
-            What::Launcher(_) => tokio::task::block_in_place(|| launcher::run(options)),
+    match done {
+        Ok(broken) if cli.options.check && !broken.is_empty() => {
+            eprintln!("not kept: {}", broken.join("; "));
+            ExitCode::FAILURE
         }
-    });
-    print!("{report}");
-    if let Some(path) = &options.json
-        && let Err(error) = std::fs::write(path, report.to_json())
-    {
-        eprintln!("cannot write {}: {error}", path.display());
-        return ExitCode::from(2);
+        Ok(_) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench/run: {error}");
+            ExitCode::from(2)
+        }
     }
-    let broken = report.broken_promises();
-    if options.check && !broken.is_empty() {
-        eprintln!("not kept: {}", broken.join("; "));
-        return ExitCode::FAILURE;
+}
+
+/// The promises that were not kept.
+fn measure(options: &Options) -> io::Result<Vec<String>> {
+    let wanted = options.wanted();
+    let out = options.out();
+    let file = results_file(&out);
+    std::fs::create_dir_all(file.parent().expect("it is in a folder"))?;
+    let mut results = if file.is_file() { Results::read(&file)? } else { Results::default() };
+    let pythons = options.pythons();
+    let machine = Machine::here(&pythons.iter().map(PathBuf::as_path).collect::<Vec<_>>());
+    let mut broken = Vec::new();
+    for (at, which) in wanted.iter().enumerate() {
+        let plan = Plan::new(options, *which, (at + 1, wanted.len()));
+        plan.say("begins");
+        let (command, begun, load) = (options.command(), machine::now(), machine::load());
+        let part = run(*which, &plan);
+        let part = Part { name: which.name().to_owned(), command, begun, load, seconds: plan.took(), ..part };
+        println!("{}", report::text::part(&part));
+        broken.extend(part.broken_promises().map(|promise| format!("{}: {promise}", part.name)));
+        // After each part: whoever stops it now keeps what there is.
+        results.merge(Results { machine: machine.clone(), parts: vec![part] });
+        results.write(&file)?;
+        report::write(&results, &out)?;
     }
-    ExitCode::SUCCESS
+    eprintln!("the report: {}", out.join(report::PAGE).display());
+    Ok(broken)
+}
+
+fn run(which: Which, plan: &Plan) -> Part {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime starts");
+    runtime.block_on(async {
+        match which {
+            Which::Formation => parts::formation::run(plan).await,
+            Which::Again => parts::again::run(plan).await,
+            Which::Store => parts::store::run(plan).await,
+            Which::Server => parts::server::run(plan).await,
+            Which::Launcher => tokio::task::block_in_place(|| parts::launcher::run(plan)),
+            Which::Agents => tokio::task::block_in_place(|| parts::agents::run(plan)),
+        }
+    })
+}
+
+fn results_file(out: &Path) -> PathBuf {
+    out.join(report::FOLDER).join("results.json")
+}
+
+fn render(files: &[PathBuf], out: Option<PathBuf>) -> io::Result<()> {
+    let mut results = Results::default();
+    for file in files {
+        let explain = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", file.display()));
+        results.merge(Results::read(file).map_err(explain)?);
+    }
+    let beside = || Some(files.first()?.canonicalize().ok()?.parent()?.parent()?.to_owned());
+    let out = out.or_else(beside).ok_or_else(|| io::Error::other("no folder to write to; see --out"))?;
+    std::fs::create_dir_all(out.join(report::FOLDER))?;
+    results.write(&results_file(&out))?;
+    report::write(&results, &out)
 }

@@ -6,10 +6,23 @@ use std::time::{Duration, Instant};
 use futures::future::{BoxFuture, join_all};
 
 /// The same thing measured several times.
-#[derive(Debug, Clone, Default, serde::Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Samples(Vec<f64>);
 
 impl Samples {
+    /// Of one measurement, or a figure that is fixed.
+    pub(crate) fn one(sample: f64) -> Self {
+        Samples(vec![sample])
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn sum(&self) -> f64 {
+        self.0.iter().sum()
+    }
+
     pub(crate) fn push(&mut self, sample: f64) {
         self.0.push(sample);
     }
@@ -36,6 +49,11 @@ impl Samples {
     pub(crate) fn most(&self) -> f64 {
         self.0.iter().copied().fold(f64::NAN, f64::max)
     }
+}
+
+/// The numbers below `count`, each round beginning with another, so that none is always first.
+pub(crate) fn in_turn(count: usize, round: u32) -> impl Iterator<Item = usize> {
+    (0..count).map(move |at| (at + round as usize) % count)
 }
 
 /// An operation to be measured; it is told how often it was done before.
@@ -75,6 +93,12 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn everyone_is_first_in_turn() {
+        let orders: Vec<Vec<usize>> = (0..3).map(|round| in_turn(3, round).collect()).collect();
+        assert_eq!(orders, [[0, 1, 2], [1, 2, 0], [2, 0, 1]]);
+    }
 
     #[test]
     fn the_median_is_in_the_middle() {

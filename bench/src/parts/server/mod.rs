@@ -1,6 +1,7 @@
 //! The embedded server beside a real etcd, with and without its waits for the disk.
 
-mod process;
+mod lean;
+pub(crate) mod process;
 mod rates;
 
 use std::time::Instant;
@@ -10,33 +11,33 @@ use futures::future::join_all;
 use process::{Ours, Server};
 use tokio::task::block_in_place;
 
-use crate::measure::Samples;
-use crate::report::{Comparison, Promise};
-use crate::{Options, Report};
+use crate::measure::{Samples, in_turn};
+use crate::plan::Plan;
+use crate::results::{Comparison, Part, Promise};
 
 const VALUE: [u8; 64] = [b'x'; 64];
 const MANY: usize = 10_000;
 const ETCD: &str = "etcd";
 const ETCD_WITH_FSYNC: &str = "etcd with fsync";
 
-pub(crate) async fn run(options: &Options) -> Report {
-    let mut report = Report::default();
-    let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
-    report.setting.push(format!(
+pub(crate) async fn run(plan: &Plan) -> Part {
+    let mut part = Part::default();
+    let rounds = plan.rounds(7, 2);
+    part.setting.push(format!(
         "etcd 3.5 with --unsafe-no-fsync, or with fsync where it says so; one client process with one connection, \
-         {cores} cores, {} rounds in turn",
-        options.rounds
+         {rounds} rounds in turn"
     ));
-    let only = options.only.as_deref();
-    report.comparisons.extend(block_in_place(|| rates::lean(options.rounds, only)));
-    report.comparisons.extend(rates::usual(options.rounds, only).await);
-    if only.is_some() {
-        return report;
+    let (comparisons, table) = block_in_place(|| rates::lean(plan, rounds));
+    part.tables.push(table);
+    part.comparisons.extend(comparisons);
+    part.comparisons.extend(rates::usual(plan, rounds).await);
+    if plan.only.is_some() {
+        return part;
     }
-    report.comparisons.extend(fan_out(options.rounds).await);
-    report.comparisons.extend(memory().await);
-    report.comparisons.push(start(options.rounds));
-    report
+    part.comparisons.extend(fan_out(plan, rounds).await);
+    part.comparisons.extend(memory(plan).await);
+    part.comparisons.push(start(plan, rounds));
+    part
 }
 
 /// So many watches on one key, on one stream.
@@ -58,13 +59,13 @@ async fn watches(client: &Client, key: &str, number: usize) -> etcd_client::Watc
     stream
 }
 
-async fn fan_out(rounds: u32) -> [Comparison; 2] {
-    eprintln!("one put to {MANY} watchers ...");
+async fn fan_out(plan: &Plan, rounds: u32) -> [Comparison; 2] {
+    plan.say(&format!("one put to {MANY} watchers"));
     let mut samples = [(); 3].map(|()| Samples::default());
     let servers = [Server::ours(), Server::etcd(), Server::etcd_with_fsync()];
     for round in 0..rounds {
-        for (server, samples) in servers.iter().zip(&mut samples) {
-            let client = server.client().await;
+        for at in in_turn(servers.len(), round) {
+            let client = servers[at].client().await;
             let key = format!("fan/{round}");
             let mut stream = watches(&client, &key, MANY).await;
             let began = Instant::now();
@@ -74,14 +75,14 @@ async fn fan_out(rounds: u32) -> [Comparison; 2] {
                 let answer = stream.message().await.expect("it lasts").expect("it lasts");
                 told += usize::from(!answer.events().is_empty());
             }
-            samples.push(began.elapsed().as_secs_f64() * 1e3);
+            samples[at].push(began.elapsed().as_secs_f64() * 1e3);
         }
     }
     beside_both("one put to 10,000 watchers", "ms", samples, Some(Promise::AtMost(0.5)))
 }
 
-async fn memory() -> [Comparison; 2] {
-    eprintln!("memory at {MANY} leases and {MANY} watches ...");
+async fn memory(plan: &Plan) -> [Comparison; 2] {
+    plan.say(&format!("memory at {MANY} leases and {MANY} watches"));
     let mut samples = [(); 3].map(|()| Samples::default());
     let servers = [Server::ours(), Server::etcd(), Server::etcd_with_fsync()];
     for (server, samples) in servers.iter().zip(&mut samples) {
@@ -109,19 +110,15 @@ fn beside_both(
     promise: Option<Promise>,
 ) -> [Comparison; 2] {
     [
-        Comparison { name, unit, ours: ours.clone(), rival: ETCD, theirs, promise },
-        Comparison { name, unit, ours, rival: ETCD_WITH_FSYNC, theirs: with_fsync, promise: None },
+        Comparison::new(name, unit, (ours.clone(), ETCD, theirs), promise),
+        Comparison::new(name, unit, (ours, ETCD_WITH_FSYNC, with_fsync), None),
     ]
 }
 
 /// Beside a fixed 50 ms, which is what is promised.
-fn start(rounds: u32) -> Comparison {
-    eprintln!("start to ready ...");
-    let [mut ours, mut limit] = [(); 2].map(|()| Samples::default());
-    for _ in 0..rounds {
-        ours.push(Ours::start().ready.as_secs_f64() * 1e3);
-        limit.push(50.0);
-    }
-    let promise = Some(Promise::AtMost(1.0));
-    Comparison { name: "start to ready", unit: "ms", ours, rival: "the promise", theirs: limit, promise }
+fn start(plan: &Plan, rounds: u32) -> Comparison {
+    plan.say("start to ready");
+    let mut ours = Samples::default();
+    ours.extend((0..rounds).map(|_| Ours::start().ready.as_secs_f64() * 1e3));
+    Comparison::fixed("start to ready", "ms", ours, "the promise", 50.0)
 }

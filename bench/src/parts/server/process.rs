@@ -15,16 +15,20 @@ pub(super) enum Server {
 }
 
 /// The `rallypoint-server` command, killed when dropped.
-pub(super) struct Ours {
+#[derive(Debug)]
+pub(crate) struct Ours {
     child: Child,
     endpoint: String,
     pub(super) ready: Duration,
 }
 
 impl Ours {
-    pub(super) fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let began = Instant::now();
-        let mut child = Command::new(program())
+        // It ends with this process, however that one ends.
+        let mut child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL"])
+            .arg(program())
             .args(["--listen-client-urls", "http://127.0.0.1:0"])
             .stderr(Stdio::piped())
             .spawn()
@@ -37,6 +41,11 @@ impl Ours {
             .expect("it says where it listens");
         std::net::TcpStream::connect(&endpoint).expect("it listens");
         Ours { child, endpoint, ready: began.elapsed() }
+    }
+
+    /// `host:port`.
+    pub(crate) fn endpoint(&self) -> String {
+        self.endpoint.clone()
     }
 }
 
@@ -70,7 +79,7 @@ impl Server {
     /// `host:port`.
     pub(super) fn endpoint(&self) -> String {
         match self {
-            Server::Ours(ours) => ours.endpoint.clone(),
+            Server::Ours(ours) => ours.endpoint(),
             Server::Etcd(etcd) => etcd.endpoint(),
         }
     }

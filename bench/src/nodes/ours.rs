@@ -1,6 +1,7 @@
-//! One node of ours, in a process of its own; see [`crate::processes`].
+//! One node of ours; see [`crate::nodes`].
 
 use rallypoint_rendezvous::{Registry, RendezvousHandler, RendezvousParameters};
+use rustix::process::{Signal, getpid, kill_process};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
@@ -14,7 +15,7 @@ pub(crate) async fn run(port: u16) {
     while let Ok(Some(line)) = lines.next_line().await {
         let words: Vec<&str> = line.split(' ').collect();
         let answer = match words.as_slice() {
-            ["open", backend, endpoint, run, min, max] => {
+            ["open", _, backend, endpoint, run, min, max] => {
                 let (min, max) = (min.parse().expect("a number"), max.parse().expect("a number"));
                 let mut given =
                     RendezvousParameters::new(backend, endpoint, run, min, max).expect("they can be used");
@@ -31,12 +32,24 @@ pub(crate) async fn run(port: u16) {
                 let met = handler.as_ref().expect("it was made").next_rendezvous().await.expect("they meet");
                 format!("{} {}", met.rank, met.world_size)
             }
+            ["watch"] => {
+                handler.as_ref().expect("it has met").changed().await;
+                "changed".to_owned()
+            }
             ["leave"] => {
                 handler.take().expect("it has met").leave().await.expect("etcd answers");
                 "left".to_owned()
             }
+            ["die"] => {
+                kill_process(getpid(), Signal::KILL).expect("a process may kill itself");
+                unreachable!("it is dead");
+            }
             other => panic!("no such command: {other:?}"),
         };
+        let is_last = answer == "left";
         writer.write_all(format!("{answer}\n").as_bytes()).await.expect("the benchmark listens");
+        if is_last {
+            return;
+        }
     }
 }

@@ -2,14 +2,15 @@
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use rallypoint_testkit::torch_python;
 
-use crate::measure::Samples;
-use crate::report::{Comparison, Promise};
-use crate::{Options, Report};
+use crate::measure::{Samples, in_turn};
+use crate::plan::Plan;
+use crate::results::{Comparison, Part, Promise};
 
 const WORKERS: usize = 4;
 /// What each worker does: it says a word, and stays.
@@ -71,54 +72,47 @@ impl Drop for Launched {
     }
 }
 
+/// The command of a launcher, which ends in good order if this process ends first.
+fn launcher(program: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "TERM"]).arg(program).args(args);
+    command
+}
+
 fn ours() -> Command {
     let here = std::env::current_exe().expect("this program has a path");
-    let mut command = Command::new(here.with_file_name("rallypoint"));
-    command.args(["run", "--standalone"]);
-    command
+    launcher(&here.with_file_name("rallypoint"), &["run", "--standalone"])
 }
 
 fn torchrun() -> Command {
-    let mut command = Command::new(torch_python());
-    command.args(["-m", "torch.distributed.run", "--standalone"]);
-    command
+    launcher(&torch_python(), &["-m", "torch.distributed.run", "--standalone"])
 }
 
-pub(crate) fn run(options: &Options) -> Report {
-    let mut report = Report::default();
-    let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
-    report.setting.push(format!(
-        "{WORKERS} workers (sh -c echo) on one node, --standalone, {cores} cores, {} rounds in turn",
-        options.rounds
-    ));
-    let mut times = [Samples::default(), Samples::default()];
-    let mut memory = [Samples::default(), Samples::default()];
-    for _ in 0..options.rounds {
-        for (at, command) in [ours(), torchrun()].into_iter().enumerate() {
-            let (launched, time) = Launched::start(command);
+pub(crate) fn run(plan: &Plan) -> Part {
+    let mut part = Part::default();
+    let rounds = plan.rounds(7, 2);
+    part.setting
+        .push(format!("{WORKERS} workers (sh -c echo) on one node, --standalone, {rounds} rounds in turn"));
+    let launchers = if plan.torch { &["rallypoint run", "torchrun"][..] } else { &["rallypoint run"] };
+    let [mut times, mut memory] = [(); 2].map(|()| [(); 2].map(|()| Samples::default()));
+    for round in 0..rounds {
+        for at in in_turn(launchers.len(), round) {
+            plan.say(&format!("{}, round {} of {rounds}", launchers[at], round + 1));
+            let (launched, time) = Launched::start(if at == 0 { ours() } else { torchrun() });
             times[at].push(time);
             memory[at].push(launched.memory());
         }
     }
-    let mut promised = Samples::default();
-    promised.push(50.0);
-    let [ours, theirs] = times;
-    let promise = Some(Promise::AtMost(0.1));
-    let name = "command to the first lines of 4 workers";
-    report.comparisons.push(Comparison { name, unit: "ms", ours, rival: "torchrun", theirs, promise });
-    let [ours, theirs] = memory;
+    let [our_time, their_time] = times;
+    let [our_memory, their_memory] = memory;
     let name = "peak memory of the launcher";
-    let against =
-        Comparison { name, unit: "MB", ours: ours.clone(), rival: "torchrun", theirs, promise: None };
-    let promise = Some(Promise::AtMost(1.0));
-    report.comparisons.push(against);
-    report.comparisons.push(Comparison {
-        name,
-        unit: "MB",
-        ours,
-        rival: "the promise",
-        theirs: promised,
-        promise,
-    });
-    report
+    if plan.torch {
+        let promise = Some(Promise::AtMost(0.1));
+        let time = "command to the first lines of 4 workers";
+        part.comparisons.push(Comparison::new(time, "ms", (our_time, "torchrun", their_time), promise));
+        let beside = (our_memory.clone(), "torchrun", their_memory);
+        part.comparisons.push(Comparison::new(name, "MB", beside, None));
+    }
+    part.comparisons.push(Comparison::fixed(name, "MB", our_memory, "the promise", 50.0));
+    part
 }

@@ -4,11 +4,12 @@ use std::time::{Duration, Instant};
 
 use etcd_client::{Client, Compare, CompareOp, Txn, TxnOp};
 
+use super::lean::{Kind, Lean};
 use super::process::Server;
-use super::{ETCD, VALUE, beside_both};
-use crate::lean::{Kind, Lean};
-use crate::measure::{Samples, parallel_rate};
-use crate::report::{Comparison, Promise};
+use super::{ETCD, ETCD_WITH_FSYNC, VALUE, beside_both};
+use crate::measure::{Samples, in_turn, parallel_rate};
+use crate::plan::Plan;
+use crate::results::{Comparison, Outcome, Promise, Row, Table};
 
 /// A turn of one server; then it is another's.
 const TURN: Duration = Duration::from_millis(250);
@@ -29,15 +30,16 @@ const CASES: [(Kind, usize, &str, &str); 9] = [
 ];
 
 /// Rates of the three servers through the leanest client, one connection each. It has a runtime of its own.
-pub(super) fn lean(rounds: u32, only: Option<&str>) -> Vec<Comparison> {
+pub(super) fn lean(plan: &Plan, rounds: u32) -> (Vec<Comparison>, Table) {
     let servers = [Server::ours(), Server::etcd(), Server::etcd_with_fsync()];
     let clients = servers.each_ref().map(|server| Lean::connect(&server.endpoint()));
     // The rates of each, and what a request costs each in processor time.
-    let in_turn = |what: &str, rate: &dyn Fn(&Lean) -> f64| {
-        eprintln!("{what} ...");
+    let measure = |what: &str, rate: &dyn Fn(&Lean) -> f64| {
+        plan.say(what);
         let [mut rates, mut costs] = [(); 2].map(|()| [(); 3].map(|()| Samples::default()));
-        for _ in 0..rounds {
-            for (at, (server, client)) in servers.iter().zip(&clients).enumerate() {
+        for round in 0..rounds {
+            for at in in_turn(servers.len(), round) {
+                let (server, client) = (&servers[at], &clients[at]);
                 let (began, before) = (Instant::now(), server.cpu());
                 let rate = rate(client);
                 rates[at].push(rate);
@@ -48,10 +50,23 @@ pub(super) fn lean(rounds: u32, only: Option<&str>) -> Vec<Comparison> {
         (rates, costs)
     };
 
+    let only = plan.only.as_deref();
     let is_wanted = |name: &str| only.is_none_or(|only| name.contains(only));
     let mut comparisons = Vec::new();
+    let mut table = Table {
+        id: "server".to_owned(),
+        title: "Requests a second".to_owned(),
+        rows_are: "what".to_owned(),
+        columns: ["rallypoint-server", ETCD, ETCD_WITH_FSYNC].map(str::to_owned).into(),
+        rows: Vec::new(),
+    };
+    let row = |name: &str, rates: &[Samples; 3]| {
+        let cells = rates.iter().cloned().map(Outcome::Measured).collect();
+        Row { name: name.to_owned(), x: None, unit: "/s".to_owned(), cells }
+    };
     for (kind, in_flight, name, _) in CASES.into_iter().filter(|(_, _, name, _)| is_wanted(name)) {
-        let (rates, costs) = in_turn(name, &|client| client.rate(kind, &VALUE, in_flight, TURN));
+        let (rates, costs) = measure(name, &|client| client.rate(kind, &VALUE, in_flight, TURN));
+        table.rows.push(row(name, &rates));
         comparisons.extend(beside_both(name, "/s", rates, Some(Promise::AtLeast(2.0))));
         if in_flight == 64 {
             let name = match kind {
@@ -65,28 +80,29 @@ pub(super) fn lean(rounds: u32, only: Option<&str>) -> Vec<Comparison> {
     }
     let name = "lease keep-alive, 64 leases";
     if is_wanted(name) {
-        let (rates, _) = in_turn(name, &|client| client.keep_alive_rate(LEASES, TURN));
+        let (rates, _) = measure(name, &|client| client.keep_alive_rate(LEASES, TURN));
+        table.rows.push(row(name, &rates));
         comparisons.extend(beside_both(name, "/s", rates, None));
     }
-    comparisons
+    (comparisons, table)
 }
 
 /// The same through the client that Rust programs use. It takes more of the machine than the servers do.
-pub(super) async fn usual(rounds: u32, only: Option<&str>) -> Vec<Comparison> {
+pub(super) async fn usual(plan: &Plan, rounds: u32) -> Vec<Comparison> {
     let (ours, etcd) = (Server::ours(), Server::etcd());
     let (our_client, etcd_client) = (ours.client().await, etcd.client().await);
     let mut comparisons = Vec::new();
     for (kind, in_flight, _, name) in CASES {
-        if !only.is_none_or(|only| name.contains(only)) {
+        if !plan.only.as_deref().is_none_or(|only| name.contains(only)) {
             continue;
         }
-        eprintln!("{name} ...");
+        plan.say(name);
         let [mut ours, mut theirs] = [(); 2].map(|()| Samples::default());
         for _ in 0..rounds {
             ours.push(operate(&our_client, kind, in_flight).await);
             theirs.push(operate(&etcd_client, kind, in_flight).await);
         }
-        comparisons.push(Comparison { name, unit: "/s", ours, rival: ETCD, theirs, promise: None });
+        comparisons.push(Comparison::new(name, "/s", (ours, ETCD, theirs), None));
     }
     comparisons
 }

@@ -1,4 +1,6 @@
-//! The Store beside the raw etcd client, and beside PyTorch's.
+//! The Store beside the raw etcd client, which promises are about; and every store side by side.
+
+mod table;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -7,12 +9,12 @@ use std::time::{Duration, Instant};
 use etcd_client::{Client as RawClient, WatchOptions};
 use futures::FutureExt;
 use futures::future::join_all;
-use rallypoint::{EtcdSettings, EtcdStore, EtcdV2Store, Store};
+use rallypoint::{EtcdSettings, EtcdStore, Store};
 use rallypoint_testkit::{Etcd, Version};
 
 use crate::measure::{Samples, parallel_rate, rates};
-use crate::report::{Comparison, Promise};
-use crate::{Options, Report, torch};
+use crate::plan::Plan;
+use crate::results::{Comparison, Outcome, Part, Promise, Table};
 
 /// Of a tenth of a second each, in each round.
 const TURNS: u32 = 10;
@@ -22,28 +24,41 @@ const ADDS_EACH: usize = 100;
 const WAITERS: usize = 1_000;
 const VALUE: [u8; 64] = [b'x'; 64];
 
-pub(crate) async fn run(options: &Options) -> Report {
-    let mut report = Report::default();
-    let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
-    report.setting.push(format!(
-        "etcd 3.5 with fsync, {cores} cores, {} rounds in turn, values of 64 bytes",
-        options.rounds
-    ));
+pub(crate) async fn run(plan: &Plan) -> Part {
+    let mut part = Part::default();
+    let rounds = plan.rounds(5, 2);
+    part.setting.push(format!("etcd 3.5 with fsync and --enable-v2 for all but TCPStore and our own server, {rounds} rounds in turn, values of 64 bytes"));
     let server = Etcd::builder(Version::V35).v2().start();
-    let bench = Bench { server, rounds: options.rounds };
-    eprintln!("set and get ...");
-    report.comparisons.extend(bench.set_and_get().await);
-    eprintln!("add, {CLIENTS} clients ...");
-    report.comparisons.extend(bench.add().await);
-    eprintln!("wait, {WAITERS} waiters ...");
-    report.comparisons.push(bench.wait().await);
-    if !options.no_torch {
-        eprintln!("get on the v2 wire, beside PyTorch ...");
-        let (version, comparison) = bench.get_v2().await;
-        report.setting.push(format!("PyTorch {version} on the same etcd, with --enable-v2"));
-        report.comparisons.push(comparison);
-    }
-    report
+    let table = table::measure(plan, &server, plan.rounds(5, 1)).await;
+    part.comparisons.extend(beside_torch(&table));
+    part.tables.push(table);
+    let bench = Bench { server, rounds };
+    plan.say("set and get, beside the raw client");
+    part.comparisons.extend(bench.set_and_get().await);
+    plan.say(&format!("add, {CLIENTS} clients"));
+    part.comparisons.extend(bench.add().await);
+    plan.say(&format!("wait, {WAITERS} waiters"));
+    part.comparisons.push(bench.wait().await);
+    part
+}
+
+/// The get of the largest store on the v2 wire.
+fn beside_torch(table: &Table) -> Option<Comparison> {
+    let column = |name: &str| table.columns.iter().position(|column| column == name);
+    let (ours, theirs) = (column("rallypoint on v2")?, column("torch EtcdStore")?);
+    let row = table.rows.iter().rfind(|row| row.x.is_some())?;
+    let (Outcome::Measured(ours), theirs) = (row.cells[ours].clone(), row.cells[theirs].clone()) else {
+        return None;
+    };
+    Some(Comparison {
+        name: format!("{}, on the v2 wire", row.name),
+        unit: row.unit.clone(),
+        ours,
+        rival: "torch EtcdStore".to_owned(),
+        theirs,
+        // Of so many keys; it reads all of them for each get.
+        promise: (row.x >= Some(KEYS as f64)).then_some(Promise::AtLeast(50.0)),
+    })
 }
 
 struct Bench {
@@ -66,7 +81,7 @@ impl Bench {
         let one = self.store("/bench/one").await;
         let many = self.store("/bench/many").await;
         one.set(b"k0", &VALUE).await.expect("set");
-        fill(&many).await;
+        fill(&many, KEYS).await;
         raw.kv_client().put("raw", VALUE, None).await.expect("put");
 
         let [mut set, mut put, mut get_one, mut get_many, mut get_raw] = [(); 5].map(|()| Samples::default());
@@ -82,7 +97,7 @@ impl Bench {
                         async { drop(raw.kv_client().get("raw", None).await.expect("get")) }.boxed()
                     }),
                     Box::new(|_| async { drop(one.get(b"k0").await.expect("get")) }.boxed()),
-                    Box::new(|i| get(&many, i).boxed()),
+                    Box::new(|i| get(&many, i, KEYS).boxed()),
                 ],
             )
             .await;
@@ -92,13 +107,8 @@ impl Bench {
             get_one.push(d);
             get_many.push(e);
         }
-        let per_second = |name, ours, rival, theirs| Comparison {
-            name,
-            unit: "/s",
-            ours,
-            rival,
-            theirs,
-            promise: Some(Promise::AtLeast(0.8)),
+        let per_second = |name, ours, rival, theirs| {
+            Comparison::new(name, "/s", (ours, rival, theirs), Some(Promise::AtLeast(0.8)))
         };
         vec![
             per_second("set", set, "raw put", put),
@@ -147,7 +157,7 @@ impl Bench {
         }
         let promise = Some(Promise::AtLeast(0.7));
         let name = "add, 64 clients, one counter";
-        vec![Comparison { name, unit: "/s", ours: adds, rival: "raw put, 64 clients", theirs: puts, promise }]
+        vec![Comparison::new(name, "/s", (adds, "raw put, 64 clients", puts), promise)]
     }
 
     /// From the write until the last waiter has the value.
@@ -159,14 +169,7 @@ impl Bench {
             ours.push(fan_out(&store, &format!("go/{round}"), &self.server).await * 1e3);
         }
         let promise = Some(Promise::AtMost(3.0));
-        Comparison {
-            name: "get, 1,000 waiters on one key",
-            unit: "ms",
-            ours,
-            rival: "raw watches",
-            theirs,
-            promise,
-        }
+        Comparison::new("get, 1,000 waiters on one key", "ms", (ours, "raw watches", theirs), promise)
     }
 
     async fn raw_fan_out(&self, key: &str) -> f64 {
@@ -190,39 +193,19 @@ impl Bench {
         }
         began.elapsed().as_secs_f64()
     }
-
-    async fn get_v2(&self) -> (String, Comparison) {
-        let settings = EtcdSettings::new(&self.server.endpoint()).expect("the endpoint is one");
-        let store = EtcdV2Store::connect(settings, "/bench/v2").await.expect("the server answers");
-        fill(&store).await;
-        // Half of ours before PyTorch's, which are in another process, and half after.
-        let mut ours = Samples::default();
-        for _ in 0..self.rounds.div_ceil(2) {
-            ours.extend(rates(TURNS, [Box::new(|i| get(&store, i).boxed())]).await);
-        }
-        let (endpoint, rounds) = (self.server.endpoint(), self.rounds);
-        let torch = tokio::task::spawn_blocking(move || torch::store_get(&endpoint, KEYS, rounds));
-        let (version, theirs) = torch.await.expect("PyTorch's side runs");
-        for _ in 0..self.rounds.div_ceil(2) {
-            ours.extend(rates(TURNS, [Box::new(|i| get(&store, i).boxed())]).await);
-        }
-        let promise = Some(Promise::AtLeast(50.0));
-        let name = "get on the v2 wire, 10,000 keys";
-        (version, Comparison { name, unit: "/s", ours, rival: "PyTorch EtcdStore.get", theirs, promise })
-    }
 }
 
 /// Puts the keys `k0`, `k1`, ... there.
-async fn fill(store: &dyn Store) {
-    let keys: Vec<String> = (0..KEYS).map(|i| format!("k{i}")).collect();
+async fn fill(store: &dyn Store, keys: usize) {
+    let keys: Vec<String> = (0..keys).map(|i| format!("k{i}")).collect();
     let keys: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
     for keys in keys.chunks(1_000) {
         store.multi_set(keys, &vec![&VALUE[..]; keys.len()]).await.expect("multi_set");
     }
 }
 
-async fn get(store: &dyn Store, i: usize) {
-    store.get(format!("k{}", i % KEYS).as_bytes()).await.expect("get");
+async fn get(store: &dyn Store, i: usize, keys: usize) {
+    store.get(format!("k{}", i % keys).as_bytes()).await.expect("get");
 }
 
 async fn fan_out(store: &EtcdStore, key: &str, server: &Etcd) -> f64 {

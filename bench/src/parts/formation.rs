@@ -1,0 +1,216 @@
+//! Forming a group: as processes, all contenders; then as tasks of one process, ours beside the floor of etcd.
+
+use std::time::Duration;
+
+use rallypoint::cli::bench::{Formation, disband, form};
+use rallypoint_rendezvous::native::NativeSettings;
+use rallypoint_testkit::{Etcd, Version};
+use tokio::task::block_in_place;
+
+use super::contender::{Contender, Field, NATIVE, ON_V2, TORCH_ETCD, Tries, Whose};
+use crate::measure::{Samples, in_turn};
+use crate::nodes::{Failure, Group, Place, Size};
+use crate::plan::Plan;
+use crate::results::{Comparison, Outcome, Part, Promise, Row, Table};
+
+const PROCESSES: [usize; 8] = [2, 4, 8, 16, 32, 64, 128, 256];
+const PROCESSES_SHORT: [usize; 3] = [2, 8, 32];
+/// As tasks of this process, on a few connections.
+const TASKS: [usize; 4] = [10, 100, 1_000, 10_000];
+/// What took this long altogether is not tried again at that size.
+const BUDGET: Duration = Duration::from_secs(40);
+
+pub(crate) async fn run(plan: &Plan) -> Part {
+    let mut part = Part::default();
+    let rounds = plan.rounds(3, 1);
+    let limit = Duration::from_secs(plan.pick(150, 10));
+    block_in_place(|| processes(plan, &mut part, rounds, limit));
+    tasks(plan, &mut part, rounds).await;
+    part
+}
+
+fn processes(plan: &Plan, part: &mut Part, rounds: u32, limit: Duration) {
+    let mut field = Field::enter(plan, true);
+    part.setting.push(format!(
+        "as processes: one for each node, a fresh server for each group, {rounds} rounds in turn; no further round \
+         once those of one size took {} s, and at most {} s each",
+        BUDGET.as_secs(),
+        limit.as_secs()
+    ));
+    let sizes = plan.pick(&PROCESSES[..], &PROCESSES_SHORT);
+    let table = |id: &str, title: &str| Table {
+        id: id.to_owned(),
+        title: title.to_owned(),
+        rows_are: "nodes".to_owned(),
+        columns: field.columns(),
+        rows: Vec::new(),
+    };
+    let mut times = table("formation-time", "Time until the last node has met the others");
+    let mut requests = table("formation-requests", "Requests per node");
+    let mut out: Vec<bool> = field.contenders.iter().map(|_| false).collect();
+    for &size in sizes {
+        let mut tries: Vec<Tries> = out.iter().map(|out| Tries::new(*out)).collect();
+        let mut counts: Vec<Samples> = out.iter().map(|_| Samples::default()).collect();
+        for round in 0..rounds {
+            for at in in_turn(tries.len(), round).filter(|at| tries_more(&tries[*at])).collect::<Vec<_>>() {
+                let contender = field.contenders[at];
+                plan.say(&format!("{}: {size} nodes, round {} of {rounds}", contender.column, round + 1));
+                match meet(contender, &mut field, size, limit) {
+                    Ok((seconds, requests)) => {
+                        tries[at].add(Ok(seconds));
+                        counts[at].push(requests);
+                    }
+                    Err(failure) => {
+                        assert_ne!(contender.whose, Whose::Ours, "{}: {failure:?}", contender.column);
+                        plan.say(&format!("{}: {failure:?}", contender.column));
+                        tries[at].add(Err(failure));
+                    }
+                }
+            }
+        }
+        // Who was too slow for this size is not asked to form a larger group.
+        out = tries.iter().map(Tries::has_failed).collect();
+        let row = |unit: &str, cells| {
+            let (name, x, unit) = (grouped(size), Some(size as f64), unit.to_owned());
+            Row { name, x, unit, cells }
+        };
+        times.rows.push(row("s", tries.into_iter().map(Tries::outcome).collect()));
+        let counted = |samples: Samples| match samples.is_empty() {
+            true => Outcome::NotRun,
+            false => Outcome::Measured(samples),
+        };
+        requests.rows.push(row("", counts.into_iter().map(counted).collect()));
+    }
+    part.comparisons.extend(promised(plan, &times));
+    part.tables.extend([times, requests]);
+}
+
+fn tries_more(tries: &Tries) -> bool {
+    tries.wants_more(BUDGET)
+}
+
+/// The seconds and the requests per node that it takes.
+fn meet(
+    contender: Contender,
+    field: &mut Field,
+    size: usize,
+    limit: Duration,
+) -> Result<(f64, f64), Failure> {
+    let place = Place::fresh(contender.wire);
+    let size = match contender.whose {
+        Whose::Ours => Size::all(size, 0),
+        _ => Size::all(0, size),
+    };
+    let mut group = Group::start(contender.backend, &place, field.nursery(contender.whose), size);
+    let seconds = group.meet(limit)?;
+    Ok((seconds, group.requests_per_node()))
+}
+
+/// Those of ours that something is promised of, beside PyTorch's `etcd` in the same run.
+fn promised(plan: &Plan, times: &Table) -> Vec<Comparison> {
+    let column = |name: &str| times.columns.iter().position(|column| column == name);
+    let Some(theirs) = column(TORCH_ETCD) else { return Vec::new() };
+    let largest = times.rows.len() - 1;
+    let before = largest.saturating_sub(1);
+    let cases = [(NATIVE, largest, 0.02), (ON_V2, before, 0.33)];
+    let compared = cases.into_iter().filter_map(|(name, row, bound)| {
+        let row = &times.rows[row];
+        let Outcome::Measured(ours) = row.cells[column(name)?].clone() else { return None };
+        let theirs = row.cells[theirs].clone();
+        Some(Comparison {
+            name: format!("{} processes meet: {name}", row.name),
+            unit: "s".to_owned(),
+            ours,
+            rival: TORCH_ETCD.to_owned(),
+            theirs,
+            promise: plan.in_full(Promise::AtMost(bound)),
+        })
+    });
+    compared.collect()
+}
+
+async fn tasks(plan: &Plan, part: &mut Part, rounds: u32) {
+    part.setting.push(format!(
+        "as tasks: nodes of one process on 8 connections, etcd 3.5 with fsync and fresh for each group, {rounds} \
+         rounds; the floor is as many lease grants and puts by the raw client"
+    ));
+    let sizes = plan.pick(&TASKS[..], &TASKS[..3]);
+    let mut formed: Vec<(usize, Vec<Formation>)> = sizes.iter().map(|size| (*size, Vec::new())).collect();
+    for round in 0..rounds {
+        for (size, formations) in &mut formed {
+            plan.say(&format!("{} nodes as tasks, round {} of {rounds}", grouped(*size), round + 1));
+            let etcd = Etcd::start(Version::V35);
+            let run = format!("bench-{:016x}", fastrand::u64(..));
+            let settings =
+                NativeSettings::new(&etcd.endpoint(), &run, *size, *size).expect("they can be used");
+            let group = form(&settings, *size).await.expect("a group forms");
+            assert!(group.formation.ranks_ok, "every rank once");
+            formations.push(group.formation.clone());
+            disband(group).await;
+        }
+    }
+    let requests = |one: &Formation| one.requests_per_node.expect("a real etcd counts");
+    let row = |unit: &str, size: usize, cells: Vec<Samples>| Row {
+        name: grouped(size),
+        x: Some(size as f64),
+        unit: unit.to_owned(),
+        cells: cells.into_iter().map(Outcome::Measured).collect(),
+    };
+    let table = |id: &str, title: &str, columns: &[&str], rows| Table {
+        id: id.to_owned(),
+        title: title.to_owned(),
+        rows_are: "nodes".to_owned(),
+        columns: columns.iter().map(|&column| column.to_owned()).collect(),
+        rows,
+    };
+    let times = formed.iter().map(|(size, formations)| {
+        let cells =
+            vec![samples(formations, |one| one.seconds), samples(formations, |one| one.floor_seconds)];
+        row("s", *size, cells)
+    });
+    let counts = formed.iter().map(|(size, formations)| row("", *size, vec![samples(formations, requests)]));
+    let columns = ["rallypoint, as tasks", "the floor of etcd"];
+    part.tables.push(table("tasks-time", "Nodes as tasks: time", &columns, times.collect()));
+    let title = "Nodes as tasks: requests per node";
+    part.tables.push(table("tasks-requests", title, &columns[..1], counts.collect()));
+    part.comparisons.extend(promised_of_tasks(plan, &formed));
+}
+
+fn promised_of_tasks(plan: &Plan, formed: &[(usize, Vec<Formation>)]) -> Vec<Comparison> {
+    let seconds = |one: &Formation| one.seconds;
+    let per_node = |one: &Formation| one.seconds / one.nodes as f64 * 1e6;
+    let requests = |one: &Formation| one.requests_per_node.expect("a real etcd counts");
+    let (_, ten) = &formed[0];
+    let mut compared = Vec::new();
+    for (size, formations) in formed.iter().filter(|(size, _)| *size >= 1_000) {
+        let beside_floor =
+            (samples(formations, seconds), "the floor", samples(formations, |one| one.floor_seconds));
+        let name = format!("{} nodes meet", grouped(*size));
+        compared.push(Comparison::new(name, "s", beside_floor, plan.in_full(Promise::AtMost(2.0))));
+    }
+    if let [.., (1_000, fewer), (10_000, more)] = formed {
+        let beside_fewer = (samples(more, per_node), "of 1,000", samples(fewer, per_node));
+        let promise = plan.in_full(Promise::AtMost(1.3));
+        compared.push(Comparison::new("time per node, of 10,000", "us", beside_fewer, promise));
+    }
+    for (size, formations) in &formed[1..] {
+        let beside_ten = (samples(formations, requests), "of 10", samples(ten, requests));
+        let name = format!("requests per node, of {}", grouped(*size));
+        compared.push(Comparison::new(name, "", beside_ten, Some(Promise::AtMost(1.0))));
+    }
+    compared
+}
+
+fn samples(formations: &[Formation], figure: impl Fn(&Formation) -> f64) -> Samples {
+    let mut samples = Samples::default();
+    samples.extend(formations.iter().map(figure));
+    samples
+}
+
+/// `10,000`.
+pub(crate) fn grouped(number: usize) -> String {
+    match (number / 1_000, number % 1_000) {
+        (0, rest) => rest.to_string(),
+        (thousands, rest) => format!("{thousands},{rest:03}"),
+    }
+}

@@ -1,0 +1,42 @@
+//! What is measured, part by part. What each part means and how to read it is in `bench/notes`.
+
+pub(crate) mod again;
+pub(crate) mod agents;
+pub(crate) mod contender;
+pub(crate) mod formation;
+pub(crate) mod launcher;
+pub(crate) mod server;
+pub(crate) mod store;
+
+/// A part, in the order of the report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Which {
+    /// Forming a group, from 2 to 256 processes and on to 10,000 tasks
+    Formation,
+    /// Meeting again after a node has left or was killed
+    Again,
+    /// Agents of torchrun, with our backend and PyTorch's own
+    Agents,
+    /// The Store: set, get, add and wait
+    Store,
+    /// The embedded server beside a real etcd
+    Server,
+    /// `rallypoint run` beside torchrun: start and memory
+    Launcher,
+}
+
+impl Which {
+    pub(crate) const ALL: [Which; 6] =
+        [Which::Formation, Which::Again, Which::Agents, Which::Store, Which::Server, Which::Launcher];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Which::Formation => "formation",
+            Which::Again => "again",
+            Which::Agents => "agents",
+            Which::Store => "store",
+            Which::Server => "server",
+            Which::Launcher => "launcher",
+        }
+    }
+}

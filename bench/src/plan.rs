@@ -1,0 +1,125 @@
+//! What is to be measured, and how thoroughly.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::builder::FalseyValueParser;
+use rallypoint_testkit::torch_python;
+
+use crate::parts::Which;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// What to measure; all of it, unless told otherwise.
+    #[arg(value_enum)]
+    parts: Vec<Which>,
+    /// Everything smaller: under 5 minutes, for every day.
+    #[arg(long, env = "RALLYPOINT_BENCH_SHORT", value_parser = FalseyValueParser::new())]
+    short: bool,
+    /// Rounds of each measurement; the median is quoted. Each part has its own number unless told otherwise.
+    #[arg(long, env = "RALLYPOINT_BENCH_ROUNDS", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
+    /// Fail, by name, if a promised ratio is not kept. Some promises are of full size and not asked for in short.
+    #[arg(long, env = "RALLYPOINT_BENCH_CHECK", value_parser = FalseyValueParser::new())]
+    pub(crate) check: bool,
+    /// Of the server's rates, only those with this in their name; and nothing else of that part.
+    #[arg(long, env = "RALLYPOINT_BENCH_ONLY", value_name = "TEXT")]
+    only: Option<String>,
+    /// Leave out PyTorch, and all that needs it.
+    #[arg(long, env = "RALLYPOINT_BENCH_NO_TORCH", value_parser = FalseyValueParser::new())]
+    no_torch: bool,
+    /// Where to write: benchmarks.md, and benchmarks/ with plots and results.json. Parts that ran before and not
+    /// now stay as they are there. [default: docs for all parts in full, else target/bench]
+    #[arg(long, env = "RALLYPOINT_BENCH_OUT", value_name = "FOLDER")]
+    out: Option<PathBuf>,
+}
+
+impl Options {
+    pub(crate) fn wanted(&self) -> Vec<Which> {
+        let is_asked_for = |which: &Which| self.parts.is_empty() || self.parts.contains(which);
+        // Agents of torchrun are nothing without PyTorch.
+        let can_run = |which: &Which| !self.no_torch || *which != Which::Agents;
+        Which::ALL.into_iter().filter(is_asked_for).filter(can_run).collect()
+    }
+
+    pub(crate) fn out(&self) -> PathBuf {
+        let complete = self.parts.is_empty() && !self.short && !self.no_torch && self.only.is_none();
+        let usual = if complete { "docs" } else { "target/bench" };
+        self.out.clone().unwrap_or_else(|| usual.into())
+    }
+
+    /// Interpreters with the packages of rivals.
+    pub(crate) fn pythons(&self) -> Vec<PathBuf> {
+        if self.no_torch {
+            return Vec::new();
+        }
+        let others = rivals_python();
+        [Some(torch_python()), others.is_file().then_some(others)].into_iter().flatten().collect()
+    }
+
+    /// The command that measures the same again.
+    pub(crate) fn command(&self) -> String {
+        let mut words = vec!["bench/run".to_owned()];
+        words.extend(self.parts.iter().map(|which| which.name().to_owned()));
+        words.extend(self.short.then(|| "--short".to_owned()));
+        words.extend(self.rounds.map(|rounds| format!("--rounds {rounds}")));
+        words.extend(self.only.as_ref().map(|only| format!("--only '{only}'")));
+        words.extend(self.no_torch.then(|| "--no-torch".to_owned()));
+        words.join(" ")
+    }
+}
+
+/// The interpreter with lm-resiliency and nvidia-resiliency-ext, which `scripts/setup rivals` makes.
+pub(crate) fn rivals_python() -> PathBuf {
+    ".tools/venv-rivals/bin/python".into()
+}
+
+/// How to measure one part.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) short: bool,
+    pub(crate) torch: bool,
+    pub(crate) only: Option<String>,
+    rounds: Option<u32>,
+    /// Printed before each line of progress.
+    place: String,
+    began: Instant,
+}
+
+impl Plan {
+    pub(crate) fn new(options: &Options, which: Which, (number, of): (usize, usize)) -> Self {
+        Plan {
+            short: options.short,
+            torch: !options.no_torch,
+            only: options.only.clone(),
+            rounds: options.rounds,
+            place: format!("{number}/{of} {}", which.name()),
+            began: Instant::now(),
+        }
+    }
+
+    /// One of two: in full, or in short.
+    pub(crate) fn pick<T>(&self, full: T, short: T) -> T {
+        if self.short { short } else { full }
+    }
+
+    pub(crate) fn rounds(&self, full: u32, short: u32) -> u32 {
+        self.rounds.unwrap_or_else(|| self.pick(full, short))
+    }
+
+    /// Only what holds at full size alone needs it.
+    pub(crate) fn in_full<T>(&self, promise: T) -> Option<T> {
+        (!self.short).then_some(promise)
+    }
+
+    /// Tells whoever waits what is measured now.
+    pub(crate) fn say(&self, what: &str) {
+        let seconds = self.began.elapsed().as_secs();
+        eprintln!("[{} {}:{:02}] {what}", self.place, seconds / 60, seconds % 60);
+    }
+
+    /// Seconds since the part began.
+    pub(crate) fn took(&self) -> f64 {
+        self.began.elapsed().as_secs_f64()
+    }
+}
