@@ -8,8 +8,9 @@ a backend of PyTorch's that takes longer has not formed the group, and is not as
 An agent is a process with a handler of its own, as torchrun makes it. The clock runs from the moment that all agents
 are let go until the last of them is back from ``next_rendezvous``. The backends take turns.
 
-Then it kills one agent, and measures until the rest has met again. PyTorch's agents never learn of it, so there is
-nothing to compare with but the lease.
+Then it kills one agent, and measures until the rest has met again: of these agents, and of three that are torchrun
+itself, until the last of the new workers runs. PyTorch's agents never learn of it, so there is nothing to compare with
+but the lease.
 
 Prints what it does, and last, as JSON, what it has measured.
 """
@@ -20,10 +21,13 @@ import ctypes
 import json
 import logging
 import os
+import pathlib
 import select
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
 import time
 import uuid
 
@@ -170,11 +174,52 @@ def lose_one() -> float:
         agents.end()
 
 
+WORKER = """
+import os, sys, time
+with open(sys.argv[1], "a") as log:
+    log.write(os.environ["WORLD_SIZE"] + "\\n")
+time.sleep(3600)
+"""
+
+
+def torchrun_loses_one() -> float:
+    """Kills one torchrun of three; the seconds until the workers of the others run in a group of two."""
+    with tempfile.TemporaryDirectory() as folder:
+        script, log = pathlib.Path(folder, "worker.py"), pathlib.Path(folder, "log")
+        script.write_text(WORKER)
+        log.touch()
+        # No process outlives the one that started it.
+        tied = ["setpriv", "--pdeathsig", "KILL"]
+        torchrun = [*tied, sys.executable, "-m", "torch.distributed.run", "--nnodes=2:3", "--no-python"]
+        torchrun += ["--rdzv-backend=rallypoint", f"--rdzv-endpoint={ENDPOINT}", f"--rdzv-id={uuid.uuid4().hex}"]
+        torchrun += [f"--rdzv-conf=lease_timeout={LEASE},last_call_timeout=30", "--local-addr=127.0.0.1"]
+        worker = [*tied, sys.executable, "-S", str(script), str(log)]
+        agents = [subprocess.Popen([*torchrun, *worker], stderr=subprocess.DEVNULL) for _ in range(3)]
+
+        def wait_for(world: int) -> None:
+            end = time.monotonic() + LIMIT
+            while log.read_text().split().count(str(world)) < world:
+                if time.monotonic() > end:
+                    raise NotFormed(f"torchrun started no {world} workers")
+                time.sleep(0.005)
+
+        try:
+            wait_for(3)
+            began = time.monotonic()
+            agents[0].kill()
+            wait_for(2)
+            return time.monotonic() - began
+        finally:
+            for agent in agents:
+                agent.kill()
+                agent.wait()
+
+
 # Private, but there is no other way to have torchrun's registry in a program of one's own.
 registry._register_default_handlers()
 registry._register_out_of_tree_handlers()
 times: dict[str, list[float | None]] = {backend: [] for backend in BACKENDS}
-again = []
+again, torchrun = [], []
 for round in range(ROUNDS):
     for backend in BACKENDS[round % len(BACKENDS) :] + BACKENDS[: round % len(BACKENDS)]:
         if None not in times[backend]:
@@ -182,4 +227,6 @@ for round in range(ROUNDS):
             times[backend].append(meet(backend))
     print(f"one of {AGENTS} agents is killed, round {round + 1} of {ROUNDS}", flush=True)
     again.append(lose_one())
-print(json.dumps({"times": times, "again": again, "lease": LEASE}))
+    print(f"one of three torchruns is killed, round {round + 1} of {ROUNDS}", flush=True)
+    torchrun.append(torchrun_loses_one())
+print(json.dumps({"times": times, "again": again, "torchrun": torchrun, "lease": LEASE}))

@@ -12,16 +12,14 @@ const WIDTH: u32 = 700;
 const FONT: &str = "sans-serif";
 const INK: RGBColor = RGBColor(40, 40, 40);
 const GRID: RGBColor = RGBColor(225, 225, 225);
-/// Told apart by those who see few colours, too.
-const COLORS: [RGBColor; 8] = [
-    RGBColor(0, 114, 178),
-    RGBColor(86, 180, 233),
+/// Told apart by those who see few colours, too: ours are blue.
+const OURS: [RGBColor; 3] = [RGBColor(0, 114, 178), RGBColor(86, 180, 233), RGBColor(70, 70, 160)];
+const OTHERS: [RGBColor; 5] = [
     RGBColor(213, 94, 0),
     RGBColor(230, 159, 0),
     RGBColor(204, 121, 167),
     RGBColor(0, 158, 115),
     RGBColor(120, 94, 40),
-    RGBColor(70, 70, 160),
 ];
 const FLOOR: RGBColor = RGBColor(120, 120, 120);
 
@@ -60,9 +58,14 @@ fn draw(plot: &Plot, text: &mut String) -> Result<(), Failed> {
         .y_label_formatter(&|value| figure(*value))
         .draw()?;
     let mut names = Vec::new();
-    let mut colors = COLORS.iter().cycle();
+    let (mut ours, mut others) = (OURS.iter().cycle(), OTHERS.iter().cycle());
     for series in plot.series.iter().filter(|series| !series.points.is_empty()) {
-        let color = if series.is_floor { FLOOR } else { *colors.next().expect("they never end") };
+        let color = match series {
+            series if series.is_floor => Some(&FLOOR),
+            series if series.name.starts_with("rallypoint") => ours.next(),
+            _ => others.next(),
+        };
+        let color = *color.expect("they never end");
         line(&mut chart, series, color)?;
         names.push((series, color));
     }

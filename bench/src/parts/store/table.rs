@@ -10,7 +10,7 @@ use rallypoint::{EtcdSettings, EtcdStore, EtcdV2Store, Store};
 use rallypoint_testkit::{Etcd, Python};
 
 use super::{CLIENTS, VALUE, fill, get};
-use crate::measure::{Operation, Samples, in_turn, parallel_rate, rates};
+use crate::measure::{Operation, Samples, in_turn, rates};
 use crate::parts::formation::grouped;
 use crate::parts::server::process::Ours;
 use crate::plan::Plan;
@@ -21,8 +21,6 @@ const SIZES: [usize; 4] = [1, 100, 1_000, 10_000];
 const WAITERS: usize = 64;
 /// Until all that wait do, on every side alike.
 const SETTLED: Duration = Duration::from_millis(500);
-/// Adds of each client of many.
-const ADDS_EACH: usize = 50;
 
 #[derive(Debug, Clone, Copy)]
 enum What {
@@ -185,12 +183,10 @@ impl Bench<'_> {
                 let stores = join_all((0..CLIENTS).map(|_| self.ours(side, &name))).await;
                 // The first add of a store also brings it its lease.
                 join_all(stores.iter().map(|store| store.add(b"warm", 1))).await;
-                parallel_rate(CLIENTS, ADDS_EACH, |task| {
+                self.rate_of_many(|task| {
                     let store = Arc::clone(&stores[task]);
                     async move {
-                        for _ in 0..ADDS_EACH {
-                            store.add(b"counter", 1).await.expect("add");
-                        }
+                        store.add(b"counter", 1).await.expect("add");
                     }
                 })
                 .await
@@ -219,6 +215,22 @@ impl Bench<'_> {
         rate
     }
 
+    /// Of so many clients, side by side.
+    async fn rate_of_many<F: Future<Output = ()>>(&self, operation: impl Fn(usize) -> F) -> f64 {
+        let began = Instant::now();
+        let end = began + Duration::from_secs_f64(self.seconds);
+        let clients = (0..CLIENTS).map(async |client| {
+            let mut done = 0;
+            while Instant::now() < end {
+                operation(client).await;
+                done += 1;
+            }
+            done
+        });
+        let done: usize = join_all(clients).await.into_iter().sum();
+        done as f64 / began.elapsed().as_secs_f64()
+    }
+
     /// The floor: a put for what writes, a get for a get, a watch for what waits.
     async fn raw_figure(&self, what: What) -> f64 {
         let raw = self.raw().await;
@@ -234,13 +246,9 @@ impl Bench<'_> {
             }
             What::AddOfMany => {
                 let clients = join_all((0..CLIENTS).map(|_| self.raw())).await;
-                parallel_rate(CLIENTS, ADDS_EACH, |task| {
+                self.rate_of_many(|task| {
                     let mut raw = clients[task].kv_client();
-                    async move {
-                        for _ in 0..ADDS_EACH {
-                            raw.put("raw/counter", VALUE, None).await.expect("put");
-                        }
-                    }
+                    async move { drop(raw.put("raw/counter", VALUE, None).await.expect("put")) }
                 })
                 .await
             }
@@ -281,11 +289,11 @@ impl Bench<'_> {
         let name = format!("wait{:x}", fastrand::u64(..));
         let setter = self.ours(side, &name).await;
         setter.set(b"before", &VALUE).await.expect("set");
-        let mut waiting = Vec::new();
-        for _ in 0..WAITERS {
-            let store = self.ours(side, &name).await;
-            waiting.push(tokio::spawn(async move { store.get(b"go").await.expect("get") }));
-        }
+        let stores = join_all((0..WAITERS).map(|_| self.ours(side, &name))).await;
+        let waiting = stores
+            .into_iter()
+            .map(|store| tokio::spawn(async move { store.get(b"go").await.expect("get") }))
+            .collect::<Vec<_>>();
         tokio::time::sleep(SETTLED).await;
         let began = Instant::now();
         setter.set(b"go", &VALUE).await.expect("set");
