@@ -39,8 +39,8 @@ pub(crate) async fn run(plan: &Plan) -> Part {
     });
     let nodes = plan.pick(TASKS, TASKS_SHORT);
     part.setting.push(format!(
-        "as tasks: {} nodes of one process, native, on etcd 3.5 with fsync, leases of {} s where one dies, {rounds} \
-         rounds",
+        "as tasks: {} nodes of one process, native, on etcd 3.5 with fsync, leases of {} s where one dies; \
+         rounds: {rounds}",
         grouped(nodes),
         LEASE.as_secs()
     ));
@@ -69,13 +69,14 @@ enum Until {
 
 fn one_goes(plan: &Plan, setting: &mut Vec<String>, field: &mut Field, rounds: u32) -> Table {
     let limit = Duration::from_secs(30);
-    let others_limit = Duration::from_secs(plan.pick(30, 3));
+    // Longer than any keep-alive of theirs lasts.
+    let to_know = Duration::from_secs(plan.pick(20, 3));
     setting.push(format!(
         "as processes: {PROCESSES} nodes, of which a round needs {}; every timeout as it comes, but a last call of \
-         1 s for all; {rounds} rounds in turn, at most {} s each; the node that goes is not the one that has the \
+         1 s for all; rounds in turn: {rounds}, at most {} s each; the node that goes is not the one that has the \
          store of c10d",
         PROCESSES - 1,
-        others_limit.as_secs()
+        limit.as_secs()
     ));
     let mut rows = Vec::new();
     let cases = [
@@ -108,7 +109,11 @@ fn one_goes(plan: &Plan, setting: &mut Vec<String>, field: &mut Field, rounds: u
                 }
                 let contender = field.contenders[at];
                 plan.say(&format!("{}: {name}, round {} of {rounds}", contender.column, round + 1));
-                let limit = if contender.whose == Whose::Ours { limit } else { others_limit };
+                let limit = match until {
+                    _ if contender.whose == Whose::Ours => limit,
+                    Until::Known => to_know,
+                    _ => limit,
+                };
                 tries[at].add(measure(contender, field, going, until, limit));
             }
         }

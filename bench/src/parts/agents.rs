@@ -87,7 +87,7 @@ fn part(plan: &Plan, measured: Measured, agents: &str, limit: f64, rounds: u32) 
     let cells = outcomes.into_iter().map(|(_, outcome)| outcome).collect();
     Part {
         setting: vec![format!(
-            "{agents} agents as processes, {rounds} rounds in turn, at most {limit} s each; etcd 3.4 with --enable-v2 \
+            "{agents} agents as processes, rounds in turn: {rounds}, at most {limit} s each; etcd 3.4 with --enable-v2 \
              for all but c10d"
         )],
         tables: vec![Table {

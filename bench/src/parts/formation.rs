@@ -32,7 +32,7 @@ pub(crate) async fn run(plan: &Plan) -> Part {
 fn processes(plan: &Plan, part: &mut Part, rounds: u32, limit: Duration) {
     let mut field = Field::enter(plan, true);
     part.setting.push(format!(
-        "as processes: one for each node, a fresh server for each group, {rounds} rounds in turn; no further round \
+        "as processes: one for each node, a fresh server for each group, rounds in turn: {rounds}; no further round \
          once those of one size took {} s, and at most {} s each",
         BUDGET.as_secs(),
         limit.as_secs()
@@ -131,8 +131,8 @@ fn promised(plan: &Plan, times: &Table) -> Vec<Comparison> {
 
 async fn tasks(plan: &Plan, part: &mut Part, rounds: u32) {
     part.setting.push(format!(
-        "as tasks: nodes of one process on 8 connections, etcd 3.5 with fsync and fresh for each group, {rounds} \
-         rounds; the floor is as many lease grants and puts by the raw client"
+        "as tasks: nodes of one process on 8 connections, etcd 3.5 with fsync and fresh for each group; \
+         rounds: {rounds}; the floor is as many lease grants and puts by the raw client"
     ));
     let sizes = plan.pick(&TASKS[..], &TASKS[..3]);
     let mut formed: Vec<(usize, Vec<Formation>)> = sizes.iter().map(|size| (*size, Vec::new())).collect();

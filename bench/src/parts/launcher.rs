@@ -92,7 +92,7 @@ pub(crate) fn run(plan: &Plan) -> Part {
     let mut part = Part::default();
     let rounds = plan.rounds(7, 2);
     part.setting
-        .push(format!("{WORKERS} workers (sh -c echo) on one node, --standalone, {rounds} rounds in turn"));
+        .push(format!("{WORKERS} workers (sh -c echo) on one node, --standalone, rounds in turn: {rounds}"));
     let launchers = if plan.torch { &["rallypoint run", "torchrun"][..] } else { &["rallypoint run"] };
     let [mut times, mut memory] = [(); 2].map(|()| [(); 2].map(|()| Samples::default()));
     for round in 0..rounds {

@@ -65,6 +65,7 @@ fn promises(parts: &[(Which, &Part)]) -> String {
         parts.iter().flat_map(|(_, part)| part.broken_promises()).map(ToString::to_string).collect();
     match broken.as_slice() {
         [] => format!("All {made} promises were kept."),
+        [broken] => format!("Of {made} promises, one was not kept: {broken}."),
         broken => format!("Of {made} promises, {} were not kept: {}.", broken.len(), broken.join("; ")),
     }
 }
@@ -196,7 +197,7 @@ mod tests {
             "![Time to form a group](benchmarks/formation-time.svg)",
             "| set | 90.0 /s | raw put | 100 /s | 0.90 | >= 0.8: kept |",
             "<= 1: NOT KEPT",
-            "Of 2 promises, 1 were not kept: start against the promise (1.20).",
+            "Of 2 promises, one was not kept: start against the promise (1.20).",
             "| Forming a group | `bench/run` | 2026-11-15 10:02 UTC |",
         ] {
             assert!(page.contains(text), "{text:?} is missing in\n{page}");

@@ -25,7 +25,7 @@ pub(crate) async fn run(plan: &Plan) -> Part {
     let rounds = plan.rounds(7, 2);
     part.setting.push(format!(
         "etcd 3.5 with --unsafe-no-fsync, or with fsync where it says so; one client process with one connection, \
-         {rounds} rounds in turn"
+         rounds in turn: {rounds}"
     ));
     let (comparisons, table) = block_in_place(|| rates::lean(plan, rounds));
     part.tables.push(table);

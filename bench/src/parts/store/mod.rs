@@ -27,7 +27,7 @@ const VALUE: [u8; 64] = [b'x'; 64];
 pub(crate) async fn run(plan: &Plan) -> Part {
     let mut part = Part::default();
     let rounds = plan.rounds(5, 2);
-    part.setting.push(format!("etcd 3.5 with fsync and --enable-v2 for all but TCPStore and our own server, {rounds} rounds in turn, values of 64 bytes"));
+    part.setting.push(format!("etcd 3.5 with fsync and --enable-v2 for all but TCPStore and our own server, rounds in turn: {rounds}, values of 64 bytes"));
     let server = Etcd::builder(Version::V35).v2().start();
     let table = table::measure(plan, &server, plan.rounds(5, 1)).await;
     part.comparisons.extend(beside_torch(&table));

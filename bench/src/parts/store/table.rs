@@ -106,7 +106,7 @@ pub(super) async fn measure(plan: &Plan, etcd: &Etcd, rounds: u32) -> Table {
         rows: Vec::new(),
     };
     for what in rows {
-        plan.say(&format!("{}, {rounds} rounds", what.name()));
+        plan.say(&format!("{}, every round of {rounds}", what.name()));
         let mut samples: Vec<Samples> = sides.iter().map(|_| Samples::default()).collect();
         for round in 0..rounds {
             for at in in_turn(sides.len(), round) {
