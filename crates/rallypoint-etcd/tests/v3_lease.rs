@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use rallypoint_core::EtcdSettings;
+use rallypoint_core::{Credentials, EtcdSettings};
 use rallypoint_etcd::v3::api::PutOptions;
 use rallypoint_etcd::v3::{Client, KeyRange, Lease, LeaseState, WatchUpdate};
 use rallypoint_testkit::{Etcd, Proxy, Version};
@@ -126,4 +126,52 @@ async fn a_client_cut_off_for_longer_than_its_lease_learns_of_the_loss() {
     assert_ne!(lease.state(), LeaseState::Lost, "nobody has told it yet");
     proxy.refuse(false);
     tokio::time::timeout(Duration::from_secs(10), lease.lost()).await.expect("it is told");
+}
+
+/// What etcd counts of streams that refresh leases.
+const STREAMS: &str = "grpc_server_started_total{grpc_method=\"LeaseKeepAlive\",\
+                       grpc_service=\"etcdserverpb.Lease\",grpc_type=\"bidi_stream\"}";
+
+#[tokio::test]
+async fn the_leases_of_a_client_share_a_stream_and_nothing_else() {
+    for version in Version::ALL {
+        let etcd = Etcd::start(version);
+        let client = connect(&etcd.endpoint()).await;
+        let mut leases = Vec::new();
+        for _ in 0..100 {
+            leases.push(client.lease(TTL).await.unwrap());
+        }
+        let revoked = leases.pop().unwrap();
+        let _ = etcd.etcdctl(&["lease", "revoke", &format!("{:x}", revoked.id())]);
+        tokio::time::timeout(TTL * 2, revoked.lost()).await.expect("known with the next refresh");
+        let dropped = leases.pop().unwrap();
+        put(&client, "dropped", &dropped).await;
+        drop(dropped);
+        deleted(&client, "dropped").await;
+        tokio::time::sleep(TTL * 2).await;
+        assert!(leases.iter().all(|lease| lease.state() == LeaseState::Alive));
+        assert_eq!(etcd.metric(STREAMS), 1.0);
+    }
+}
+
+#[tokio::test]
+async fn a_lease_is_kept_where_a_password_is_asked_for() {
+    for version in Version::ALL {
+        let etcd = Etcd::start(version);
+        for args in [
+            &["user", "add", "root:secret"][..],
+            &["user", "grant-role", "root", "root"],
+            &["auth", "enable"],
+        ] {
+            let _ = etcd.etcdctl(args);
+        }
+        let mut settings = EtcdSettings::new(&etcd.endpoint()).unwrap();
+        settings.credentials = Some(Credentials { user: "root".into(), password: "secret".into() });
+        let client = Client::connect(settings).await.unwrap();
+        let lease = client.lease(TTL).await.unwrap();
+        put(&client, "key", &lease).await;
+        tokio::time::sleep(TTL * 2).await;
+        assert!(is_there(&client, "key").await);
+        assert_eq!(lease.state(), LeaseState::Alive);
+    }
 }

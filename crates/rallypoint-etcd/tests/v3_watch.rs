@@ -280,3 +280,22 @@ async fn a_server_that_comes_back_with_less_is_read_afresh() {
     let _ = two.etcdctl(&["put", "n", "newer"]);
     assert_eq!(events(&mut watch).await, ["n=newer"]);
 }
+
+#[tokio::test]
+async fn a_watch_from_now_on_tells_when_it_has_begun_and_loses_nothing_after_that() {
+    for version in Version::ALL {
+        let etcd = Etcd::start(version);
+        let proxy = Proxy::start(&etcd.endpoint());
+        let client = connect(&proxy.endpoint()).await;
+        let writer = connect(&etcd.endpoint()).await;
+        count(&writer, "n", 0, 5).await;
+        let mut watch = client.watch_from_now(KeyRange::key("n"));
+        assert!(events(&mut watch).await.is_empty(), "it has begun, and what was before is not its affair");
+        // Where now was is remembered through a cut.
+        proxy.refuse(true);
+        proxy.cut();
+        count(&writer, "n", 5, 10).await;
+        proxy.refuse(false);
+        expect_count(&mut watch, 5, 9).await;
+    }
+}
