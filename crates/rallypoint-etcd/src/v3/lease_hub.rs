@@ -81,7 +81,7 @@ impl LeaseHub {
         // Three refreshes fit into the time to live, so that one that fails is no death.
         let (now, interval) = (Instant::now(), ttl / 3);
         // Not all at once, when many leases were granted together; and soon enough for a second try.
-        let turn = Turn::Due(now + interval.mul_f64(1.0 + 0.4 * fastrand::f64()));
+        let turn = Turn::Due(now + interval.mul_f64(1.2 + 0.3 * fastrand::f64()));
         self.send(Command::Keep(lease, Kept { place, interval, last_answer: now, turn, report }));
         Place { hub: self.clone(), lease, number: place }
     }
