@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use futures::future::{join_all, try_join_all};
 use rallypoint::cli::bench::{Group as Tasks, disband, form};
 use rallypoint_rendezvous::native::{NativeHandler, NativeSettings};
-use rallypoint_rendezvous::{Rendezvous, RendezvousHandler as _};
+use rallypoint_rendezvous::{Rendezvous, RendezvousError, RendezvousHandler as _};
 use rallypoint_testkit::{Etcd, Version};
-use tokio::task::block_in_place;
+use tokio::task::{JoinHandle, block_in_place};
+use tokio::time::timeout;
 
 use super::contender::{Contender, Field, TORCH_ETCD, Tries, Whose};
 use super::formation::grouped;
@@ -209,7 +210,19 @@ fn settings(etcd: &Etcd, max: usize) -> NativeSettings {
 }
 
 async fn meet(nodes: &[Arc<NativeHandler>]) -> Vec<Rendezvous> {
-    try_join_all(nodes.iter().map(|node| node.next_rendezvous())).await.expect("they meet")
+    let meeting = try_join_all(nodes.iter().map(|node| node.next_rendezvous()));
+    timeout(PATIENCE, meeting).await.expect("they meet within two minutes").expect("they meet")
+}
+
+fn next_round(node: &Arc<NativeHandler>) -> JoinHandle<Result<Rendezvous, RendezvousError>> {
+    let node = Arc::clone(node);
+    tokio::spawn(async move { node.next_rendezvous().await })
+}
+
+/// Waits until all of them know that they must meet again.
+async fn changed(nodes: &[Arc<NativeHandler>]) {
+    let knowing = join_all(nodes.iter().map(|node| node.changed()));
+    timeout(PATIENCE, knowing).await.expect("they know within two minutes");
 }
 
 /// One of many leaves in good order, and the others meet again.
@@ -223,7 +236,7 @@ async fn after_a_leave(plan: &Plan, nodes: usize, rounds: u32) -> Vec<Comparison
         let leaver = group.nodes.swap_remove(nodes / 2);
         let began = Instant::now();
         leaver.leave().await.expect("etcd answers");
-        join_all(group.nodes.iter().map(|node| node.changed())).await;
+        changed(&group.nodes).await;
         assert_eq!(meet(&group.nodes).await[0].world_size, nodes - 1);
         second.push(began.elapsed().as_secs_f64());
         disband(group).await;
@@ -244,7 +257,7 @@ async fn after_a_death(plan: &Plan, count: usize, rounds: u32) -> Vec<Comparison
         // Dropped without a word, which is what etcd sees of a process that is killed.
         drop(nodes.swap_remove(count / 2));
         let began = Instant::now();
-        join_all(nodes.iter().map(|node| node.changed())).await;
+        changed(&nodes).await;
         known.push(began.elapsed().as_secs_f64());
         let began = Instant::now();
         drop(meet(&nodes).await);
@@ -278,19 +291,21 @@ async fn spare_takes_over(
         let settings = NativeSettings { node_id: Some(name.to_owned()), ..settings.clone() };
         NativeHandler::with_client(settings, client.clone())
     };
-    nodes.push(Arc::new(newcomer("filler").await.expect("it can be made")));
-    let before = meet(nodes).await;
+    let filler = Arc::new(newcomer("filler").await.expect("it can be made"));
+    let waiting = next_round(&filler);
+    // Who asks for a round before all know of the newcomer could meet without it.
+    changed(nodes).await;
+    let mut before = meet(nodes).await;
+    before.push(waiting.await.expect("it does not panic").expect("it gets in"));
+    nodes.push(filler);
     let spare = Arc::new(newcomer("spare").await.expect("it can be made"));
-    let standing_by = tokio::spawn({
-        let spare = Arc::clone(&spare);
-        async move { spare.next_rendezvous().await }
-    });
+    let standing_by = next_round(&spare);
     spare.progress().wait_for(|progress| progress.spare).await.expect("it stands by");
     let dead = nodes.swap_remove(count / 3);
     let mut ranks: Vec<usize> = before.iter().map(|round| round.rank).collect();
     let rank = ranks.swap_remove(count / 3);
     drop(dead);
-    join_all(nodes.iter().map(|node| node.changed())).await;
+    changed(nodes).await;
     let began = Instant::now();
     let after = meet(nodes).await;
     let taker = standing_by.await.expect("it does not panic").expect("it gets in");
