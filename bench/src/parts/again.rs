@@ -102,7 +102,7 @@ fn one_goes(plan: &Plan, setting: &mut Vec<String>, field: &mut Field, rounds: u
                 || (plan.short && takes_long && contender.whose != Whose::Ours)
         };
         let mut tries: Vec<Tries> =
-            field.contenders.iter().zip(&knows).map(|each| Tries::new(left_out(each))).collect();
+            field.contenders.iter().zip(&knows).map(|each| Tries::new(1, left_out(each))).collect();
         for round in 0..rounds {
             for at in in_turn(tries.len(), round) {
                 if !tries[at].wants_more(BUDGET) {

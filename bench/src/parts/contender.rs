@@ -92,42 +92,43 @@ impl Field {
 #[derive(Debug, Clone)]
 pub(crate) struct Tries {
     samples: Samples,
-    failure: Option<Failure>,
+    failures: Vec<Failure>,
+    /// So many failures, and it is not asked again.
+    chances: usize,
     left_out: bool,
 }
 
 impl Tries {
-    pub(crate) fn new(left_out: bool) -> Self {
-        Tries { samples: Samples::default(), failure: None, left_out }
+    pub(crate) fn new(chances: usize, left_out: bool) -> Self {
+        Tries { samples: Samples::default(), failures: Vec::new(), chances, left_out }
     }
 
-    /// Whether it should try once more: not if it failed, nor if it took that long already.
+    /// Whether it should try once more: not if it failed too often, nor if it took that long already.
     pub(crate) fn wants_more(&self, budget: Duration) -> bool {
-        !self.left_out && self.failure.is_none() && self.samples.sum() < budget.as_secs_f64()
+        !self.left_out && self.failures.len() < self.chances && self.samples.sum() < budget.as_secs_f64()
     }
 
     pub(crate) fn add(&mut self, tried: Result<f64, Failure>) {
         match tried {
             Ok(seconds) => self.samples.push(seconds),
-            Err(failure) => self.failure = Some(failure),
+            Err(failure) => self.failures.push(failure),
         }
     }
 
     pub(crate) fn has_failed(&self) -> bool {
-        self.left_out || self.failure.is_some()
+        self.left_out || self.failures.len() >= self.chances
     }
 
     /// Who was in time in one round and not in another counts with the limit in the latter, which is in its favour.
     pub(crate) fn outcome(mut self) -> Outcome {
-        match self.failure {
-            Some(Failure::NotWithin(limit)) if !self.samples.is_empty() => {
-                self.samples.push(limit.as_secs_f64());
-                Outcome::Measured(self.samples)
-            }
-            Some(failure) => failure.into(),
-            None if self.samples.is_empty() => Outcome::NotRun,
-            None => Outcome::Measured(self.samples),
+        if self.samples.is_empty() {
+            return self.failures.pop().map_or(Outcome::NotRun, Outcome::from);
         }
+        self.samples.extend(self.failures.iter().filter_map(|failure| match failure {
+            Failure::NotWithin(limit) => Some(limit.as_secs_f64()),
+            Failure::Failed(_) => None,
+        }));
+        Outcome::Measured(self.samples)
     }
 }
 
@@ -138,7 +139,7 @@ mod tests {
     #[test]
     fn who_fails_or_takes_long_does_not_try_again() {
         let budget = Duration::from_secs(60);
-        let mut tries = Tries::new(false);
+        let mut tries = Tries::new(1, false);
         assert!(tries.wants_more(budget));
         tries.add(Ok(40.0));
         assert!(tries.wants_more(budget));
@@ -146,17 +147,19 @@ mod tests {
         assert!(!tries.wants_more(budget) && !tries.has_failed());
         assert_eq!(tries.outcome().figure(), 35.0);
 
-        let mut tries = Tries::new(false);
+        let mut tries = Tries::new(2, false);
+        tries.add(Err(Failure::NotWithin(budget)));
+        assert!(tries.wants_more(budget) && !tries.has_failed());
         tries.add(Err(Failure::NotWithin(budget)));
         assert!(!tries.wants_more(budget) && tries.has_failed());
         assert_eq!(tries.outcome(), Outcome::NotWithin(60.0));
 
-        let mut tries = Tries::new(false);
+        let mut tries = Tries::new(1, false);
         tries.add(Ok(40.0));
         tries.add(Err(Failure::NotWithin(budget)));
         assert_eq!(tries.outcome().figure(), 50.0);
 
-        assert!(!Tries::new(true).wants_more(budget));
-        assert_eq!(Tries::new(true).outcome(), Outcome::NotRun);
+        assert!(!Tries::new(1, true).wants_more(budget));
+        assert_eq!(Tries::new(1, true).outcome(), Outcome::NotRun);
     }
 }

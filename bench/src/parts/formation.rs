@@ -15,29 +15,39 @@ use crate::results::{Comparison, Outcome, Part, Promise, Row, Table};
 
 const PROCESSES: [usize; 8] = [2, 4, 8, 16, 32, 64, 128, 256];
 const PROCESSES_SHORT: [usize; 3] = [2, 8, 32];
+/// Groups that are given less time.
+const SMALL: usize = 64;
 /// As tasks of this process, on a few connections.
 const TASKS: [usize; 4] = [10, 100, 1_000, 10_000];
+/// Who was too slow so often is not asked again: some are quick in one round and take minutes in the next.
+const CHANCES: usize = 2;
 /// What took this long altogether is not tried again at that size.
 const BUDGET: Duration = Duration::from_secs(40);
 
 pub(crate) async fn run(plan: &Plan) -> Part {
     let mut part = Part::default();
     let rounds = plan.rounds(3, 1);
-    let limit = Duration::from_secs(plan.pick(150, 10));
-    block_in_place(|| processes(plan, &mut part, rounds, limit));
+    block_in_place(|| processes(plan, &mut part, rounds));
     tasks(plan, &mut part, rounds).await;
     part
 }
 
-fn processes(plan: &Plan, part: &mut Part, rounds: u32, limit: Duration) {
+/// How long a group may take.
+fn limit(plan: &Plan, size: usize) -> Duration {
+    Duration::from_secs(plan.pick(if size > SMALL { 150 } else { 60 }, 10))
+}
+
+fn processes(plan: &Plan, part: &mut Part, rounds: u32) {
     let mut field = Field::enter(plan, true);
+    let sizes = plan.pick(&PROCESSES[..], &PROCESSES_SHORT);
     part.setting.push(format!(
         "as processes: one for each node, a fresh server for each group, rounds in turn: {rounds}; no further round \
-         once those of one size took {} s, and at most {} s each",
+         once those of one size took {} s, and at most {} s each ({} s for {SMALL} nodes or fewer); who was too slow \
+         twice is not asked again",
         BUDGET.as_secs(),
-        limit.as_secs()
+        limit(plan, sizes[sizes.len() - 1]).as_secs(),
+        limit(plan, SMALL).as_secs()
     ));
-    let sizes = plan.pick(&PROCESSES[..], &PROCESSES_SHORT);
     let table = |id: &str, title: &str| Table {
         id: id.to_owned(),
         title: title.to_owned(),
@@ -49,13 +59,13 @@ fn processes(plan: &Plan, part: &mut Part, rounds: u32, limit: Duration) {
     let mut requests = table("formation-requests", "Requests per node");
     let mut out: Vec<bool> = field.contenders.iter().map(|_| false).collect();
     for &size in sizes {
-        let mut tries: Vec<Tries> = out.iter().map(|out| Tries::new(*out)).collect();
+        let mut tries: Vec<Tries> = out.iter().map(|out| Tries::new(CHANCES, *out)).collect();
         let mut counts: Vec<Samples> = out.iter().map(|_| Samples::default()).collect();
         for round in 0..rounds {
             for at in in_turn(tries.len(), round).filter(|at| tries_more(&tries[*at])).collect::<Vec<_>>() {
                 let contender = field.contenders[at];
                 plan.say(&format!("{}: {size} nodes, round {} of {rounds}", contender.column, round + 1));
-                match meet(contender, &mut field, size, limit) {
+                match meet(contender, &mut field, size, limit(plan, size)) {
                     Ok((seconds, requests)) => {
                         tries[at].add(Ok(seconds));
                         counts[at].push(requests);
