@@ -14,6 +14,7 @@ use tracing::{debug, warn};
 
 use super::connections::{Connection, Connections};
 use super::lease::LeaseState;
+use super::stream_task::{End, Mailbox};
 use crate::{Error, ErrorKind};
 
 /// What errors call it.
@@ -43,10 +44,10 @@ pub(super) struct LeaseHub(Arc<Shared>);
 struct Shared {
     connections: Arc<Connections>,
     next_place: AtomicU64,
-    /// Empty until the first lease; an ended task is replaced.
-    task: std::sync::Mutex<Option<mpsc::UnboundedSender<Command>>>,
+    task: Mailbox<Command>,
 }
 
+#[derive(Debug)]
 enum Command {
     Keep(i64, Kept),
     Forget(i64, u64),
@@ -62,17 +63,13 @@ pub(super) struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.hub.send(Command::Forget(self.lease, self.number));
+        self.hub.0.task.send_if_running(Command::Forget(self.lease, self.number));
     }
 }
 
 impl LeaseHub {
     pub(super) fn new(connections: Arc<Connections>) -> Self {
-        LeaseHub(Arc::new(Shared {
-            connections,
-            next_place: AtomicU64::new(1),
-            task: std::sync::Mutex::new(None),
-        }))
+        LeaseHub(Arc::new(Shared { connections, next_place: AtomicU64::new(1), task: Mailbox::new() }))
     }
 
     /// Refreshes a lease from now on, and tells of each answer.
@@ -82,25 +79,15 @@ impl LeaseHub {
         let (now, interval) = (Instant::now(), ttl / 3);
         // Not all at once, when many leases were granted together; and soon enough for a second try.
         let turn = Turn::Due(now + interval.mul_f64(1.2 + 0.3 * fastrand::f64()));
-        self.send(Command::Keep(lease, Kept { place, interval, last_answer: now, turn, report }));
-        Place { hub: self.clone(), lease, number: place }
-    }
-
-    fn send(&self, command: Command) {
-        let mut task = self.0.task.lock().expect("no code panics while it holds this lock");
-        let rejected = match &*task {
-            Some(running) => running.send(command).err().map(|rejected| rejected.0),
-            None => Some(command),
-        };
-        if let Some(command @ Command::Keep(..)) = rejected {
-            let (sender, commands) = mpsc::unbounded_channel();
-            sender.send(command).unwrap_or_else(|_| unreachable!("the receiver is right here"));
+        let kept = Kept { place, interval, last_answer: now, turn, report };
+        self.0.task.send(Command::Keep(lease, kept), |commands| {
             tokio::spawn(Task::new(Arc::clone(&self.0.connections), commands).run());
-            *task = Some(sender);
-        }
+        });
+        Place { hub: self.clone(), lease, number: place }
     }
 }
 
+#[derive(Debug)]
 struct Kept {
     /// Tells it from another that was kept under the same id.
     place: u64,
@@ -128,15 +115,6 @@ struct Task {
     limit: Duration,
     /// When the server was last heard on the stream.
     heard: Option<Instant>,
-}
-
-/// Why a stream is over.
-enum End {
-    /// All handles are gone.
-    Unused,
-    /// There is no lease to refresh; the stream would only cost.
-    Idle,
-    Failed(Error),
 }
 
 impl Task {

@@ -13,6 +13,7 @@ mod connections;
 mod entry;
 mod lease;
 mod lease_hub;
+mod stream_task;
 mod watch;
 mod watch_hub;
 

@@ -11,6 +11,7 @@ use tracing::debug;
 
 use super::connections::{Connection, Connections};
 use super::entry::Event;
+use super::stream_task::{End, Mailbox};
 use super::watch::{BACKLOG, KeyRange, Subscription};
 use crate::{Error, ErrorKind, Result};
 
@@ -22,15 +23,16 @@ pub(super) struct WatchHub(Arc<Shared>);
 struct Shared {
     connections: Arc<Connections>,
     next_id: AtomicI64,
-    /// Empty until the first watch; an ended task is replaced.
-    task: std::sync::Mutex<Option<mpsc::UnboundedSender<Command>>>,
+    task: Mailbox<Command>,
 }
 
+#[derive(Debug)]
 enum Command {
     Subscribe(i64, Watcher),
     Cancel(i64),
 }
 
+#[derive(Debug)]
 struct Watcher {
     range: KeyRange,
     /// The first revision whose events it has not been sent. None until the server has told where now is.
@@ -42,11 +44,7 @@ struct Watcher {
 
 impl WatchHub {
     pub(super) fn new(connections: Arc<Connections>) -> Self {
-        WatchHub(Arc::new(Shared {
-            connections,
-            next_id: AtomicI64::new(1),
-            task: std::sync::Mutex::new(None),
-        }))
+        WatchHub(Arc::new(Shared { connections, next_id: AtomicI64::new(1), task: Mailbox::new() }))
     }
 
     /// Watches from this revision on; if there is none, from now on, of which an empty message tells.
@@ -54,31 +52,15 @@ impl WatchHub {
         let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
         let (sender, messages) = mpsc::channel(BACKLOG);
         let watcher = Watcher { range, next_revision: from, created: false, messages: sender };
-        self.send(Command::Subscribe(id, watcher));
+        self.0.task.send(Command::Subscribe(id, watcher), |commands| {
+            let connections = Arc::clone(&self.0.connections);
+            tokio::spawn(Task { connections, commands, watchers: HashMap::new(), heard: false }.run());
+        });
         Subscription { hub: self.clone(), id, messages }
     }
 
     pub(super) fn cancel(&self, id: i64) {
-        let task = self.0.task.lock().expect("no code panics while it holds this lock");
-        if let Some(task) = &*task {
-            // A task that has ended has no watches left to cancel.
-            let _ = task.send(Command::Cancel(id));
-        }
-    }
-
-    fn send(&self, command: Command) {
-        let mut task = self.0.task.lock().expect("no code panics while it holds this lock");
-        let rejected = match &*task {
-            Some(running) => running.send(command).err().map(|rejected| rejected.0),
-            None => Some(command),
-        };
-        if let Some(command) = rejected {
-            let (sender, commands) = mpsc::unbounded_channel();
-            sender.send(command).unwrap_or_else(|_| unreachable!("the receiver is right here"));
-            let connections = Arc::clone(&self.0.connections);
-            tokio::spawn(Task { connections, commands, watchers: HashMap::new(), heard: false }.run());
-            *task = Some(sender);
-        }
+        self.0.task.send_if_running(Command::Cancel(id));
     }
 }
 
@@ -88,15 +70,6 @@ struct Task {
     watchers: HashMap<i64, Watcher>,
     /// The server has said something on the stream that was no refusal.
     heard: bool,
-}
-
-/// Why a stream is over.
-enum End {
-    /// All handles are gone.
-    Unused,
-    /// Nobody watches; the stream would only cost.
-    Idle,
-    Failed(Error),
 }
 
 /// The requests of one stream, sent by a task of their own: whoever reads answers must not wait for room to
