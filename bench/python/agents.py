@@ -36,7 +36,15 @@ logging.disable(logging.CRITICAL)
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters, registry  # noqa: E402
 
-import rallypoint.torch  # noqa: E402, F401  Imported before the fork, as torch is.
+# Imported before the fork. The registry would do it in each agent.
+from torch.distributed.elastic.rendezvous import (  # noqa: E402, F401
+    c10d_rendezvous_backend,
+    dynamic_rendezvous,
+    etcd_rendezvous,
+    etcd_rendezvous_backend,
+)
+
+import rallypoint.torch  # noqa: E402, F401
 
 OURS = "rallypoint"
 BACKENDS = (OURS, "etcd", "etcd-v2", "c10d")

@@ -49,6 +49,9 @@ dist.TCPStore, dist.PrefixStore = counted(dist.TCPStore), counted(dist.PrefixSto
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters, c10d_rendezvous_backend, registry
 
+# The registry would import them in each node.
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous, etcd_rendezvous, etcd_rendezvous_backend  # noqa: F401
+
 registry._register_default_handlers()
 logging.getLogger("torch.distributed.elastic.rendezvous.etcd_rendezvous").setLevel(logging.CRITICAL)
 logging.getLogger("urllib3").setLevel(logging.CRITICAL)

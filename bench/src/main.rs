@@ -12,6 +12,7 @@ mod measure;
 mod nodes;
 mod parts;
 mod plan;
+mod python;
 mod report;
 mod results;
 

@@ -7,6 +7,7 @@ use clap::builder::FalseyValueParser;
 use rallypoint_testkit::torch_python;
 
 use crate::parts::Which;
+use crate::python::rivals_python;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -67,11 +68,6 @@ impl Options {
         words.extend(self.no_torch.then(|| "--no-torch".to_owned()));
         words.join(" ")
     }
-}
-
-/// The interpreter with lm-resiliency and nvidia-resiliency-ext, which `scripts/setup rivals` makes.
-pub(crate) fn rivals_python() -> PathBuf {
-    ".tools/venv-rivals/bin/python".into()
 }
 
 /// How to measure one part.

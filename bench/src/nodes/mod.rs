@@ -23,9 +23,9 @@ use std::time::{Duration, Instant};
 
 use rallypoint_testkit::{Etcd, Program, Version, closed_port, http_get};
 
+use crate::python;
 use crate::results::Outcome;
 
-const SCRIPT: &str = include_str!("../../python/nodes.py");
 /// Far more than any single step takes that is not measured.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -36,9 +36,7 @@ pub(crate) struct Nursery {
 
 impl Nursery {
     pub(crate) fn start(python: &Path, modules: &[&str]) -> Self {
-        // Lines must arrive as they are printed.
-        let args = [&["-u", "-c", SCRIPT], modules].concat();
-        let mut python = Program::start(python, &args, &[]);
+        let mut python = python::start(python, "nodes", modules);
         assert_eq!(python.read_line(), "ready");
         Nursery { python }
     }

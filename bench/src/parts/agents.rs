@@ -1,18 +1,15 @@
 //! Agents of torchrun with our backend and with PyTorch's own; `bench/python/agents.py` measures them.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
-use rallypoint_testkit::{Etcd, Program, Version};
+use rallypoint_testkit::{Etcd, Version};
 use serde::Deserialize;
 
 use crate::measure::Samples;
 use crate::plan::Plan;
+use crate::python::{self, our_python};
 use crate::results::{Comparison, Outcome, Part, Promise, Row, Table};
 
-/// Has our package installed; `bench/run` makes it.
-const PYTHON: &str = "target/bench-python/venv/bin/python";
-const SCRIPT: &str = include_str!("../../python/agents.py");
 const OURS: &str = "rallypoint";
 
 /// What agents.py prints last.
@@ -31,10 +28,10 @@ pub(crate) fn run(plan: &Plan) -> Part {
     let (agents, limit) = (plan.pick("64", "16"), plan.pick("100", "20"));
     let rounds = plan.rounds(3, 1);
     let etcd = Etcd::builder(Version::V34).v2().start();
-    let args = ["-u", "-c", SCRIPT, &etcd.endpoint(), agents, &rounds.to_string(), limit];
-    let mut python = Program::start(Path::new(PYTHON), &args, &[]);
+    let args = [&etcd.endpoint(), agents, &rounds.to_string(), limit];
+    let mut agents_of_torchrun = python::start(&our_python(), "agents", &args);
     let measured: Measured = loop {
-        let line = python.read_line();
+        let line = agents_of_torchrun.read_line();
         match serde_json::from_str(&line) {
             Ok(measured) => break measured,
             Err(_) => plan.say(&line),

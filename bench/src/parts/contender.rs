@@ -6,7 +6,8 @@ use rallypoint_testkit::torch_python;
 
 use crate::measure::Samples;
 use crate::nodes::{Failure, Nursery, Wire};
-use crate::plan::{Plan, rivals_python};
+use crate::plan::Plan;
+use crate::python::rivals_python;
 use crate::results::Outcome;
 
 /// Whose it is.

@@ -7,16 +7,16 @@ use etcd_client::{Client as RawClient, WatchOptions};
 use futures::FutureExt as _;
 use futures::future::join_all;
 use rallypoint::{EtcdSettings, EtcdStore, EtcdV2Store, Store};
-use rallypoint_testkit::{Etcd, Python};
+use rallypoint_testkit::{Etcd, Program, torch_python};
 
 use super::{CLIENTS, VALUE, fill, get};
 use crate::measure::{Operation, Samples, in_turn, rates};
 use crate::parts::formation::grouped;
 use crate::parts::server::process::Ours;
 use crate::plan::Plan;
+use crate::python;
 use crate::results::{Outcome, Row, Table};
 
-const SCRIPT: &str = include_str!("../../../python/stores.py");
 const SIZES: [usize; 4] = [1, 100, 1_000, 10_000];
 const WAITERS: usize = 64;
 /// Until all that wait do, on every side alike.
@@ -88,7 +88,7 @@ pub(super) async fn measure(plan: &Plan, etcd: &Etcd, rounds: u32) -> Table {
     let seconds = plan.pick(1.0, 0.3);
     let mut bench = Bench { etcd, own: Ours::start(), torch: None, seconds };
     if plan.torch {
-        let mut torch = Python::spawn(SCRIPT, &[&etcd.endpoint()]);
+        let mut torch = python::start(&torch_python(), "stores", &[&etcd.endpoint()]);
         assert_eq!(torch.read_line(), "ready");
         bench.torch = Some(torch);
     }
@@ -126,7 +126,7 @@ pub(super) async fn measure(plan: &Plan, etcd: &Etcd, rounds: u32) -> Table {
 struct Bench<'a> {
     etcd: &'a Etcd,
     own: Ours,
-    torch: Option<Python>,
+    torch: Option<Program>,
     /// Of one turn.
     seconds: f64,
 }
