@@ -28,7 +28,7 @@ use results::{Part, Results};
 
 /// Measures Rallypoint beside its rivals, and writes a report.
 ///
-/// Without the name of a part: all of them, in full, which takes some 40 minutes and belongs on a machine with
+/// Without the name of a part: all of them, in full, which takes about an hour and belongs on a machine with
 /// nothing else to do. The report is docs/benchmarks.md, with its plots and all figures in docs/benchmarks.
 #[derive(Parser)]
 #[command(name = "bench/run", version, args_conflicts_with_subcommands = true)]
@@ -72,7 +72,14 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Some(Other::Render { files, out }) => render(&files, out).map(|()| Vec::new()),
-        None => measure(&cli.options),
+        None => match cli.options.wanted() {
+            Ok(wanted) if cli.options.needs => {
+                println!("{}", cli.options.components(&wanted).join(" "));
+                return ExitCode::SUCCESS;
+            }
+            Ok(wanted) => measure(&cli.options, &wanted),
+            Err(why) => Err(io::Error::other(why)),
+        },
     };
     match done {
         Ok(broken) if cli.options.check && !broken.is_empty() => {
@@ -88,8 +95,7 @@ fn main() -> ExitCode {
 }
 
 /// The promises that were not kept.
-fn measure(options: &Options) -> io::Result<Vec<String>> {
-    let wanted = options.wanted();
+fn measure(options: &Options, wanted: &[Which]) -> io::Result<Vec<String>> {
     let out = options.out();
     let file = results_file(&out);
     std::fs::create_dir_all(file.parent().expect("it is in a folder"))?;

@@ -33,14 +33,35 @@ pub(crate) struct Options {
     /// now stay as they are there. [default: docs for all parts in full, else target/bench]
     #[arg(long, env = "RALLYPOINT_BENCH_OUT", value_name = "FOLDER")]
     out: Option<PathBuf>,
+    /// Print what `scripts/setup` has to bring, and measure nothing.
+    #[arg(long, hide = true)]
+    pub(crate) needs: bool,
 }
 
 impl Options {
-    pub(crate) fn wanted(&self) -> Vec<Which> {
+    /// In the order of the report.
+    pub(crate) fn wanted(&self) -> Result<Vec<Which>, &'static str> {
         let is_asked_for = |which: &Which| self.parts.is_empty() || self.parts.contains(which);
         // Agents of torchrun are nothing without PyTorch.
         let can_run = |which: &Which| !self.no_torch || *which != Which::Agents;
-        Which::ALL.into_iter().filter(is_asked_for).filter(can_run).collect()
+        let wanted: Vec<_> = Which::ALL.into_iter().filter(is_asked_for).filter(can_run).collect();
+        if wanted.is_empty() {
+            Err("agents of torchrun need PyTorch: leave out --no-torch")
+        } else {
+            Ok(wanted)
+        }
+    }
+
+    /// Components of `scripts/setup` for those parts.
+    pub(crate) fn components(&self, wanted: &[Which]) -> Vec<&'static str> {
+        let needs = |which| wanted.contains(&which) && !self.no_torch;
+        let optional = [
+            ("torch", !self.no_torch && wanted.iter().any(|which| *which != Which::Server)),
+            ("rivals", needs(Which::Formation)),
+            ("python", needs(Which::Agents)),
+        ];
+        let needed = optional.into_iter().filter_map(|(name, needed)| needed.then_some(name));
+        ["etcd-3.5", "etcd-3.4"].into_iter().chain(needed).collect()
     }
 
     pub(crate) fn out(&self) -> PathBuf {
@@ -117,5 +138,36 @@ impl Plan {
     /// Seconds since the part began.
     pub(crate) fn took(&self) -> f64 {
         self.began.elapsed().as_secs_f64()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn options(words: &[&str]) -> Options {
+        Cli::parse_from([&["bench/run"], words].concat()).options
+    }
+
+    #[test]
+    fn only_what_the_parts_need_is_set_up() {
+        let needs = |words: &[&str]| {
+            let options = options(words);
+            options.components(&options.wanted().unwrap()).join(" ")
+        };
+        assert_eq!(needs(&[]), "etcd-3.5 etcd-3.4 torch rivals python");
+        assert_eq!(needs(&["--no-torch"]), "etcd-3.5 etcd-3.4");
+        assert_eq!(needs(&["server"]), "etcd-3.5 etcd-3.4");
+        assert_eq!(needs(&["store", "server"]), "etcd-3.5 etcd-3.4 torch");
+        assert_eq!(needs(&["agents"]), "etcd-3.5 etcd-3.4 torch python");
+        assert!(options(&["agents", "--no-torch"]).wanted().is_err());
     }
 }
