@@ -1,6 +1,7 @@
 //! The report: a page of words and tables, and plots, made from the results and nothing else.
 
 mod draw;
+mod growth;
 mod plots;
 pub(crate) mod text;
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{FOLDER, plots};
+use super::{FOLDER, growth, plots};
 use crate::measure::Samples;
 use crate::parts::Which;
 use crate::results::{Comparison, Outcome, Part, Results, Table};
@@ -93,6 +93,11 @@ fn table(table: &Table) -> String {
     for row in &table.rows {
         let cells: Vec<String> = row.cells.iter().map(|cell| outcome(cell, &row.unit)).collect();
         let _ = write!(text, "\n| {} | {} |", row.name, cells.join(" | "));
+    }
+    if let Some(powers) = growth::powers(table) {
+        let cell = |power: &Option<f64>| power.map_or("-".to_owned(), |power| format!("{power:.1}"));
+        let cells: Vec<String> = powers.iter().map(cell).collect();
+        let _ = write!(text, "\n| *power of N* | {} |", cells.join(" | "));
     }
     text
 }
