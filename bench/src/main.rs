@@ -124,7 +124,8 @@ fn run(which: Which, plan: &Plan) -> Part {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime starts");
     runtime.block_on(async {
         match which {
-            Which::Formation => parts::formation::run(plan).await,
+            Which::Formation => tokio::task::block_in_place(|| parts::formation::run(plan)),
+            Which::Scale => parts::scale::run(plan).await,
             Which::Again => parts::again::run(plan).await,
             Which::Store => parts::store::run(plan).await,
             Which::Server => parts::server::run(plan).await,

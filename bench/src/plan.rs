@@ -55,8 +55,10 @@ impl Options {
     /// Components of `scripts/setup` for those parts.
     pub(crate) fn components(&self, wanted: &[Which]) -> Vec<&'static str> {
         let needs = |which| wanted.contains(&which) && !self.no_torch;
+        // Nothing of PyTorch's is beside these.
+        let alone = [Which::Scale, Which::Server];
         let optional = [
-            ("torch", !self.no_torch && wanted.iter().any(|which| *which != Which::Server)),
+            ("torch", !self.no_torch && wanted.iter().any(|which| !alone.contains(which))),
             ("rivals", needs(Which::Formation)),
             ("python", needs(Which::Agents)),
         ];
@@ -165,7 +167,7 @@ mod tests {
         };
         assert_eq!(needs(&[]), "etcd-3.5 etcd-3.4 torch rivals python");
         assert_eq!(needs(&["--no-torch"]), "etcd-3.5 etcd-3.4");
-        assert_eq!(needs(&["server"]), "etcd-3.5 etcd-3.4");
+        assert_eq!(needs(&["scale", "server"]), "etcd-3.5 etcd-3.4");
         assert_eq!(needs(&["store", "server"]), "etcd-3.5 etcd-3.4 torch");
         assert_eq!(needs(&["agents"]), "etcd-3.5 etcd-3.4 torch python");
         assert!(options(&["agents", "--no-torch"]).wanted().is_err());

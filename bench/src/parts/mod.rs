@@ -5,14 +5,17 @@ pub(crate) mod agents;
 pub(crate) mod contender;
 pub(crate) mod formation;
 pub(crate) mod launcher;
+pub(crate) mod scale;
 pub(crate) mod server;
 pub(crate) mod store;
 
 /// A part, in the order of the report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Which {
-    /// Forming a group, from 2 to 256 processes and on to 10,000 tasks
+    /// Forming a group, from 2 to 256 processes
     Formation,
+    /// Forming a group, from 10 to 10,000 nodes as tasks, beside the floor of etcd
+    Scale,
     /// Meeting again after a node has left or was killed
     Again,
     /// Agents of torchrun, with our backend and PyTorch's own
@@ -26,12 +29,20 @@ pub(crate) enum Which {
 }
 
 impl Which {
-    pub(crate) const ALL: [Which; 6] =
-        [Which::Formation, Which::Again, Which::Agents, Which::Store, Which::Server, Which::Launcher];
+    pub(crate) const ALL: [Which; 7] = [
+        Which::Formation,
+        Which::Scale,
+        Which::Again,
+        Which::Agents,
+        Which::Store,
+        Which::Server,
+        Which::Launcher,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Which::Formation => "formation",
+            Which::Scale => "scale",
             Which::Again => "again",
             Which::Agents => "agents",
             Which::Store => "store",

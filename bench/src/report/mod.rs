@@ -16,7 +16,7 @@ pub(crate) const FOLDER: &str = "benchmarks";
 
 /// Writes the page and its plots into `out`.
 pub(crate) fn write(results: &Results, out: &Path) -> io::Result<()> {
-    for plot in results.parts.iter().flat_map(plots::of) {
+    for plot in results.parts.iter().flat_map(|part| plots::of(part, &results.parts)) {
         std::fs::write(out.join(FOLDER).join(plot.file()), draw::svg(&plot))?;
     }
     std::fs::write(out.join(PAGE), text::page(results))

@@ -29,9 +29,10 @@ impl Plot {
     }
 }
 
-/// The plots of a part, as far as it has the figures for them.
-pub(crate) fn of(part: &Part) -> Vec<Plot> {
-    let table = |id: &str| part.tables.iter().find(|table| table.id == id).map(series).unwrap_or_default();
+/// The plots of a part, as far as there are figures for them; some have those of another part beside its own.
+pub(crate) fn of(part: &Part, all: &[Part]) -> Vec<Plot> {
+    let tables = all.iter().flat_map(|part| &part.tables);
+    let table = |id: &str| tables.clone().find(|table| table.id == id).map(series).unwrap_or_default();
     let both = |first: &str, second: &str| table(first).into_iter().chain(table(second)).collect();
     let plots = match part.name.as_str() {
         "formation" => vec![

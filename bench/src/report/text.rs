@@ -14,6 +14,7 @@ const SETTINGS: &str = include_str!("../../notes/settings.md");
 fn words(which: Which) -> (&'static str, &'static str) {
     match which {
         Which::Formation => ("Forming a group", include_str!("../../notes/formation.md")),
+        Which::Scale => ("Many nodes", include_str!("../../notes/scale.md")),
         Which::Again => ("Meeting again", include_str!("../../notes/again.md")),
         Which::Agents => ("Agents of torchrun", include_str!("../../notes/agents.md")),
         Which::Store => ("The Store", include_str!("../../notes/store.md")),
@@ -51,7 +52,7 @@ pub(crate) fn page(results: &Results) -> String {
     let _ = writeln!(page, "\n{}", promises(&parts));
     for (which, part) in &parts {
         let (heading, notes) = words(*which);
-        let _ = writeln!(page, "\n## {heading}\n\n{}\n\n{}", figures(part, true), notes.trim_end());
+        let _ = writeln!(page, "\n## {heading}\n\n{}\n\n{}", figures(part, &results.parts), notes.trim_end());
     }
     let _ = writeln!(page, "\n{}", SETTINGS.trim_end());
     page
@@ -72,13 +73,15 @@ fn promises(parts: &[(Which, &Part)]) -> String {
 
 /// What was measured in one part, for a terminal.
 pub(crate) fn part(part: &Part) -> String {
-    format!("\n{} (`{}`, {})\n\n{}\n", part.name, part.command, part.begun, figures(part, false))
+    format!("\n{} (`{}`, {})\n\n{}\n", part.name, part.command, part.begun, figures(part, &[]))
 }
 
-fn figures(part: &Part, with_plots: bool) -> String {
+/// With the plots of it, if there are figures of `all` parts to draw them from.
+fn figures(part: &Part, all: &[Part]) -> String {
     let mut blocks = vec![part.setting.iter().map(|line| format!("- {line}")).collect::<Vec<_>>().join("\n")];
-    let plots = if with_plots { plots::of(part) } else { Vec::new() };
-    blocks.extend(plots.iter().map(|plot| format!("![{}]({FOLDER}/{})", plot.title, plot.file())));
+    blocks.extend(
+        plots::of(part, all).iter().map(|plot| format!("![{}]({FOLDER}/{})", plot.title, plot.file())),
+    );
     blocks.extend(part.tables.iter().map(table));
     if !part.comparisons.is_empty() {
         blocks.push(comparisons(&part.comparisons));

@@ -1,0 +1,99 @@
+//! Groups too large for one machine's processes: nodes as tasks of one process, beside the floor of etcd.
+
+use rallypoint::cli::bench::{Formation, disband, form};
+use rallypoint_rendezvous::native::NativeSettings;
+use rallypoint_testkit::{Etcd, Version};
+
+use super::formation::grouped;
+use crate::measure::Samples;
+use crate::plan::Plan;
+use crate::results::{Comparison, Outcome, Part, Promise, Row, Table};
+
+/// Nodes, on a few connections.
+const TASKS: [usize; 4] = [10, 100, 1_000, 10_000];
+
+pub(crate) async fn run(plan: &Plan) -> Part {
+    let mut part = Part::default();
+    let rounds = plan.rounds(7, 1);
+    part.setting.push(format!(
+        "nodes of one process on 8 connections, etcd 3.5 with fsync and fresh for each group; \
+         rounds: {rounds}; the floor is as many lease grants and puts by the raw client"
+    ));
+    let sizes = plan.pick(&TASKS[..], &TASKS[..3]);
+    let mut formed: Vec<(usize, Vec<Formation>)> = sizes.iter().map(|size| (*size, Vec::new())).collect();
+    for round in 0..rounds {
+        for (size, formations) in &mut formed {
+            plan.say(&format!("{} nodes as tasks, round {} of {rounds}", grouped(*size), round + 1));
+            let etcd = Etcd::start(Version::V35);
+            let run = format!("bench-{:016x}", fastrand::u64(..));
+            let settings =
+                NativeSettings::new(&etcd.endpoint(), &run, *size, *size).expect("they can be used");
+            let group = form(&settings, *size).await.expect("a group forms");
+            assert!(group.formation.ranks_ok, "every rank once");
+            formations.push(group.formation.clone());
+            disband(group).await;
+        }
+    }
+    let requests = |one: &Formation| one.requests_per_node.expect("a real etcd counts");
+    let row = |unit: &str, size: usize, cells: Vec<Samples>| Row {
+        name: grouped(size),
+        x: Some(size as f64),
+        unit: unit.to_owned(),
+        cells: cells.into_iter().map(Outcome::Measured).collect(),
+    };
+    let table = |id: &str, title: &str, columns: &[&str], rows| Table {
+        id: id.to_owned(),
+        title: title.to_owned(),
+        rows_are: "nodes".to_owned(),
+        columns: columns.iter().map(|&column| column.to_owned()).collect(),
+        rows,
+    };
+    let times = formed.iter().map(|(size, formations)| {
+        let cells =
+            vec![samples(formations, |one| one.seconds), samples(formations, |one| one.floor_seconds)];
+        row("s", *size, cells)
+    });
+    let counts = formed.iter().map(|(size, formations)| row("", *size, vec![samples(formations, requests)]));
+    let columns = ["rallypoint, as tasks", "the floor of etcd"];
+    part.tables.push(table(
+        "tasks-time",
+        "Time until the last node has met the others",
+        &columns,
+        times.collect(),
+    ));
+    let title = "Requests per node";
+    part.tables.push(table("tasks-requests", title, &columns[..1], counts.collect()));
+    part.comparisons.extend(promised(plan, &formed));
+    part
+}
+
+fn promised(plan: &Plan, formed: &[(usize, Vec<Formation>)]) -> Vec<Comparison> {
+    let seconds = |one: &Formation| one.seconds;
+    let per_node = |one: &Formation| one.seconds / one.nodes as f64 * 1e6;
+    let requests = |one: &Formation| one.requests_per_node.expect("a real etcd counts");
+    let (_, ten) = &formed[0];
+    let mut compared = Vec::new();
+    for (size, formations) in formed.iter().filter(|(size, _)| *size >= 1_000) {
+        let beside_floor =
+            (samples(formations, seconds), "the floor", samples(formations, |one| one.floor_seconds));
+        let name = format!("{} nodes meet", grouped(*size));
+        compared.push(Comparison::new(name, "s", beside_floor, plan.in_full(Promise::AtMost(2.0))));
+    }
+    if let [.., (1_000, fewer), (10_000, more)] = formed {
+        let beside_fewer = (samples(more, per_node), "of 1,000", samples(fewer, per_node));
+        let promise = plan.in_full(Promise::AtMost(1.3));
+        compared.push(Comparison::new("time per node, of 10,000", "us", beside_fewer, promise));
+    }
+    for (size, formations) in &formed[1..] {
+        let beside_ten = (samples(formations, requests), "of 10", samples(ten, requests));
+        let name = format!("requests per node, of {}", grouped(*size));
+        compared.push(Comparison::new(name, "", beside_ten, Some(Promise::AtMost(1.0))));
+    }
+    compared
+}
+
+fn samples(formations: &[Formation], figure: impl Fn(&Formation) -> f64) -> Samples {
+    let mut samples = Samples::default();
+    samples.extend(formations.iter().map(figure));
+    samples
+}
