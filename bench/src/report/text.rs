@@ -98,7 +98,9 @@ fn table(table: &Table) -> String {
         let _ = write!(text, "\n| {} | {} |", row.name, cells.join(" | "));
     }
     if let Some(powers) = growth::powers(table) {
-        let cell = |power: &Option<f64>| power.map_or("-".to_owned(), |power| format!("{power:.1}"));
+        // Adding 0 makes a negative zero a plain one.
+        let round = |power: f64| (power * 10.0).round() / 10.0 + 0.0;
+        let cell = |power: &Option<f64>| power.map_or("-".to_owned(), |power| format!("{:.1}", round(power)));
         let cells: Vec<String> = powers.iter().map(cell).collect();
         let _ = write!(text, "\n| *power of N* | {} |", cells.join(" | "));
     }
