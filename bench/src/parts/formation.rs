@@ -17,18 +17,14 @@ const CHANCES: usize = 2;
 /// What took this long altogether is not tried again at that size.
 const BUDGET: Duration = Duration::from_secs(40);
 
-pub(crate) fn run(plan: &Plan) -> Part {
-    let mut part = Part::default();
-    processes(plan, &mut part, plan.rounds(3, 1));
-    part
-}
-
 /// How long a group may take.
 fn limit(plan: &Plan, size: usize) -> Duration {
     Duration::from_secs(plan.pick(if size > SMALL { 150 } else { 60 }, 10))
 }
 
-fn processes(plan: &Plan, part: &mut Part, rounds: u32) {
+pub(crate) fn run(plan: &Plan) -> Part {
+    let mut part = Part::default();
+    let rounds = plan.rounds(3, 1);
     let mut field = Field::enter(plan, true);
     let sizes = plan.pick(&PROCESSES[..], &PROCESSES_SHORT);
     part.setting.push(format!(
@@ -84,6 +80,7 @@ fn processes(plan: &Plan, part: &mut Part, rounds: u32) {
     }
     part.comparisons.extend(promised(plan, &times));
     part.tables.extend([times, requests]);
+    part
 }
 
 fn tries_more(tries: &Tries) -> bool {

@@ -34,7 +34,6 @@ pub(crate) async fn run(plan: &Plan) -> Part {
             disband(group).await;
         }
     }
-    let requests = |one: &Formation| one.requests_per_node.expect("a real etcd counts");
     let row = |unit: &str, size: usize, cells: Vec<Samples>| Row {
         name: grouped(size),
         x: Some(size as f64),
@@ -70,7 +69,6 @@ pub(crate) async fn run(plan: &Plan) -> Part {
 fn promised(plan: &Plan, formed: &[(usize, Vec<Formation>)]) -> Vec<Comparison> {
     let seconds = |one: &Formation| one.seconds;
     let per_node = |one: &Formation| one.seconds / one.nodes as f64 * 1e6;
-    let requests = |one: &Formation| one.requests_per_node.expect("a real etcd counts");
     let (_, ten) = &formed[0];
     let mut compared = Vec::new();
     for (size, formations) in formed.iter().filter(|(size, _)| *size >= 1_000) {
@@ -90,6 +88,10 @@ fn promised(plan: &Plan, formed: &[(usize, Vec<Formation>)]) -> Vec<Comparison> 
         compared.push(Comparison::new(name, "", beside_ten, Some(Promise::AtMost(1.0))));
     }
     compared
+}
+
+fn requests(one: &Formation) -> f64 {
+    one.requests_per_node.expect("a real etcd counts")
 }
 
 fn samples(formations: &[Formation], figure: impl Fn(&Formation) -> f64) -> Samples {
