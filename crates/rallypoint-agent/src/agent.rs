@@ -24,8 +24,10 @@ use crate::stop::StopListener;
 
 /// How long workers have between SIGTERM and SIGKILL, as under torchrun.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(30);
-/// Where the nodes of a round wait for each other's success; torchrun's name for it.
-const EXIT_BARRIER: &[u8] = b"torchelastic/agent/terminal_state";
+/// Where the nodes of a round wait for each other's success, by torchrun's names: how many have come...
+const ARRIVED: &[u8] = b"torchelastic/agent/terminal_state/num_members";
+/// ...and that all have.
+const PASSED: &[u8] = b"torchelastic/agent/terminal_state/last_member";
 /// The reason of a run that ended well.
 pub const FINISHED: &str = "all workers have finished";
 /// A wait without end is made of waits of this length, since a store's waits have one.
@@ -381,8 +383,11 @@ impl Agent {
                 done = &mut barrier => return done.map(|()| End::Succeeded).map_err(Into::into),
                 signal = stop.asked() => return Ok(End::Asked(signal)),
                 change = self.handler.changed() => match change {
-                    // Whoever closed it so had passed the barrier, which needs all.
-                    GroupChange::Closed { reason } if reason == FINISHED => return Ok(End::Succeeded),
+                    // Whoever closed it so had passed the barrier, which needs all. torchrun gives no reason, and
+                    // what it closed may be heard of before the end of the barrier is.
+                    GroupChange::Closed { reason } if reason == FINISHED || store.check(&[PASSED]).await? => {
+                        return Ok(End::Succeeded);
+                    }
                     // They are in time for nothing, unless somebody who still works meets again.
                     GroupChange::Waiting { .. } => tokio::select! {
                         done = &mut barrier => return done.map(|()| End::Succeeded).map_err(Into::into),
@@ -397,14 +402,12 @@ impl Agent {
 
 /// The barrier of c10d, without a limit: work takes as long as it takes, and a node that dies is known.
 async fn barrier(store: &dyn Store, nodes: usize) -> Result<(), StoreError> {
-    let members = [EXIT_BARRIER, b"/num_members"].concat();
-    let last = [EXIT_BARRIER, b"/last_member"].concat();
-    let arrived = store.add(&members, 1).await?;
+    let arrived = store.add(ARRIVED, 1).await?;
     if usize::try_from(arrived).is_ok_and(|arrived| arrived >= nodes) {
-        store.set(&last, b"1").await?;
+        store.set(PASSED, b"1").await?;
     }
     loop {
-        match store.wait(&[&last], Some(LONG)).await {
+        match store.wait(&[PASSED], Some(LONG)).await {
             Err(StoreError::Timeout { .. }) => {}
             done => return done,
         }

@@ -412,6 +412,31 @@ async fn a_group_outlives_the_end_of_its_folder() {
     nodes.push(late);
 }
 
+/// Another node has made the folders again, and has not yet written the record.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_that_is_being_put_back_is_waited_for() {
+    let etcd = server(Version::V35);
+    let proxy = Proxy::start(&etcd.endpoint());
+    let node = EtcdBarrier::connect(&parameters(&proxy.endpoint(), 1, 1)).await.unwrap();
+    node.next_rendezvous().await.unwrap();
+    let client = client(&etcd).await;
+    let (state, counter) = (format!("{ROOT}/rdzv/active_version"), format!("{ROOT}/rdzv/version_counter"));
+    let record = value(&client, &state).await.unwrap();
+    proxy.refuse(true);
+    proxy.cut();
+    client.delete(ROOT, Delete::tree()).await.unwrap();
+    client.put(ROOT, Put::dir().ttl(Duration::from_secs(7200))).await.unwrap();
+    client.put(&counter, Put::value("1")).await.unwrap();
+    proxy.refuse(false);
+    let early = tokio::time::timeout(Duration::from_secs(2), node.changed()).await;
+    assert!(early.is_err(), "{early:?}");
+    client.create(&state, &record).await.unwrap();
+    until(|| async { names(&client, &format!("{ROOT}/rdzv/v_1")).await == ["rank_0"] }).await;
+    assert_eq!(node.num_nodes_waiting().await.unwrap(), 0);
+    let late = tokio::time::timeout(Duration::from_millis(500), node.changed()).await;
+    assert!(late.is_err(), "{late:?}");
+}
+
 async fn all_meet_with(nodes: &[Arc<EtcdBarrier>]) -> Vec<usize> {
     let met = join_all(nodes.iter().map(|node| node.next_rendezvous())).await;
     met.into_iter().map(|met| met.unwrap().world_size).collect()

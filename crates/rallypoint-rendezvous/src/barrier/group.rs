@@ -147,10 +147,8 @@ impl Watch {
     }
 
     async fn folder_gone(&self) -> Result<u64> {
-        if !take_back(&self.wire, self.place, Some(&self.record)).await? {
-            return self.look().await;
-        }
-        Ok(self.wire.read().await?.next)
+        take_back(&self.wire, self.place, Some(&self.record)).await?;
+        self.look().await
     }
 
     async fn judge(&self, view: &View) -> Result<()> {

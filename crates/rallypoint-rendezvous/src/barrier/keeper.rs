@@ -7,12 +7,16 @@ use rallypoint_core::Backoff;
 use rallypoint_core::barrier::{KEEP_ALIVE_TTL, Place, RUN_TTL, Record, Status};
 use rallypoint_etcd::v2::Get;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::group::Told;
 use super::wire::Wire;
 use crate::error::Result;
 use crate::handler::GroupChange;
+
+/// How long a folder without a record may be one that another node is putting back.
+const PUTTING_BACK: Duration = Duration::from_secs(5);
 
 /// A task that ends with its owner.
 #[derive(Debug)]
@@ -83,19 +87,27 @@ async fn keep(wire: Wire, place: Place, record: Arc<OnceLock<Record>>, told: Tol
 pub(super) async fn take_back(wire: &Wire, place: Place, record: Option<&Record>) -> Result<bool> {
     let stands =
         |record: &Record| record.is(Status::Final, place.version) || record.is(Status::Frozen, place.version);
-    match (wire.read().await?.record, record) {
-        (Some((now, _)), _) if stands(&now) => {}
-        (None, Some(record)) => {
-            let root = wire.client.find(wire.root(), Get::new()).await.map_err(|error| wire.failed(error))?;
-            if root.node.is_some() {
-                return Ok(false);
+    let begun = Instant::now();
+    loop {
+        match (wire.read().await?.record, record) {
+            (Some((now, _)), _) if stands(&now) => {
+                wire.hold(place).await?;
+                return Ok(true);
             }
-            wire.put_back(record).await?;
+            (None, Some(record)) => {
+                let root = wire.client.find(wire.root(), Get::new()).await;
+                if root.map_err(|error| wire.failed(error))?.node.is_none() {
+                    wire.put_back(record).await?;
+                } else if begun.elapsed() < PUTTING_BACK {
+                    // Folders come first: another node is about to write the record.
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                } else {
+                    return Ok(false);
+                }
+            }
+            _ => return Ok(false),
         }
-        _ => return Ok(false),
     }
-    wire.hold(place).await?;
-    Ok(true)
 }
 
 /// Puts the end of the run's folder off for as long as this task runs.
