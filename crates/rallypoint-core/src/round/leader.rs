@@ -340,7 +340,7 @@ impl Node {
         }
         let lost_record = self.round_missing || self.round.is_none();
         if lost_record || matches!(lead.run_lease, RunLease::New(_)) {
-            return self.write_first_record();
+            return self.make_record(now);
         }
         if self.round.as_ref().is_some_and(|(record, _)| record.closed.is_some()) {
             (lead.renew_at, lead.last_call_at, lead.plan_at) = (Duration::MAX, None, Duration::ZERO);
@@ -367,7 +367,7 @@ impl Node {
     }
 
     /// The record of a run that has none, or whose lease is gone.
-    fn write_first_record(&mut self) {
+    fn make_record(&mut self, now: Duration) {
         let Some(lead) = &mut self.lead else { return };
         if lead.writing {
             return;
@@ -383,35 +383,54 @@ impl Node {
                 let news = News { lost_count, ..record.news.clone() };
                 RoundRecord { lease, news, ..record.clone() }
             }
-            None => RoundRecord {
-                round: lead.roster.last_round(),
-                plan: String::new(),
-                world_size: 0,
-                master: None,
-                settings: Some(self.config.settings),
-                lease,
-                closed: None,
-                news: News::default(),
-            },
+            // Who is complete already is told once, by the first round's own record.
+            None if self.begins_complete() => return self.drive_plan(now),
+            None => self.blank_record(lease),
         };
-        lead.writing = true;
+        if let Some(lead) = &mut self.lead {
+            lead.writing = true;
+        }
         self.leader_request(LeaderTask::WriteRound(Box::new(record)));
+    }
+
+    /// Whether all that there is room for are here, or are being given their places, before the run has a record.
+    fn begins_complete(&self) -> bool {
+        let complete = |lead: &Lead| {
+            let here = lead.roster.joined() >= self.config.settings.max_nodes && lead.roster.wants_a_round();
+            lead.plan.is_some() || here && lead.plan_at == Duration::ZERO
+        };
+        self.lead.as_deref().is_some_and(complete)
+    }
+
+    /// A record before the first round.
+    pub(super) fn blank_record(&self, lease: i64) -> RoundRecord {
+        RoundRecord {
+            round: self.lead.as_ref().map_or(0, |lead| lead.roster.last_round()),
+            plan: String::new(),
+            world_size: 0,
+            master: None,
+            settings: Some(self.config.settings),
+            lease,
+            closed: None,
+            news: News::default(),
+        }
     }
 
     fn round_written(&mut self, now: Duration, record: RoundRecord, reply: TxnReply) {
         if !reply.held {
             return self.not_held(reply);
         }
-        let Some(lead) = &mut self.lead else { return };
-        if lead.run_lease == RunLease::New(record.lease) {
-            lead.run_lease = RunLease::Recorded;
-            lead.renew_at = now + self.config.run_ttl / 3;
-        }
-        self.round_now(record, reply.revision);
+        self.round_now(now, record, reply.revision);
     }
 
     /// This node itself has written the round's record. The watch may have told of a later one by now.
-    pub(super) fn round_now(&mut self, record: RoundRecord, revision: i64) {
+    pub(super) fn round_now(&mut self, now: Duration, record: RoundRecord, revision: i64) {
+        if let Some(lead) = &mut self.lead
+            && lead.run_lease == RunLease::New(record.lease)
+        {
+            lead.run_lease = RunLease::Recorded;
+            lead.renew_at = now + self.config.run_ttl / 3;
+        }
         if self.round.as_ref().is_none_or(|(_, modified)| *modified < revision) {
             self.round = Some((record, revision));
             self.round_missing = false;

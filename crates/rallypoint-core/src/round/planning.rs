@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::etcd::{Condition, Op, OpReply, Request, TxnReply};
-use super::leader::{LeaderTask, progress_interval};
+use super::leader::{LeaderTask, RunLease, progress_interval};
 use super::node::{Node, Task, json, parse};
 use super::record::{MasterRecord, News, RankRecord, RoundRecord};
 use super::roster::Seat;
@@ -20,8 +20,8 @@ pub(super) struct Plan {
     pub(super) record: RoundRecord,
     pub(super) seats: Vec<(String, u64)>,
     pub(super) members: HashMap<String, Seat>,
-    /// The round before this one, and when its record was written: the commit follows on that and nothing else,
-    /// however often it is tried.
+    /// The round before this one, and when its record was written, 0 if there is none: the commit follows on that
+    /// and nothing else, however often it is tried.
     pub(super) last_round: u64,
     pub(super) last_modified: i64,
     /// When rank 0 last said where it is.
@@ -74,8 +74,12 @@ impl Node {
         let Some(plan) = plan else {
             return self.leader_txn(vec![], vec![]);
         };
+        let follows = match plan.last_modified {
+            0 => Condition::Missing(self.keys.round()),
+            modified => Condition::ModifiedAt(self.keys.round(), modified),
+        };
         let when = vec![
-            Condition::ModifiedAt(self.keys.round(), plan.last_modified),
+            follows,
             Condition::ModifiedAt(self.keys.plan(), plan.fence.unwrap_or_default()),
             Condition::ModifiedAt(self.keys.node(&plan.seats[0].0), plan.master_modified),
         ];
@@ -110,7 +114,12 @@ impl Node {
     }
 
     pub(super) fn begin_plan(&mut self) {
-        let (Some(lead), Some((record, last_modified))) = (&mut self.lead, &self.round) else { return };
+        let (record, last_modified) = match (&self.round, self.lead.as_ref().map(|lead| &lead.run_lease)) {
+            (Some((record, modified)), _) => (record.clone(), *modified),
+            (None, Some(RunLease::New(lease))) => (self.blank_record(*lease), 0),
+            _ => return,
+        };
+        let Some(lead) = &mut self.lead else { return };
         lead.plans += 1;
         let id = format!("{}-{}", lead.term, lead.plans);
         let seats: Vec<_> = lead.roster.seats();
@@ -141,7 +150,7 @@ impl Node {
             record: next,
             members: members.collect(),
             last_round: record.round,
-            last_modified: *last_modified,
+            last_modified,
             master_modified: master.modified,
             seats: nodes.iter().map(|(id, node)| ((*id).clone(), node.record.incarnation)).collect(),
             fence: None,
@@ -230,7 +239,7 @@ impl Node {
         lead.last_call_at = None;
         lead.progress_at = now + progress_interval(record.world_size);
         self.tidy(plan.last_round);
-        self.round_now(record, revision);
+        self.round_now(now, record, revision);
     }
 
     /// Removes what only earlier rounds had a use for, unless the next plan has begun by then. Whatever comes of

@@ -26,14 +26,14 @@ impl Node {
         if matches!(self.watches, Watches::Opening { .. }) {
             return;
         }
-        let wanted = self.record(if self.joining { Wants::Join } else { Wants::Stay });
+        let wants = if self.joining { Wants::Join } else { Wants::Stay };
         let stands = self.standing.as_ref().filter(|standing| standing.lease == lease);
         // A member at work need not say so: what it joined with still stands. Whoever is not informed has not
         // seen the reply to its registration.
         let informed = self.watches == Watches::Informed;
         let enough = stands.and_then(|standing| standing.record.as_ref()).filter(|_| informed);
-        if enough.is_none_or(|record| self.joining && *record != wanted) {
-            self.register(lease, wanted);
+        if enough.is_none_or(|record| self.joining && !self.says(record, wants)) {
+            self.register(lease, self.record(wants));
         } else if let Some(lease) = self.inherited.last()
             && !self.evicting
         {
@@ -58,6 +58,11 @@ impl Node {
             about: self.config.about.clone(),
             since: self.config.since,
         }
+    }
+
+    /// Whether what this process wrote before says what it would write now. The rest of a record never changes.
+    fn says(&self, record: &NodeRecord, wants: Wants) -> bool {
+        (record.wants, record.port, record.round) == (wants, self.port, self.member_of)
     }
 
     /// One request to join, whatever is there: the node's key, the leader's where there is none, and a look at

@@ -33,6 +33,9 @@ impl RunSettings {
     /// The first setting in which `theirs` differs: its name, our value, their value.
     #[must_use]
     pub fn difference(&self, theirs: &RunSettings) -> Option<(&'static str, String, String)> {
+        if self == theirs {
+            return None;
+        }
         let values = |settings: &RunSettings| {
             [settings.min_nodes.to_string(), settings.max_nodes.to_string(), settings.policy.to_string()]
         };
