@@ -50,8 +50,8 @@ async fn keys_are_written_read_compared_and_deleted() {
                 .and_then([TxnOp::put("a", to, None)])
                 .or_else([TxnOp::get("a", None)])
         };
-        assert!(!client.txn(b"a", Repeat::Safe, swap("2", "3")).await.unwrap().succeeded());
-        assert!(client.txn(b"a", Repeat::Safe, swap("1", "3")).await.unwrap().succeeded());
+        assert!(!client.txn(b"a", Repeat::Safe, || swap("2", "3")).await.unwrap().succeeded());
+        assert!(client.txn(b"a", Repeat::Safe, || swap("1", "3")).await.unwrap().succeeded());
         assert_eq!(client.delete("a", None).await.unwrap().deleted(), 1);
         assert_eq!(value(&client, "a").await, None);
         assert!(client.status().await.unwrap().version().starts_with("3."));
@@ -100,7 +100,7 @@ async fn when_a_server_of_a_cluster_dies_requests_go_on() {
     let txn = Txn::new()
         .when([Compare::create_revision("after", CompareOp::Equal, 0)])
         .and_then([TxnOp::put("after", "2", None)]);
-    client.txn(b"after", Repeat::Safe, txn).await.unwrap();
+    client.txn(b"after", Repeat::Safe, || txn.clone()).await.unwrap();
     assert_eq!(value(&client, "after").await.unwrap(), b"2");
     // A paused server answers nobody and refuses nobody.
     cluster.node(leader).restart();
@@ -180,10 +180,10 @@ async fn what_is_not_safe_to_repeat_is_sent_once() {
     let error = client.put("once", "v", None).await.unwrap_err();
     assert!(error.is_transient() && error.may_have_applied(), "{error}");
     let txn = || Txn::new().and_then([TxnOp::put("txn", "v", None)]);
-    let error = client.txn(b"txn", Repeat::Unsafe, txn()).await.unwrap_err();
+    let error = client.txn(b"txn", Repeat::Unsafe, txn).await.unwrap_err();
     assert!(error.may_have_applied(), "{error}");
     let error =
-        client.retrying_for(Duration::from_secs(4)).txn(b"many", Repeat::Safe, txn()).await.unwrap_err();
+        client.retrying_for(Duration::from_secs(4)).txn(b"many", Repeat::Safe, txn).await.unwrap_err();
     assert!(error.to_string().contains("tries"), "{error}");
 
     let direct = connect(&etcd.endpoint()).await;

@@ -118,10 +118,10 @@ impl Client {
         .await
     }
 
-    /// Carries out a transaction; errors name `key`.
-    pub async fn txn(&self, key: &[u8], repeat: Repeat, txn: Txn) -> Result<TxnResponse> {
+    /// Carries out a transaction, which `txn` makes for each try; errors name `key`.
+    pub async fn txn(&self, key: &[u8], repeat: Repeat, txn: impl Fn() -> Txn) -> Result<TxnResponse> {
         self.call("txn", key, repeat, |on| {
-            let txn = txn.clone();
+            let txn = txn();
             async move { on.kv().txn(txn).await }
         })
         .await

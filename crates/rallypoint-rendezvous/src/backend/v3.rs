@@ -77,8 +77,10 @@ impl EtcdV3Backend {
 
     async fn try_set(&self, state: &[u8], fence: Compare) -> Result<Option<Changed>> {
         let lease = self.lease().await?;
-        let put = TxnOp::put(self.key.clone(), state, Some(PutOptions::new().with_lease(lease)));
-        let txn = Txn::new().when([fence]).and_then([put]).or_else([TxnOp::get(self.key.clone(), None)]);
+        let txn = || {
+            let put = TxnOp::put(self.key.clone(), state, Some(PutOptions::new().with_lease(lease)));
+            Txn::new().when([fence.clone()]).and_then([put]).or_else([TxnOp::get(self.key.clone(), None)])
+        };
         let answer = match self.client.txn(&self.key, Repeat::Unsafe, txn).await {
             Ok(answer) => answer,
             // Whether it was set is told by what is there now; nobody else writes the same state.

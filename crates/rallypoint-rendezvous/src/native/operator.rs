@@ -188,9 +188,10 @@ pub async fn close(client: &Client, run_id: &str, reason: &str, mark: std::time:
         let closed = RoundRecord { closed: Some(reason.to_owned()), ..record };
         let value = serde_json::to_string(&closed).map_err(|error| corrupt(&key, &error))?;
         let put = Op::Put { key: key.clone(), value, lease };
-        let txn = transaction(Txn { when: vec![when], then: vec![put], otherwise: vec![] });
+        let txn = Txn { when: vec![when], then: vec![put], otherwise: vec![] };
         // Sent twice, it finds the run closed by itself, which comes to the same.
-        if txn_reply(&client.txn(key.as_bytes(), Repeat::Safe, txn).await?)?.held {
+        let answer = client.txn(key.as_bytes(), Repeat::Safe, || transaction(&txn)).await?;
+        if txn_reply(&answer)?.held {
             return Ok(true);
         }
     }
@@ -215,7 +216,7 @@ pub(super) async fn read_round(client: &Client, keys: &Keys) -> Result<Option<Ro
 
 async fn read_entry(client: &Client, key: &str) -> Result<Option<Entry>> {
     let txn = Txn { then: vec![Op::Get(key.to_owned())], ..Txn::default() };
-    let answer = client.txn(key.as_bytes(), Repeat::Safe, transaction(txn)).await?;
+    let answer = client.txn(key.as_bytes(), Repeat::Safe, || transaction(&txn)).await?;
     match txn_reply(&answer)?.results.into_iter().next() {
         Some(OpReply::Got(entry)) => Ok(entry),
         _ => Ok(None),

@@ -18,8 +18,8 @@ pub(super) async fn carry_out(client: &Client, request: Request) -> Result<Reply
         Request::Renew(lease) => client.lease_renew(lease).await.map(|()| Reply::Renewed),
         Request::Revoke(lease) => client.lease_revoke(lease).await.map(|()| Reply::Revoked),
         Request::Txn(txn) => {
-            let key = first_key(&txn).to_owned();
-            let answer = client.txn(key.as_bytes(), Repeat::Safe, transaction(txn)).await?;
+            let key = first_key(&txn).as_bytes();
+            let answer = client.txn(key, Repeat::Safe, || transaction(&txn)).await?;
             txn_reply(&answer).map(Reply::Txn)
         }
         Request::Range(prefix) => {
@@ -108,37 +108,40 @@ fn first_key(txn: &Txn) -> &str {
         .unwrap_or_default()
 }
 
-pub(super) fn transaction(txn: Txn) -> api::Txn {
+pub(super) fn transaction(txn: &Txn) -> api::Txn {
     let mut made = api::Txn::new();
     if !txn.when.is_empty() {
-        made = made.when(txn.when.into_iter().map(condition).collect::<Vec<_>>());
+        made = made.when(txn.when.iter().map(condition).collect::<Vec<_>>());
     }
     if !txn.then.is_empty() {
-        made = made.and_then(txn.then.into_iter().map(operation).collect::<Vec<_>>());
+        made = made.and_then(txn.then.iter().map(operation).collect::<Vec<_>>());
     }
     if !txn.otherwise.is_empty() {
-        made = made.or_else(txn.otherwise.into_iter().map(operation).collect::<Vec<_>>());
+        made = made.or_else(txn.otherwise.iter().map(operation).collect::<Vec<_>>());
     }
     made
 }
 
-fn condition(condition: Condition) -> api::Compare {
+fn condition(condition: &Condition) -> api::Compare {
+    let equal = CompareOp::Equal;
     match condition {
-        Condition::Missing(key) => api::Compare::create_revision(key, CompareOp::Equal, 0),
-        Condition::CreatedAt(key, revision) => api::Compare::create_revision(key, CompareOp::Equal, revision),
-        Condition::ModifiedAt(key, revision) => api::Compare::mod_revision(key, CompareOp::Equal, revision),
+        Condition::Missing(key) => api::Compare::create_revision(key.as_str(), equal, 0),
+        Condition::CreatedAt(key, revision) => api::Compare::create_revision(key.as_str(), equal, *revision),
+        Condition::ModifiedAt(key, revision) => api::Compare::mod_revision(key.as_str(), equal, *revision),
         Condition::OnlyCreatedAt(prefix, revision) => {
-            api::Compare::create_revision(prefix, CompareOp::Equal, revision).with_prefix()
+            api::Compare::create_revision(prefix.as_str(), equal, *revision).with_prefix()
         }
     }
 }
 
-fn operation(op: Op) -> TxnOp {
+fn operation(op: &Op) -> TxnOp {
     match op {
-        Op::Put { key, value, lease } => TxnOp::put(key, value, Some(PutOptions::new().with_lease(lease))),
-        Op::Get(key) => TxnOp::get(key, None),
-        Op::Delete(key) => TxnOp::delete(key, None),
-        Op::DeletePrefix(prefix) => TxnOp::delete(prefix, Some(DeleteOptions::new().with_prefix())),
+        Op::Put { key, value, lease } => {
+            TxnOp::put(key.as_str(), value.as_str(), Some(PutOptions::new().with_lease(*lease)))
+        }
+        Op::Get(key) => TxnOp::get(key.as_str(), None),
+        Op::Delete(key) => TxnOp::delete(key.as_str(), None),
+        Op::DeletePrefix(prefix) => TxnOp::delete(prefix.as_str(), Some(DeleteOptions::new().with_prefix())),
         Op::Txn(txn) => TxnOp::txn(transaction(txn)),
     }
 }

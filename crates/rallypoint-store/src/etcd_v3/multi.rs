@@ -23,7 +23,8 @@ impl EtcdStore {
         for keys in keys.chunks(PER_REQUEST) {
             let reads: Vec<TxnOp> =
                 keys.iter().map(|key| TxnOp::get(self.layout().value(key), None)).collect();
-            let answer = self.client(deadline).txn(keys[0], Repeat::Safe, Txn::new().and_then(reads)).await?;
+            let txn = || Txn::new().and_then(reads.as_slice());
+            let answer = self.client(deadline).txn(keys[0], Repeat::Safe, txn).await?;
             let from = revision_of(answer.header())? + 1;
             let answers = answer.op_responses();
             let chunk: FuturesOrdered<_> = keys

@@ -45,20 +45,16 @@ impl EtcdStore {
         let stored_key = self.layout().value(key);
         let mut losses = Losses::default();
 
-        let guess = self.shared.counters.guess(key, delta);
+        let mut counter = self.shared.counters.guess(key, delta);
+        let mut stored = counter.stored();
         // The value, not its revision, is compared: other adds of this step may come in between.
-        let mut when = Compare::value(stored_key.clone(), CompareOp::Equal, guess.stored());
-        let mut counter = guess;
+        let mut when = Compare::value(stored_key.clone(), CompareOp::Equal, stored.as_slice());
         loop {
             let write = Write {
                 what: "add",
                 key,
                 when: vec![when],
-                then: vec![TxnOp::put(
-                    stored_key.clone(),
-                    counter.stored(),
-                    Some(self.put_options().with_prev_key()),
-                )],
+                then: vec![TxnOp::put(stored_key.clone(), stored, Some(self.put_options().with_prev_key()))],
                 otherwise: vec![TxnOp::get(stored_key.clone(), None)],
                 lean: true,
             };
@@ -85,6 +81,7 @@ impl EtcdStore {
                     }
                 },
             };
+            stored = counter.stored();
             losses.pause(deadline, "add", key).await?;
         }
     }

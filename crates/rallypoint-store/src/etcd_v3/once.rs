@@ -128,7 +128,7 @@ impl Once {
                 (None, false) => Refusal::Explained,
                 (Some(_), _) => Refusal::Final,
             };
-            let txn = transaction(place, write, id, lease, &refusal);
+            let txn = || transaction(place, write, id, lease, &refusal);
             let client = self.client.retrying_for(deadline.left());
             let error = match client.txn(write.key, Repeat::Unsafe, txn).await {
                 Ok(answer) => {
@@ -237,19 +237,19 @@ enum Refusal {
 }
 
 fn transaction(place: &Place, write: &Write<'_>, id: Uuid, lease: i64, refusal: &Refusal) -> Txn {
-    let unchanged = Compare::mod_revision(place.key.clone(), CompareOp::Equal, place.revision);
+    let unchanged = || Compare::mod_revision(place.key.clone(), CompareOp::Equal, place.revision);
     let record =
         |value: &[u8]| TxnOp::put(place.key.clone(), value, Some(PutOptions::new().with_lease(lease)));
-    let mut when = write.when.clone();
-    when.push(unchanged.clone());
-    let mut then = write.then.clone();
-    then.push(record(id.as_bytes()));
+    let read = || TxnOp::get(place.key.clone(), None);
+    let when: Vec<Compare> = write.when.iter().cloned().chain([unchanged()]).collect();
+    let then: Vec<TxnOp> = write.then.iter().cloned().chain([record(id.as_bytes())]).collect();
     let txn = Txn::new().when(when).and_then(then);
-    let read = TxnOp::get(place.key.clone(), None);
     let look = match refusal {
         Refusal::Unexpected => return txn,
-        Refusal::Explained => read,
-        Refusal::Final => TxnOp::txn(Txn::new().when([unchanged]).and_then([record(b"")]).or_else([read])),
+        Refusal::Explained => read(),
+        Refusal::Final => {
+            TxnOp::txn(Txn::new().when([unchanged()]).and_then([record(b"")]).or_else([read()]))
+        }
     };
     let mut otherwise = write.otherwise.clone();
     otherwise.push(look);

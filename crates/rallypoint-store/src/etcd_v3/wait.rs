@@ -60,7 +60,7 @@ impl EtcdStore {
                     [count(&value), count(&queue)]
                 })
                 .collect();
-            let txn = Txn::new().and_then(questions);
+            let txn = || Txn::new().and_then(questions.as_slice());
             let answer = self.client(deadline).txn(keys[0], Repeat::Safe, txn).await?;
             revision = revision.min(revision_of(answer.header())?);
             let there = |answers: &[TxnOpResponse]| {
