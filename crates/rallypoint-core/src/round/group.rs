@@ -236,6 +236,13 @@ impl Node {
                     // It was in that round, whether it knew or not, and has left it.
                     self.member_of = self.member_of.max(rank.round);
                 }
+                if let (false, true, Some((record, _))) = (ours, self.unanswered, &self.round)
+                    && self.joining
+                {
+                    // Another process of this name has a place now, and whether this one had one before is not told
+                    // any more. It asks for a round after the last, as the leader may count it among the members.
+                    self.member_of = self.member_of.max(record.round);
+                }
                 self.rank_modified = entry.mod_revision;
                 self.rank = Some(rank).filter(|rank| ours && !rank.left);
                 self.settle();

@@ -4,7 +4,7 @@
 //! one transaction. Whatever it writes is on the condition that it still is the leader, and each plan on the
 //! condition that no later one was begun: a request that is carried out late changes nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use super::etcd::{
@@ -268,7 +268,13 @@ impl Node {
                 let seat = Seat { rank, incarnation, left, lost: false, gone: false };
                 (plan == record.plan).then(|| (self.keys.id_of(&entry.key).to_owned(), seat))
             });
-            lead.roster.complete(record.round, members.collect(), &record.news);
+            let members: HashMap<_, _> = members.collect();
+            // Whose place a plan has overwritten that came to nothing had asked for another round, or was replaced.
+            // So the group was no longer whole, and its leader may have ended before it said so.
+            let unaccounted = record.world_size.saturating_sub(members.len());
+            let lost_count = record.news.lost_count.max(unaccounted);
+            let told = News { lost_count, ..record.news.clone() };
+            lead.roster.complete(record.round, members, &told);
             lead.roster.look_at_all(now < self.spare_until);
         }
         let keys = Watched::Prefix(self.keys.nodes());

@@ -127,7 +127,9 @@ impl Node {
                 Some(term) => self.become_leader(now, term),
                 None => self.succeed(now),
             }
-            return self.settle();
+            self.settle();
+            // It may have been refused, and have to leave after all.
+            return self.drive(now);
         }
         let Some(lease) = self.lease else { return self.gone(now) };
         let Some(standing) = self.standing.clone() else { return self.revoke(lease) };

@@ -41,6 +41,8 @@ pub struct Node {
     pub(super) standing: Option<Standing>,
     /// This process has stood in etcd before: whoever stands there instead has replaced it.
     pub(super) established: bool,
+    /// A registration was never answered: this process may have been in a round that it does not know of.
+    pub(super) unanswered: bool,
     /// The leases of earlier processes of this name, to be ended.
     pub(super) inherited: Vec<i64>,
     pub(super) evicting: bool,
@@ -146,6 +148,7 @@ impl Node {
             lease: None,
             standing: None,
             established: false,
+            unanswered: false,
             inherited: Vec::new(),
             evicting: false,
             busy: false,

@@ -118,7 +118,10 @@ impl Node {
         let reply = match reply {
             Ok(Reply::Txn(reply)) => reply,
             Err(Failure::LeaseGone) => return self.lose_lease(),
-            _ => return self.retry(now),
+            _ => {
+                self.unanswered = true;
+                return self.retry(now);
+            }
         };
         self.backoff = Backoff::default();
         if !reply.held {
