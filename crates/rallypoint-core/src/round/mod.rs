@@ -7,7 +7,7 @@
 //! - `node`: what goes in and comes out. `presence`: the node's own key; `group`: what it learns of the others;
 //!   `leaving`: how it goes.
 //! - `leader`: what the one node does that plans the rounds; `roster` is whom it sees, `plan` who sits where,
-//!   `planning` how that is made so.
+//!   `planning` how that is made so, `publishing` what else the group is told.
 //! - `record`, `keys`: what stands in etcd. `etcd`: the few words of etcd that the machine speaks.
 //! - `settings`: what a run and a node are started with.
 
@@ -21,6 +21,7 @@ mod output;
 mod plan;
 mod planning;
 mod presence;
+mod publishing;
 mod record;
 mod roster;
 mod settings;

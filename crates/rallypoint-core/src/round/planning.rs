@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::etcd::{Condition, Op, OpReply, Request, TxnReply};
-use super::leader::{LeaderTask, RunLease, progress_interval};
+use super::leader::{LeaderTask, RunLease};
 use super::node::{Node, Task, json, parse};
+use super::publishing::progress_interval;
 use super::record::{MasterRecord, News, RankRecord, RoundRecord};
 use super::roster::Seat;
 

@@ -174,6 +174,26 @@ fn only_members_close_and_whoever_comes_later_learns_why() {
     });
 }
 
+/// The node's own lease has ended by then, so nothing happens to it any more that would make it go on.
+#[test]
+fn who_joins_while_it_closes_and_is_refused_leaves() {
+    tell(50, |seed| {
+        let mut world = world(seed, 2, 3);
+        start(&mut world, 3)?;
+        settle(&mut world, MOMENT)?;
+        world.cut(2, world.setup.lease * 3);
+        world.close(2, "late")?;
+        world.join(2)?;
+        world.close(0, "early")?;
+        world.run_for(MOMENT)?;
+        world.leave(0)?;
+        world.leave(1)?;
+        settle(&mut world, Duration::from_secs(30))?;
+        assert_eq!(world.processes[2].refusal, Some(Refusal::Closed("early".to_owned())));
+        Ok(())
+    });
+}
+
 #[test]
 fn a_restarted_process_comes_back_as_itself_within_its_lease() {
     tell(50, |seed| {
@@ -264,6 +284,41 @@ fn a_large_round_is_whole_or_not_at_all() {
     }
     let foul = Weather { slow: 0.3, lost: 0.05, late: 0.1, snapshot: 0.05 };
     tell(3, |seed| live(seed, foul, None).map(|_| ()));
+}
+
+/// The last member but one comes back as another process, leads, and dies at each step on its way to a round of its own.
+/// The other one, which knew of nothing, is told all the same that its group is gone.
+#[test]
+fn a_member_hears_of_losses_that_the_last_leader_had_planned_for_and_not_told() {
+    let live = |crash: Option<Crash>| -> Result<u64, Violation> {
+        let mut world = world(1, 1, 2);
+        world.setup.last_call = Duration::from_secs(1);
+        start(&mut world, 2)?;
+        settle(&mut world, MOMENT)?;
+        let gone = world.setup.lease * 2;
+        world.cut(1, gone + Duration::from_secs(10));
+        world.crash(0);
+        world.run_for(gone)?;
+        let back = world.start("n0")?;
+        world.processes[back].crash = crash;
+        world.run_for(Duration::from_secs(5))?;
+        let requests = world.processes[back].requests;
+        if world.living().any(|index| index == back) {
+            world.crash(back);
+        }
+        settle(&mut world, gone * 2)?;
+        let alone = world.processes[1].is_in().map(|joined| (joined.round > 1, joined.world_size));
+        assert_eq!(alone, Some((true, 1)), "{}", state(&world));
+        Ok(requests)
+    };
+    let requests = live(None).unwrap_or_else(|violation| panic!("it dies after its round: {violation}"));
+    for request in 2..=requests {
+        for lost in [false, true] {
+            if let Err(violation) = live(Some(Crash { request, lost })) {
+                panic!("it dies at its request {request}, lost: {lost}: {violation}");
+            }
+        }
+    }
 }
 
 /// Promise 10: requests and bytes of a node that is not the leader do not grow with the group, and a group at rest
