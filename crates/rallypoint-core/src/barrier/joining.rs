@@ -35,7 +35,8 @@ impl Machine {
                 if let (None, Some(stale)) = (place, self.past) {
                     return self.ask(Request::Release(stale));
                 }
-                let free = Free { version, place, members: None, announced: None, running_out: false };
+                let free =
+                    Free { version, place, members: None, listed: 0, announced: None, running_out: false };
                 self.free(now, random, free);
             }
             Status::Setup | Status::Joinable | Status::Frozen => {

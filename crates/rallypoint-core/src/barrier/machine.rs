@@ -313,6 +313,9 @@ impl Machine {
         match (asked, reply) {
             (request, Reply::State(view)) => {
                 self.woken = !matches!(request, Request::ReadState);
+                if let (Request::WatchVersion { .. }, Goal::Free(free)) = (request, &mut self.goal) {
+                    free.listed = view.next;
+                }
                 self.judge(now, random, view);
             }
             (Request::WatchState { .. } | Request::WatchVersion { .. }, Reply::Quiet) => {
@@ -492,7 +495,9 @@ impl Machine {
             self.mixed = Some(version);
         }
         match &mut self.goal {
-            Goal::Free(free) if free.version == version => free.members = Some(members),
+            Goal::Free(free) if free.version == version => {
+                (free.members, free.listed) = (Some(members), self.view.next);
+            }
             Goal::LastCall(last_call) => last_call.all_back = Some(members.is_empty()),
             _ => {}
         }

@@ -12,6 +12,8 @@ pub(super) struct Free {
     pub(super) place: Option<Place>,
     /// The keep-alives that are there; nothing if it is time to look.
     pub(super) members: Option<Vec<KeepAlive>>,
+    /// All that went before this index is not among them.
+    pub(super) listed: u64,
     /// When this node was added to the number waiting.
     pub(super) announced: Option<Duration>,
     /// A returning member's keep-alive is no longer kept.
@@ -54,6 +56,10 @@ impl Machine {
                 let crowd = usize::try_from(record.waiting.unwrap_or(0)).unwrap_or(usize::MAX);
                 if self.woken && crowd >= CROWD {
                     return self.wait(now, random, crowd, until);
+                }
+                // Whoever went between the last look at them and what was done since would never be missed.
+                if free.listed != self.view.next {
+                    return self.ask(Request::ListVersion { version });
                 }
                 let time = until.unwrap_or(Duration::MAX).saturating_sub(now);
                 self.ask(Request::WatchVersion { version, from: self.view.next, time });

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::etcd::TxnReply;
+use super::etcd::{Request, TxnReply};
 use super::leader::{Lead, LeaderTask, RunLease};
-use super::node::Node;
+use super::node::{Node, Task};
 use super::record::{News, RoundRecord};
 
 /// How often the waiting are told how far it is, at most; more seldom in larger groups.
@@ -23,6 +23,17 @@ impl Node {
             return self.leader_request(LeaderTask::GrantRun);
         };
         let record = match &self.round {
+            // It was closed meanwhile, and stays on the lease that the mark of that has; or it is this node's own
+            // commit, which the watch has told of before the reply.
+            Some((record, _))
+                if !self.round_missing && (record.closed.is_some() || record.lease == lease) =>
+            {
+                (lead.run_lease, lead.renew_at) = (RunLease::Recorded, now + self.config.run_ttl / 3);
+                if record.lease != lease {
+                    self.request(Task::Forgotten, Request::Revoke(lease));
+                }
+                return;
+            }
             Some((record, _)) => {
                 // If the record is gone so are the places: nobody knows any more who the members are.
                 let lost_count = record.news.lost_count + usize::from(self.round_missing);
