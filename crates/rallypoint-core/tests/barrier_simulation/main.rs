@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use world::{Bug, Plan, World};
 
-const SEEDS: u64 = 4_000;
+const SEEDS: u64 = 20_000;
 
 fn quiet(nodes: usize, min: usize, max: usize) -> Plan {
     Plan {
