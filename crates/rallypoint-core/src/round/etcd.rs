@@ -70,6 +70,16 @@ pub enum Condition {
     OnlyCreatedAt(String, i64),
 }
 
+impl Condition {
+    /// Nobody has written the key since this revision, which is 0 if it was not there.
+    pub(super) fn unchanged_since(key: String, modified: i64) -> Self {
+        match modified {
+            0 => Condition::Missing(key),
+            modified => Condition::ModifiedAt(key, modified),
+        }
+    }
+}
+
 /// What a transaction does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {

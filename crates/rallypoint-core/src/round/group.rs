@@ -236,8 +236,10 @@ impl Node {
                     // It was in that round, whether it knew or not, and has left it.
                     self.member_of = self.member_of.max(rank.round);
                 }
-                if let (false, true, Some((record, _))) = (ours, self.unanswered, &self.round)
+                if !ours
                     && self.joining
+                    && self.unanswered
+                    && let Some((record, _)) = &self.round
                 {
                     // Another process of this name has a place now, and whether this one had one before is not told
                     // any more. It asks for a round after the last, as the leader may count it among the members.

@@ -45,6 +45,11 @@ pub(super) struct Lead {
 }
 
 impl Lead {
+    /// A record names the run's lease, which is to be renewed then.
+    pub(super) fn recorded(&mut self, renew_at: Duration) {
+        (self.run_lease, self.renew_at) = (RunLease::Recorded, renew_at);
+    }
+
     /// Whether so few nodes are there.
     pub(super) fn sees_at_most(&self, nodes: usize) -> bool {
         self.reading.is_none() && self.roster.ids().nth(nodes).is_none()

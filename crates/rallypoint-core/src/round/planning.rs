@@ -52,11 +52,7 @@ impl Node {
             Some(fence) => (Condition::ModifiedAt(key, fence), vec![]),
             None => {
                 let put = Op::Put { key: key.clone(), value: plan.id.clone(), lease };
-                let when = match lead.fence {
-                    0 => Condition::Missing(key),
-                    fence => Condition::ModifiedAt(key, fence),
-                };
-                (when, vec![put])
+                (Condition::unchanged_since(key, lead.fence), vec![put])
             }
         };
         let first = chunk * PLACES;
@@ -75,12 +71,8 @@ impl Node {
         let Some(plan) = plan else {
             return self.leader_txn(vec![], vec![]);
         };
-        let follows = match plan.last_modified {
-            0 => Condition::Missing(self.keys.round()),
-            modified => Condition::ModifiedAt(self.keys.round(), modified),
-        };
         let when = vec![
-            follows,
+            Condition::unchanged_since(self.keys.round(), plan.last_modified),
             Condition::ModifiedAt(self.keys.plan(), plan.fence.unwrap_or_default()),
             Condition::ModifiedAt(self.keys.node(&plan.seats[0].0), plan.master_modified),
         ];
@@ -115,16 +107,16 @@ impl Node {
     }
 
     pub(super) fn begin_plan(&mut self) {
-        let (record, last_modified) = match (&self.round, self.lead.as_ref().map(|lead| &lead.run_lease)) {
-            (Some((record, modified)), _) => (record.clone(), *modified),
-            (None, Some(RunLease::New(lease))) => (self.blank_record(*lease), 0),
+        let Some(lead) = &mut self.lead else { return };
+        let (last_round, last_modified, lease) = match (&self.round, &lead.run_lease) {
+            (Some((record, modified)), _) => (record.round, *modified, record.lease),
+            (None, RunLease::New(lease)) => (lead.roster.last_round(), 0, *lease),
             _ => return,
         };
-        let Some(lead) = &mut self.lead else { return };
         lead.plans += 1;
         let id = format!("{}-{}", lead.term, lead.plans);
         let seats: Vec<_> = lead.roster.seats();
-        let round = record.round.max(lead.roster.last_round()) + 1;
+        let round = last_round.max(lead.roster.last_round()) + 1;
         let nodes = seats.iter().map(|id| lead.roster.get(id).map(|node| (id, node)));
         let Some(nodes) = nodes.collect::<Option<Vec<_>>>() else { return };
         let Some((first, master)) = nodes.first() else { return };
@@ -138,7 +130,7 @@ impl Node {
                 port: master.record.port,
             }),
             settings: Some(self.config.settings),
-            lease: record.lease,
+            lease,
             closed: None,
             news: News::default(),
         };
@@ -150,7 +142,7 @@ impl Node {
             id,
             record: next,
             members: members.collect(),
-            last_round: record.round,
+            last_round,
             last_modified,
             master_modified: master.modified,
             seats: nodes.iter().map(|(id, node)| ((*id).clone(), node.record.incarnation)).collect(),

@@ -28,7 +28,7 @@ impl Node {
             Some((record, _))
                 if !self.round_missing && (record.closed.is_some() || record.lease == lease) =>
             {
-                (lead.run_lease, lead.renew_at) = (RunLease::Recorded, now + self.config.run_ttl / 3);
+                lead.recorded(now + self.config.run_ttl / 3);
                 if record.lease != lease {
                     self.request(Task::Forgotten, Request::Revoke(lease));
                 }
@@ -60,7 +60,7 @@ impl Node {
     }
 
     /// A record before the first round.
-    pub(super) fn blank_record(&self, lease: i64) -> RoundRecord {
+    fn blank_record(&self, lease: i64) -> RoundRecord {
         RoundRecord {
             round: self.lead.as_ref().map_or(0, |lead| lead.roster.last_round()),
             plan: String::new(),
@@ -85,8 +85,7 @@ impl Node {
         if let Some(lead) = &mut self.lead
             && lead.run_lease == RunLease::New(record.lease)
         {
-            lead.run_lease = RunLease::Recorded;
-            lead.renew_at = now + self.config.run_ttl / 3;
+            lead.recorded(now + self.config.run_ttl / 3);
         }
         if self.round.as_ref().is_none_or(|(_, modified)| *modified < revision) {
             self.round = Some((record, revision));
