@@ -35,15 +35,8 @@ pub(crate) fn run(plan: &Plan) -> Part {
         limit(plan, sizes[sizes.len() - 1]).as_secs(),
         limit(plan, SMALL).as_secs()
     ));
-    let table = |id: &str, title: &str| Table {
-        id: id.to_owned(),
-        title: title.to_owned(),
-        rows_are: "nodes".to_owned(),
-        columns: field.columns(),
-        rows: Vec::new(),
-    };
-    let mut times = table("formation-time", "Time until the last node has met the others");
-    let mut requests = table("formation-requests", "Requests per node");
+    let mut times = time_table("formation-time", field.columns());
+    let mut requests = request_table("formation-requests", field.columns());
     let mut out: Vec<bool> = field.contenders.iter().map(|_| false).collect();
     for &size in sizes {
         let mut tries: Vec<Tries> = out.iter().map(|out| Tries::new(CHANCES, *out)).collect();
@@ -67,20 +60,34 @@ pub(crate) fn run(plan: &Plan) -> Part {
         }
         // Who was too slow for this size is not asked to form a larger group.
         out = tries.iter().map(Tries::has_failed).collect();
-        let row = |unit: &str, cells| {
-            let (name, x, unit) = (grouped(size), Some(size as f64), unit.to_owned());
-            Row { name, x, unit, cells }
-        };
-        times.rows.push(row("s", tries.into_iter().map(Tries::outcome).collect()));
+        times.rows.push(row(size, "s", tries.into_iter().map(Tries::outcome).collect()));
         let counted = |samples: Samples| match samples.is_empty() {
             true => Outcome::NotRun,
             false => Outcome::Measured(samples),
         };
-        requests.rows.push(row("", counts.into_iter().map(counted).collect()));
+        requests.rows.push(row(size, "", counts.into_iter().map(counted).collect()));
     }
     part.comparisons.extend(promised(plan, &times));
     part.tables.extend([times, requests]);
     part
+}
+
+pub(crate) fn time_table(id: &str, columns: Vec<String>) -> Table {
+    table(id, "Time until the last node has met the others", columns)
+}
+
+pub(crate) fn request_table(id: &str, columns: Vec<String>) -> Table {
+    table(id, "Requests per node", columns)
+}
+
+fn table(id: &str, title: &str, columns: Vec<String>) -> Table {
+    let (id, title, rows_are) = (id.to_owned(), title.to_owned(), "nodes".to_owned());
+    Table { id, title, rows_are, columns, rows: Vec::new() }
+}
+
+/// The figures of groups of `size` nodes.
+pub(crate) fn row(size: usize, unit: &str, cells: Vec<Outcome>) -> Row {
+    Row { name: grouped(size), x: Some(size as f64), unit: unit.to_owned(), cells }
 }
 
 fn tries_more(tries: &Tries) -> bool {

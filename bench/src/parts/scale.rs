@@ -4,10 +4,10 @@ use rallypoint::cli::bench::{Formation, disband, form};
 use rallypoint_rendezvous::native::NativeSettings;
 use rallypoint_testkit::{Etcd, Version};
 
-use super::formation::grouped;
+use super::formation::{grouped, request_table, row, time_table};
 use crate::measure::Samples;
 use crate::plan::Plan;
-use crate::results::{Comparison, Outcome, Part, Promise, Row, Table};
+use crate::results::{Comparison, Outcome, Part, Promise};
 
 /// Nodes, on a few connections.
 const TASKS: [usize; 4] = [10, 100, 1_000, 10_000];
@@ -17,7 +17,8 @@ pub(crate) async fn run(plan: &Plan) -> Part {
     let rounds = plan.rounds(7, 1);
     part.setting.push(format!(
         "nodes of one process on 8 connections, etcd 3.5 with fsync and fresh for each group; \
-         rounds: {rounds}, with three groups of each size below 10,000; the floor is as many lease grants and puts by the raw client"
+         rounds: {rounds}, with three groups of each size below 10,000; the floor is as many lease grants and puts \
+         by the raw client"
     ));
     let sizes = plan.pick(&TASKS[..], &TASKS[..3]);
     let mut formed: Vec<(usize, Vec<Formation>)> = sizes.iter().map(|size| (*size, Vec::new())).collect();
@@ -29,34 +30,19 @@ pub(crate) async fn run(plan: &Plan) -> Part {
             }
         }
     }
-    let row = |unit: &str, size: usize, cells: Vec<Samples>| Row {
-        name: grouped(size),
-        x: Some(size as f64),
-        unit: unit.to_owned(),
-        cells: cells.into_iter().map(Outcome::Measured).collect(),
-    };
-    let table = |id: &str, title: &str, columns: &[&str], rows| Table {
-        id: id.to_owned(),
-        title: title.to_owned(),
-        rows_are: "nodes".to_owned(),
-        columns: columns.iter().map(|&column| column.to_owned()).collect(),
-        rows,
-    };
-    let times = formed.iter().map(|(size, formations)| {
-        let cells =
-            vec![samples(formations, |one| one.seconds), samples(formations, |one| one.floor_seconds)];
-        row("s", *size, cells)
-    });
-    let counts = formed.iter().map(|(size, formations)| row("", *size, vec![samples(formations, requests)]));
-    let columns = ["rallypoint, as tasks", "the floor of etcd"];
-    part.tables.push(table(
-        "tasks-time",
-        "Time until the last node has met the others",
-        &columns,
-        times.collect(),
-    ));
-    let title = "Requests per node";
-    part.tables.push(table("tasks-requests", title, &columns[..1], counts.collect()));
+    let [ours, floor] = ["rallypoint, as tasks", "the floor of etcd"].map(str::to_owned);
+    let mut times = time_table("tasks-time", vec![ours.clone(), floor]);
+    let mut counts = request_table("tasks-requests", vec![ours]);
+    for (size, formations) in &formed {
+        let measured = |figure: fn(&Formation) -> f64| Outcome::Measured(samples(formations, figure));
+        times.rows.push(row(
+            *size,
+            "s",
+            vec![measured(|one| one.seconds), measured(|one| one.floor_seconds)],
+        ));
+        counts.rows.push(row(*size, "", vec![measured(requests)]));
+    }
+    part.tables.extend([times, counts]);
     part.comparisons.extend(promised(plan, &formed));
     part
 }
