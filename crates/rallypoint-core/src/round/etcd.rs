@@ -37,6 +37,17 @@ pub enum Reply {
     },
 }
 
+impl Reply {
+    /// The revision that it was given at, where it tells.
+    #[must_use]
+    pub fn revision(&self) -> Option<i64> {
+        match self {
+            Reply::Txn(TxnReply { revision, .. }) | Reply::Range { revision, .. } => Some(*revision),
+            Reply::Granted(_) | Reply::Renewed | Reply::Revoked => None,
+        }
+    }
+}
+
 /// Why there is no reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
@@ -44,6 +55,8 @@ pub enum Failure {
     Unknown,
     /// It was not carried out, because a lease it names is gone.
     LeaseGone,
+    /// It was not carried out, because etcd refuses it: for want of space, or of a permission. That may pass.
+    Refused,
 }
 
 /// Carries out `then` if all of `when` hold, and `otherwise` if not.
@@ -153,6 +166,17 @@ pub enum Update {
     },
 }
 
+impl Update {
+    /// The last revision that it tells of; 0 if it tells of none.
+    #[must_use]
+    pub fn revision(&self) -> i64 {
+        match self {
+            Update::Events(events) => events.last().map_or(0, Event::revision),
+            Update::Snapshot { revision, .. } => *revision,
+        }
+    }
+}
+
 /// What happened to a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
@@ -165,6 +189,17 @@ pub enum Event {
         /// When.
         revision: i64,
     },
+}
+
+impl Event {
+    /// When it happened.
+    #[must_use]
+    pub fn revision(&self) -> i64 {
+        match self {
+            Event::Put(entry) => entry.mod_revision,
+            Event::Delete { revision, .. } => *revision,
+        }
+    }
 }
 
 /// The keys that a watch covers.

@@ -67,10 +67,11 @@ impl Keys {
         format!("{}plan", self.run)
     }
 
-    /// Beginning of the data that the members of a round share.
+    /// Beginning of the data that the members of a round share. The plan is part of it: where etcd has lost its data,
+    /// two rounds can have one number, and their members must not meet in one store.
     #[must_use]
-    pub fn store(&self, round: u64) -> String {
-        format!("{}store/{round}/", self.run)
+    pub fn store(&self, round: u64, plan: &str) -> String {
+        format!("{}store/{round}-{plan}/", self.run)
     }
 
     /// Beginning of the data of all rounds.

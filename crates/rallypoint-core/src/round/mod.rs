@@ -4,35 +4,43 @@
 //! drives it carries out its [`Output`]s and tells it what came of them and what time it is. The promises are
 //! checked by simulation (`tests/simulation`); `docs/protocol.md` tells the story for people.
 //!
-//! - `node`: what goes in and comes out. `presence`: the node's own key; `group`: what it learns of the others;
-//!   `leaving`: how it goes.
-//! - `leader`: what the one node does that plans the rounds; `roster` is whom it sees, `plan` who sits where,
-//!   `planning` how that is made so, `publishing` what else the group is told.
+//! Each part owns its state and shows a small diagram of it; `node` routes between them:
+//!
+//! - `view`: what is known of the group. `membership`: what this node wants, and what follows from what it sees.
+//! - `presence`: the node's own lease and key. `election`: who leads. `departure`: how a node goes.
+//! - `leader`: what the one node does that plans the rounds.
+//! - `close`: how a run is closed, by a member or an operator.
+//! - `silence`: what may be concluded from a key that is gone. `context`: the way out, and what waits for an answer.
 //! - `record`, `keys`: what stands in etcd. `etcd`: the few words of etcd that the machine speaks.
-//! - `settings`: what a run and a node are started with.
+//! - `settings`: what a run and a node are started with. `output`: what a node wants done, and what it has to tell.
 
+mod close;
+mod context;
+mod departure;
+mod election;
 mod etcd;
-mod group;
 mod keys;
 mod leader;
-mod leaving;
+mod membership;
 mod node;
 mod output;
-mod plan;
-mod planning;
 mod presence;
-mod publishing;
 mod record;
-mod roster;
 mod settings;
+mod silence;
+mod view;
 
+pub use close::{CloseRun, CloseStep};
 pub use etcd::{
     Condition, Entry, Event, Failure, Op, OpReply, Reply, Request, Txn, TxnReply, Update, Watched,
 };
 pub use keys::Keys;
 pub use node::Node;
-pub use output::{Change, Joined, NodeEvent, Output, Refusal, WatchId};
-pub use record::{Lost, MasterRecord, NAMED_LOSSES, News, NodeRecord, RankRecord, RoundRecord, Wants, Why};
+pub use output::{Change, CloseOutcome, Joined, NodeEvent, Output, Refusal, WatchId};
+pub use record::{
+    Corrupt, Lost, MasterRecord, NAMED_LOSSES, News, NodeRecord, PreviousPlace, RECORD_VERSION, RankRecord,
+    RoundRecord, Seat, Wants, Why,
+};
 pub use settings::{
     DEFAULT_CLOSED_TTL, DEFAULT_LAST_CALL, DEFAULT_LEASE, DEFAULT_RUN_TTL, NodeConfig, RankPolicy,
     RunSettings, SHORTEST_LEASE,

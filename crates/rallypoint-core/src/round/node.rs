@@ -1,19 +1,24 @@
-//! One node's presence in a run, and what it learns of the group.
+//! One node's part in a run: routes what happens to the parts, and what they say to each other.
 
-use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-
-use super::etcd::{Entry, Failure, Reply, Request, Update};
+use super::close::{CloseRun, CloseStep};
+use super::context::{Answered, Context, Outbox, Retry, Task};
+use super::departure::{Departure, Standing};
+use super::election::{Campaigned, Election};
+use super::etcd::{Failure, OpReply, Reply, Request, Update};
 use super::keys::Keys;
-use super::leader::{Lead, LeaderTask};
-use super::leaving::{Leaving, LeavingTask};
-use super::output::{Change, NodeEvent, Output, Refusal, WatchId};
-use super::record::{NodeRecord, RankRecord, RoundRecord};
+use super::leader::{Leader, Word};
+use super::membership::{Goal, Membership, Verdict};
+use super::output::{CloseOutcome, NodeEvent, Output, WatchId};
+use super::presence::{Found, Presence};
 use super::settings::NodeConfig;
-use crate::Backoff;
+use super::silence::Silence;
+use super::view::{LeaderKey, View, look, looked};
+
+/// A node that waits for a round makes sure now and then that etcd has it as it should, at least this seldom; more
+/// seldom in larger groups.
+const CHECK_PER_NODE: Duration = Duration::from_millis(3);
 
 /// One node's part in a run.
 ///
@@ -22,111 +27,51 @@ use crate::Backoff;
 /// come. `now` is the time since any one moment.
 #[derive(Debug)]
 pub struct Node {
-    pub(super) config: NodeConfig,
-    pub(super) keys: Keys,
-    pub(super) random: fastrand::Rng,
-    pub(super) outputs: VecDeque<Output>,
-    pub(super) next_request: u64,
-    pub(super) pending: HashMap<u64, Task>,
-    pub(super) goal: Goal,
-    /// A round is asked for.
-    pub(super) joining: bool,
-    pub(super) port: u16,
-    /// The last round this node was in.
-    pub(super) member_of: u64,
-    /// The program has been told that the group of that round is no longer as it was.
-    pub(super) told: Option<Change>,
-
-    pub(super) lease: Option<i64>,
-    pub(super) standing: Option<Standing>,
-    /// This process has stood in etcd before: whoever stands there instead has replaced it.
-    pub(super) established: bool,
-    /// A registration was never answered: this process may have been in a round that it does not know of.
-    pub(super) unanswered: bool,
-    /// The leases of earlier processes of this name, to be ended.
-    pub(super) inherited: Vec<i64>,
-    pub(super) evicting: bool,
-    /// A grant or a registration is under way.
-    pub(super) busy: bool,
-    pub(super) retry_at: Option<Duration>,
-    pub(super) backoff: Backoff,
-
-    /// What is watched.
-    pub(super) watches: Watches,
-    /// What the watches told before the registration was answered, which tells how things stood then.
-    pub(super) early: Vec<(WatchId, Update)>,
-    /// The revision of that answer.
-    pub(super) informed_at: i64,
-    pub(super) group_revision: i64,
-    /// The round's record as last seen, and when it was written.
-    pub(super) round: Option<(RoundRecord, i64)>,
-    /// The record is not in etcd (any more).
-    pub(super) round_missing: bool,
-    pub(super) rank: Option<RankRecord>,
-    pub(super) rank_modified: i64,
-    pub(super) leader_known: bool,
-    pub(super) campaign_at: Option<Duration>,
-    pub(super) campaigning: bool,
-    pub(super) lead: Option<Box<Lead>>,
-
-    /// When etcd was last heard of.
-    pub(super) last_heard: Option<Duration>,
-    /// Until then a key that is gone is no death: etcd itself was away, and its owner may not have noticed yet.
-    pub(super) spare_until: Duration,
+    config: NodeConfig,
+    keys: Keys,
+    random: fastrand::Rng,
+    out: Outbox,
+    silence: Silence,
+    view: View,
+    membership: Membership,
+    presence: Presence,
+    election: Election,
+    leader: Option<Box<Leader>>,
+    departure: Option<Departure>,
+    close: Option<Close>,
+    look: Look,
+    /// When all parts were last asked what they have to do.
+    driven: Duration,
 }
 
-/// Where a node wants to be.
+/// A wish to close the run.
 #[derive(Debug)]
-pub(super) enum Goal {
-    Out,
-    In,
-    Leaving(Leaving),
+struct Close {
+    run: CloseRun,
+    busy: bool,
+    retry: Retry,
 }
 
-/// How much a node knows of its group, and goes on to hear of it. It watches before it registers: an etcd has
-/// nothing to look up then, and with thousands of watches that is what takes it long.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Watches {
-    None,
-    /// Asked for; those that have begun.
-    Opening {
-        group: bool,
-        rank: bool,
-    },
-    /// Begun, and how things stood before is not known yet.
-    Open,
-    /// The reply to a registration has told.
-    Informed,
+/// The looks at all that concerns this node.
+#[derive(Debug, Default)]
+struct Look {
+    busy: bool,
+    retry: Retry,
+    /// When the last one was answered.
+    last: Duration,
 }
 
-/// What a request was for.
-#[derive(Debug)]
-pub(super) enum Task {
-    Grant,
-    Register {
-        lease: i64,
-        record: NodeRecord,
-    },
-    /// Ends the lease of an earlier process of this name, which learns from it that it was replaced.
-    Evict,
-    Campaign,
-    Leaving(LeavingTask),
-    Leader {
-        term: i64,
-        task: LeaderTask,
-    },
-    /// Whatever comes of it.
-    Forgotten,
-}
-
-/// What stands in etcd of this node.
-#[derive(Debug, Clone)]
-pub(super) struct Standing {
-    /// None if it was written by another process.
-    pub(super) record: Option<NodeRecord>,
-    pub(super) created: i64,
-    pub(super) modified: i64,
-    pub(super) lease: i64,
+/// The parts, and what they are given.
+macro_rules! context {
+    ($node:ident, $now:expr) => {
+        &mut Context {
+            now: $now,
+            config: &$node.config,
+            keys: &$node.keys,
+            random: &mut $node.random,
+            out: &mut $node.out,
+        }
+    };
 }
 
 impl Node {
@@ -135,172 +80,409 @@ impl Node {
     pub fn new(config: NodeConfig, seed: u64) -> Self {
         Node {
             keys: Keys::new(&config.run),
+            silence: Silence::new(config.lease_ttl),
             config,
             random: fastrand::Rng::with_seed(seed),
-            outputs: VecDeque::new(),
-            next_request: 0,
-            pending: HashMap::new(),
-            goal: Goal::Out,
-            joining: false,
-            port: 0,
-            member_of: 0,
-            told: None,
-            lease: None,
-            standing: None,
-            established: false,
-            unanswered: false,
-            inherited: Vec::new(),
-            evicting: false,
-            busy: false,
-            retry_at: None,
-            backoff: Backoff::default(),
-            watches: Watches::None,
-            early: Vec::new(),
-            informed_at: 0,
-            group_revision: 0,
-            round: None,
-            round_missing: false,
-            rank: None,
-            rank_modified: 0,
-            leader_known: false,
-            campaign_at: None,
-            campaigning: false,
-            lead: None,
-            last_heard: None,
-            spare_until: Duration::ZERO,
+            out: Outbox::default(),
+            view: View::new(),
+            membership: Membership::new(),
+            presence: Presence::new(),
+            election: Election::new(),
+            leader: None,
+            departure: None,
+            close: None,
+            look: Look::default(),
+            driven: Duration::ZERO,
         }
     }
 
     /// Asks for a round after the last one this node was in. `port` is free here, should it become the master.
     pub fn join(&mut self, now: Duration, port: u16) {
-        self.joining = true;
-        self.port = port;
-        if matches!(self.goal, Goal::Out) {
-            self.goal = Goal::In;
+        if let Some(refusal) = self.membership.join(port) {
+            self.out.tell(NodeEvent::Refused(refusal));
+            if self.membership.goal() == Goal::Out {
+                self.out.tell(NodeEvent::Left);
+            }
         }
-        self.settle();
+        self.drive(now);
+    }
+
+    /// Leaves in good order. [`NodeEvent::Left`] tells when it is done.
+    pub fn leave(&mut self, now: Duration) {
+        self.membership.leave();
+        self.drive(now);
+    }
+
+    /// Closes the run. Only a member of the last round can. [`NodeEvent::Closed`] tells what became of it.
+    pub fn close(&mut self, now: Duration, reason: &str) {
+        match self.membership.seat_at_work() {
+            None => self.out.tell(NodeEvent::Closed(CloseOutcome::NotAMember)),
+            // One wish is enough.
+            Some(_) if self.close.is_some() => {}
+            Some(seat) => {
+                let member = (seat.clone(), self.config.settings);
+                let known = self.view.known().filter(|_| !self.view.is_blind());
+                let run = CloseRun::by_member(&self.keys, reason, self.config.closed_ttl, member, known);
+                self.close = Some(Close { run, busy: false, retry: Retry::default() });
+            }
+        }
         self.drive(now);
     }
 
     /// What came of a request.
     pub fn handle_reply(&mut self, now: Duration, id: u64, reply: Result<Reply, Failure>) {
         if reply.is_ok() {
-            self.heard(now);
+            self.silence.heard(now);
         }
-        match self.pending.remove(&id) {
-            Some(Task::Grant) => self.granted(now, &reply),
-            Some(Task::Register { lease, record }) => self.registered(now, lease, record, reply),
-            Some(Task::Evict) => self.evicted(now, &reply),
-            Some(Task::Campaign) => self.campaigned(now, reply),
-            Some(Task::Leaving(task)) => self.handle_leaving(now, task, reply),
-            Some(Task::Leader { term, task }) => self.handle_leader(now, term, task, reply),
-            Some(Task::Forgotten) | None => {}
+        let Some(Answered { task, reply, history_lost }) = self.out.answered(id, reply) else { return };
+        if history_lost {
+            self.view.distrust(context!(self, now));
+            self.silence.forget();
+        }
+        match task {
+            Task::Grant => {
+                let wanted = self.membership.is_in();
+                self.presence.granted(context!(self, now), &reply, wanted);
+            }
+            Task::Register { lease, record } => {
+                let found = self.presence.registered(context!(self, now), lease, record, reply);
+                self.found(now, found);
+            }
+            Task::Evict => self.presence.evicted(context!(self, now), &reply),
+            Task::Look => self.looked(now, reply),
+            Task::Campaign => self.campaigned(now, reply),
+            Task::Close => self.closed(now, reply),
+            Task::Departure(task) => {
+                if let Some(departure) = &mut self.departure {
+                    let context = context!(self, now);
+                    if let Some(own) = departure.handle(context, &self.view, task, reply) {
+                        self.presence.found(context, Some(&own), None);
+                    }
+                }
+            }
+            Task::Leader { term, task } => {
+                if let Some(leader) = self.leader.as_mut().filter(|leader| leader.term() == term) {
+                    let context = context!(self, now);
+                    let word = leader.handle(context, &mut self.view, &self.silence, task, reply);
+                    self.leaders_word(now, word);
+                }
+            }
+            Task::Forgotten => {}
         }
         self.drive(now);
     }
 
     /// What happened to the keys of a watch.
     pub fn handle_update(&mut self, now: Duration, watch: WatchId, update: Update) {
-        self.heard(now);
-        match watch {
-            WatchId::Nodes => self.nodes_update(now, update),
-            _ if self.watches != Watches::Informed => self.begun(watch, update),
-            WatchId::Group => self.group_update(now, update),
-            WatchId::Rank => self.rank_update(update),
+        self.silence.heard(now);
+        if watch == WatchId::Nodes {
+            if let Some(leader) = &mut self.leader {
+                let context = context!(self, now);
+                context.out.saw(update.revision());
+                let word = leader.update(context, &self.silence, update);
+                self.leaders_word(now, word);
+            }
+        } else {
+            self.view.handle(context!(self, now), watch, update);
         }
         self.drive(now);
     }
 
     /// A refresh of the lease was answered.
     pub fn handle_renewed(&mut self, now: Duration, _lease: i64) {
-        self.heard(now);
+        self.silence.heard(now);
         self.drive(now);
     }
 
     /// The lease that was kept is gone.
     pub fn handle_lease_lost(&mut self, now: Duration, lease: i64) {
-        self.heard(now);
-        if self.lease == Some(lease) {
-            self.lose_lease();
+        self.silence.heard(now);
+        if self.presence.lease() == Some(lease) {
+            self.presence.lose_lease(context!(self, now));
         }
         self.drive(now);
     }
 
     /// The time of [`poll_timeout`](Node::poll_timeout) has come.
     pub fn handle_timeout(&mut self, now: Duration) {
-        if self.campaign_at.is_some_and(|at| at <= now) {
-            self.campaign_at = None;
-            self.campaign();
-        }
         self.drive(now);
     }
 
     /// What to do next; none if there is nothing.
     pub fn poll_output(&mut self) -> Option<Output> {
-        self.outputs.pop_front()
+        self.out.pop()
     }
 
     /// When to call [`handle_timeout`](Node::handle_timeout), unless something else happens before.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Duration> {
-        [self.retry_at, self.campaign_at, self.leader_timeout()].into_iter().flatten().min()
-    }
-
-    /// Etcd has said something. After a long silence, all nodes get the time of a lease to find their way back.
-    fn heard(&mut self, now: Duration) {
-        // Refreshed every third of its time, no lease runs out in a shorter one.
-        let silence = self.config.lease_ttl.mul_f64(0.6);
-        if self.last_heard.is_some_and(|last| now.saturating_sub(last) > silence) {
-            self.spare_until = now + self.config.lease_ttl + Duration::from_secs(1);
-        }
-        self.last_heard = Some(now);
+        let now = self.driven;
+        let leads_others = self.leader.as_ref().is_some_and(|leader| leader.sees_others());
+        let leader = self.leader.as_ref().and_then(|it| it.timeout(now, &self.view, &self.silence));
+        let departure = self.departure.as_ref().and_then(|it| it.timeout(leads_others));
+        let close = self.close.as_ref().and_then(|it| it.retry.at());
+        let check = self.check_at();
+        let parts = [self.presence.retries_at(), self.election.timeout(), leader, departure, close];
+        let all = parts.into_iter().chain([check, self.look.retry.at()]).flatten();
+        // What was due before, and was not done, waits for something else.
+        all.filter(|at| *at > now).min()
     }
 
     /// Does what is to be done now.
-    pub(super) fn drive(&mut self, now: Duration) {
-        if self.retry_at.is_some_and(|at| at <= now) {
-            self.retry_at = None;
+    fn drive(&mut self, now: Duration) {
+        self.driven = now;
+        self.presence.retry().is_due(now);
+        if self.view.take_loss() {
+            self.silence.forget();
         }
-        match self.goal {
+        self.decide();
+        self.lead_or_not(now);
+        match self.membership.goal() {
             Goal::Out => {}
-            Goal::In => self.drive_in(now),
-            Goal::Leaving(_) => self.drive_leaving(now),
+            Goal::Joining { .. } | Goal::Working => {
+                // Whoever closes the run asks for no round before that is done.
+                if self.close.is_none() {
+                    self.drive_in(now);
+                }
+                self.drive_election(now);
+            }
+            Goal::Leaving { .. } => self.drive_departure(now),
         }
-        self.drive_leader(now);
+        if let Some(leader) = self.leader.as_mut().filter(|_| !self.view.is_blind()) {
+            leader.drive(context!(self, now), &self.view, &self.silence);
+        }
+        self.drive_close(now);
     }
 
-    pub(super) fn request(&mut self, task: Task, request: Request) {
-        self.next_request += 1;
-        self.pending.insert(self.next_request, task);
-        self.outputs.push_back(Output::Request { id: self.next_request, request });
+    /// Draws the conclusions from what is known of the group.
+    fn decide(&mut self) {
+        if self.view.is_blind() {
+            return;
+        }
+        let unanswered = self.presence.is_unanswered();
+        while let Some(verdict) = self.membership.decide(&self.config, &self.view, unanswered) {
+            self.tell(verdict);
+        }
     }
 
-    pub(super) fn tell(&mut self, event: NodeEvent) {
-        self.outputs.push_back(Output::Event(event));
+    fn tell(&mut self, verdict: Verdict) {
+        self.out.tell(match verdict {
+            Verdict::Joined(joined) => NodeEvent::Joined(joined),
+            Verdict::Changed(change) => NodeEvent::Changed(change),
+            Verdict::Refused(refusal) => NodeEvent::Refused(refusal),
+            Verdict::Progress(progress) => progress,
+        });
     }
 
-    /// A round was asked for while the node was leaving.
-    pub(super) fn rejoin(&mut self, now: Duration) {
-        if self.joining {
-            self.goal = Goal::In;
+    fn drive_in(&mut self, now: Duration) {
+        let check_is_due = self.check_at().is_some_and(|at| at <= now);
+        let context = context!(self, now);
+        if !self.presence.hold_lease(context) {
+            return;
+        }
+        // Not before there is a lease: where many come at once, most then come after the first events of the group,
+        // which would go to every one of them.
+        self.view.open(context);
+        if !self.view.is_open() {
+            return;
+        }
+        let membership = &self.membership;
+        let stands = self.presence.register(
+            context,
+            || membership.record(&self.config),
+            |record| membership.is_said_by(record),
+        );
+        self.look.retry.is_due(now);
+        if stands && (self.view.is_blind() || check_is_due) && !self.look.busy && !self.look.retry.waits() {
+            self.look.busy = true;
+            let request = look(context);
+            context.out.request(Task::Look, request);
+        }
+    }
+
+    /// When a node that waits for a round looks whether etcd still has it as it should: whoever took its name may have
+    /// died before this one could be told.
+    fn check_at(&self) -> Option<Duration> {
+        let joined = self.view.known().map_or(0, |known| known.record.news.joined);
+        let every = CHECK_PER_NODE.saturating_mul(u32::try_from(joined).unwrap_or(u32::MAX));
+        let waits = self.membership.is_joining() && self.presence.stands().is_some() && !self.look.busy;
+        waits.then(|| self.look.last + every.max(self.config.lease_ttl * 2))
+    }
+
+    fn looked(&mut self, now: Duration, reply: Result<Reply, Failure>) {
+        self.look.busy = false;
+        let Ok(Reply::Txn(reply)) = reply else { return self.look.retry.failed(context!(self, now)) };
+        self.look.retry.succeeded();
+        self.look.last = now;
+        if !self.membership.is_in() {
+            return;
+        }
+        let sight = looked(reply);
+        let context = context!(self, now);
+        self.view.see(context, &sight);
+        let found = self.presence.looked(context, &sight);
+        self.found(now, found);
+    }
+
+    /// What has turned out about this node's own key.
+    fn found(&mut self, now: Duration, found: Found) {
+        match found {
+            Found::Nothing | Found::LeaseLost => {}
+            Found::Registered(sight) => {
+                self.look.last = now;
+                self.view.see(context!(self, now), &sight);
+            }
+            Found::Replaced { by } => self.replaced(by),
+            Found::Mismatch(refusal) => {
+                if self.membership.is_in() {
+                    self.membership.leave();
+                    self.out.tell(NodeEvent::Refused(refusal));
+                }
+            }
+        }
+    }
+
+    fn replaced(&mut self, by: String) {
+        self.presence.key_is_gone();
+        if let Some(verdict) = self.membership.replaced(by) {
+            self.tell(verdict);
+        }
+    }
+
+    /// Leads if etcd says so, and not if not.
+    fn lead_or_not(&mut self, now: Duration) {
+        if self.view.is_blind() {
+            return;
+        }
+        // Of a closed run the leader is needed to its end: it tidies up.
+        let willing = self.membership.is_in()
+            || (self.view.is_closed() && matches!(self.membership.goal(), Goal::Leaving { .. }));
+        let term = match self.view.leader() {
+            LeaderKey::Held { lease, created } if willing && self.presence.lease() == Some(lease) => {
+                Some(created)
+            }
+            _ => None,
+        };
+        if self.leader.as_ref().map(|leader| leader.term()) == term {
+            return;
+        }
+        let context = context!(self, now);
+        if let Some(leader) = self.leader.take() {
+            leader.step_down(context);
+        }
+        self.leader = term.filter(|_| self.membership.is_in()).map(|term| Box::new(Leader::new(context, term)));
+    }
+
+    fn leaders_word(&mut self, now: Duration, word: Word) {
+        match word {
+            Word::Nothing => {}
+            Word::NotLeading => {
+                if let Some(leader) = self.leader.take() {
+                    leader.step_down(context!(self, now));
+                }
+            }
+            Word::OwnKeyGone => self.presence.key_is_gone(),
+            Word::Replaced { by } => self.replaced(by),
+        }
+    }
+
+    fn drive_election(&mut self, now: Duration) {
+        let (lease, stands) = (self.presence.lease(), self.presence.stands());
+        match (self.view.leader(), lease, stands) {
+            (LeaderKey::Free, Some(lease), Some(own)) if !self.view.is_blind() => {
+                let round = self.view.known().map(|known| &known.record);
+                let nodes = round.map_or(2, |record| record.world_size.max(record.news.joined));
+                self.election.run(context!(self, now), nodes, lease, own);
+            }
+            _ => self.election.call_off(),
+        }
+    }
+
+    fn campaigned(&mut self, now: Duration, reply: Result<Reply, Failure>) {
+        match self.election.campaigned(context!(self, now), reply) {
+            Campaigned::Nothing => {}
+            Campaigned::Won(revision) => {
+                if let Some(lease) = self.presence.lease() {
+                    self.view.leads_since(revision, lease);
+                }
+            }
+            Campaigned::Led(revision, leader) => self.view.see_leader(revision, Some(&leader)),
+            Campaigned::KeyGone => self.presence.key_is_gone(),
+            Campaigned::LeaseLost => self.presence.lose_lease(context!(self, now)),
+        }
+    }
+
+    fn drive_departure(&mut self, now: Duration) {
+        self.election.call_off();
+        // What is under way may leave something behind.
+        if self.presence.is_busy() || self.election.is_asking() || self.close.is_some() {
+            return;
+        }
+        let departure = self.departure.get_or_insert_with(|| Departure::new(now));
+        let lease = self.presence.lease();
+        let standing = Standing {
+            lease,
+            key: self.presence.stands(),
+            leads: matches!(self.view.leader(), LeaderKey::Held { lease: on, .. } if lease == Some(on)),
+            sees_others: self.leader.as_ref().is_some_and(|leader| leader.sees_others()),
+        };
+        let farewell = self.membership.record(&self.config);
+        let context = context!(self, now);
+        departure.drive(context, &self.view, &standing, farewell);
+        if !departure.is_gone() {
+            return;
+        }
+        self.departure = None;
+        self.presence.lose_lease(context);
+        if let Some(leader) = self.leader.take() {
+            leader.step_down(context);
+        }
+        self.view.close(context);
+        self.membership.gone();
+        self.out.tell(NodeEvent::Left);
+        // A round may have been asked for meanwhile.
+        if self.membership.is_in() {
             self.drive(now);
         }
     }
 
-    pub(super) fn is_joining(&self) -> bool {
-        self.joining
+    fn drive_close(&mut self, now: Duration) {
+        let Some(close) = &mut self.close else { return };
+        close.retry.is_due(now);
+        if close.busy || close.retry.waits() {
+            return;
+        }
+        match close.run.poll() {
+            CloseStep::Send(request) => {
+                close.busy = true;
+                self.out.request(Task::Close, request);
+            }
+            CloseStep::Done(outcome) => {
+                if let Some(mark) = close.run.unused_mark() {
+                    self.out.request(Task::Forgotten, Request::Revoke(mark));
+                }
+                self.close = None;
+                // A record that cannot be read is told by what follows from it.
+                self.out.tell(NodeEvent::Closed(outcome.unwrap_or(CloseOutcome::NotAMember)));
+                self.drive(now);
+            }
+        }
     }
 
-    pub(super) fn stop_joining(&mut self) {
-        self.joining = false;
+    fn closed(&mut self, now: Duration, reply: Result<Reply, Failure>) {
+        let Some(close) = &mut self.close else { return };
+        close.busy = false;
+        if let Ok(Reply::Txn(reply)) = &reply {
+            match (close.run.mark(), reply.results.first()) {
+                (Some((record, lease)), _) if reply.held => {
+                    self.view.wrote_round(reply.revision, record, lease);
+                }
+                (_, Some(OpReply::Got(entry))) => self.view.see_round(reply.revision, entry.as_ref()),
+                _ => {}
+            }
+        }
+        if !close.run.handle(reply) {
+            close.retry.failed(context!(self, now));
+        }
     }
-}
-
-pub(super) fn json(record: &impl Serialize) -> String {
-    serde_json::to_string(record).expect("records have no keys that JSON cannot hold")
-}
-
-pub(super) fn parse<T: DeserializeOwned>(entry: &Entry) -> Result<T, Refusal> {
-    serde_json::from_str(&entry.value)
-        .map_err(|error| Refusal::Corrupt { key: entry.key.clone(), problem: error.to_string() })
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::etcd::{Request, Watched};
+use super::record::Corrupt;
 
 /// What whoever drives a [`Node`](super::Node) has to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,11 +65,21 @@ pub enum NodeEvent {
     },
     /// There will be no round for this node.
     Refused(Refusal),
-    /// What [`Node::close`](super::Node::close) asked for is done: the run is closed, or it is not this node's
-    /// to close.
-    Closed(bool),
+    /// What became of [`Node::close`](super::Node::close).
+    Closed(CloseOutcome),
     /// Nothing of this node is in etcd any more.
     Left,
+}
+
+/// What became of a wish to close the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CloseOutcome {
+    /// It is closed by this.
+    Closed,
+    /// It was closed already.
+    AlreadyClosed,
+    /// Only a member of the last round can close it.
+    NotAMember,
 }
 
 /// A completed round, as one of its members sees it.
@@ -76,6 +87,8 @@ pub enum NodeEvent {
 pub struct Joined {
     /// Its number.
     pub round: u64,
+    /// Its plan, which no other round has.
+    pub plan: String,
     /// This node's place.
     pub rank: usize,
     /// The number of nodes.
@@ -111,6 +124,15 @@ pub enum Change {
     Excluded,
     /// The run is over.
     Closed(String),
+    /// Another process has this node's name now, and with it its seat.
+    Replaced {
+        /// Where that one is.
+        by: String,
+    },
+    /// What etcd had of this round is gone: the run's lease has ended, or etcd itself has lost data.
+    StateLost,
+    /// The run's record in etcd cannot be read.
+    Corrupt(Corrupt),
 }
 
 /// Why there will be no round for a node.
@@ -128,12 +150,10 @@ pub enum Refusal {
         theirs: String,
     },
     /// Another process has this node's name now.
-    Replaced,
-    /// What stands in etcd is not what a node writes.
-    Corrupt {
-        /// Where.
-        key: String,
-        /// What is wrong with it.
-        problem: String,
+    Replaced {
+        /// Where that one is.
+        by: String,
     },
+    /// What stands in etcd cannot be read.
+    Corrupt(Corrupt),
 }

@@ -1,192 +1,341 @@
-//! A node's key in etcd: made, kept, and made again when it was lost.
+//! A node's key in etcd: registered, kept, and registered again when it was lost.
+//!
+//! ```text
+//!              granted              registered
+//!   no lease ──────────▶ no key ────────────────▶ Ours
+//!      ▲                  ▲  ▲    the key is gone   │
+//!      │                  │  └──────────────────────┤   somebody else's key is there: it is taken over,
+//!      │                  └──── Others ◀────────────┤   or this process was replaced by its owner
+//!      └────────────────── the lease is lost ───────┘
+//! ```
 
-use std::time::Duration;
-
-use super::etcd::{Condition, Failure, Op, OpReply, Reply, Request, Txn};
-use super::node::{Goal, Node, Standing, Task, Watches, json, parse};
+use super::context::{Context, Retry, Task};
+use super::etcd::{Condition, Entry, Failure, Op, OpReply, Reply, Request, Txn, TxnReply};
 use super::output::{Output, Refusal};
-use super::record::{NodeRecord, RoundRecord, Wants};
-use crate::Backoff;
+use super::record::{NodeRecord, RoundRecord, json, parse};
+use super::view::{Sight, got};
 
-impl Node {
-    pub(super) fn drive_in(&mut self, now: Duration) {
-        if self.busy || self.retry_at.is_some() {
-            return;
+#[derive(Debug)]
+pub(super) struct Presence {
+    lease: Lease,
+    key: OwnKey,
+    registering: bool,
+    /// This process has had its key before: whoever has it instead has replaced it.
+    established: bool,
+    /// A registration was never answered: this process may have been in a round that it does not know of.
+    unanswered: bool,
+    /// The leases of earlier processes of this name, to be ended.
+    inherited: Vec<i64>,
+    evicting: bool,
+    retry: Retry,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lease {
+    None,
+    Granting,
+    Held(i64),
+}
+
+/// What stands in etcd under this node's name, as far as this process knows.
+#[derive(Debug)]
+enum OwnKey {
+    Missing,
+    Ours { record: Box<NodeRecord>, key: KeyAt, lease: i64 },
+    Others(KeyAt),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct KeyAt {
+    pub(super) created: i64,
+    pub(super) modified: i64,
+}
+
+/// What became of a registration, or what a look at the key has shown.
+#[derive(Debug)]
+pub(super) enum Found {
+    /// Nothing that concerns others.
+    Nothing,
+    /// It tells how things stand with the group.
+    Registered(Sight),
+    /// Another process has the name, there.
+    Replaced { by: String },
+    /// The run is not one for this node.
+    Mismatch(Refusal),
+    LeaseLost,
+}
+
+impl Presence {
+    pub(super) fn new() -> Self {
+        Presence {
+            lease: Lease::None,
+            key: OwnKey::Missing,
+            registering: false,
+            established: false,
+            unanswered: false,
+            inherited: Vec::new(),
+            evicting: false,
+            retry: Retry::default(),
         }
-        let Some(lease) = self.lease else {
-            self.busy = true;
-            self.request(Task::Grant, Request::Grant(self.config.lease_ttl));
-            return;
+    }
+
+    pub(super) fn lease(&self) -> Option<i64> {
+        if let Lease::Held(lease) = self.lease { Some(lease) } else { None }
+    }
+
+    /// The node's key, if it is this process's and hangs on its lease.
+    pub(super) fn stands(&self) -> Option<KeyAt> {
+        match &self.key {
+            OwnKey::Ours { key, lease, .. } if self.lease == Lease::Held(*lease) => Some(*key),
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_unanswered(&self) -> bool {
+        self.unanswered
+    }
+
+    /// A grant or a registration is under way.
+    pub(super) fn is_busy(&self) -> bool {
+        self.registering || self.lease == Lease::Granting
+    }
+
+    pub(super) fn retry(&mut self) -> &mut Retry {
+        &mut self.retry
+    }
+
+    pub(super) fn retries_at(&self) -> Option<std::time::Duration> {
+        self.retry.at()
+    }
+
+    /// Gets a lease. True once it is there.
+    pub(super) fn hold_lease(&mut self, context: &mut Context<'_>) -> bool {
+        if self.lease == Lease::None && !self.retry.waits() {
+            self.lease = Lease::Granting;
+            context.out.request(Task::Grant, Request::Grant(context.config.lease_ttl));
+        }
+        matches!(self.lease, Lease::Held(_))
+    }
+
+    /// Registers, unless what stands in etcd is `enough`. True if it is.
+    pub(super) fn register(
+        &mut self,
+        context: &mut Context<'_>,
+        record: impl FnOnce() -> NodeRecord,
+        enough: impl FnOnce(&NodeRecord) -> bool,
+    ) -> bool {
+        let Lease::Held(lease) = self.lease else { return false };
+        if self.registering || self.retry.waits() {
+            return false;
+        }
+        match &self.key {
+            OwnKey::Ours { record, lease: on, .. } if *on == lease && enough(record) => {
+                self.evict(context);
+                true
+            }
+            _ => {
+                self.registering = true;
+                let record = record();
+                let request = self.registration(context, lease, &record);
+                context.out.request(Task::Register { lease, record }, request);
+                false
+            }
+        }
+    }
+
+    /// One request to join, whatever is there: the node's key, the leader's where there is none, and a look at the
+    /// round and at this node's place: an earlier try may have got through, and been planned with.
+    fn registration(&self, context: &Context<'_>, lease: i64, record: &NodeRecord) -> Request {
+        let keys = context.keys;
+        let own = keys.node(&context.config.id);
+        let when = match &self.key {
+            OwnKey::Missing => Condition::Missing(own.clone()),
+            OwnKey::Ours { key, .. } | OwnKey::Others(key) => {
+                Condition::ModifiedAt(own.clone(), key.modified)
+            }
         };
-        // Not before there is a lease: where many come at once, most then come after the first events of the group,
-        // which would go to every one of them.
-        if self.watches == Watches::None {
-            self.open_watches();
-        }
-        if matches!(self.watches, Watches::Opening { .. }) {
-            return;
-        }
-        let wants = if self.joining { Wants::Join } else { Wants::Stay };
-        let stands = self.standing.as_ref().filter(|standing| standing.lease == lease);
-        // A member at work need not say so: what it joined with still stands. Whoever is not informed has not
-        // seen the reply to its registration.
-        let informed = self.watches == Watches::Informed;
-        let enough = stands.and_then(|standing| standing.record.as_ref()).filter(|_| informed);
-        if enough.is_none_or(|record| self.joining && !self.says(record, wants)) {
-            self.register(lease, self.record(wants));
-        } else if let Some(lease) = self.inherited.last()
+        let lead = Txn {
+            when: vec![Condition::Missing(keys.leader())],
+            then: vec![put_leader(context, lease)],
+            otherwise: vec![Op::Get(keys.leader())],
+        };
+        let then = vec![
+            Op::Put { key: own.clone(), value: json(record), lease },
+            Op::Txn(lead),
+            Op::Get(keys.round()),
+            Op::Get(keys.rank(&context.config.id)),
+        ];
+        Request::Txn(Txn { when: vec![when], then, otherwise: vec![Op::Get(own), Op::Get(keys.round())] })
+    }
+
+    fn evict(&mut self, context: &mut Context<'_>) {
+        if let Some(lease) = self.inherited.last()
             && !self.evicting
         {
             self.evicting = true;
-            self.request(Task::Evict, Request::Revoke(*lease));
-        }
-        if !self.leader_known && !self.campaigning && self.campaign_at.is_none() {
-            self.succeed(now);
+            context.out.request(Task::Evict, Request::Revoke(*lease));
         }
     }
 
-    pub(super) fn record(&self, wants: Wants) -> NodeRecord {
-        NodeRecord {
-            incarnation: self.config.incarnation,
-            address: self.config.address.clone(),
-            port: self.port,
-            wants,
-            round: self.member_of,
-            settings: self.config.settings,
-            rack: self.config.rack.clone(),
-            hint: self.config.hint.clone(),
-            about: self.config.about.clone(),
-            since: self.config.since,
-        }
-    }
-
-    /// Whether what this process wrote before says what it would write now. The rest of a record never changes.
-    fn says(&self, record: &NodeRecord, wants: Wants) -> bool {
-        (record.wants, record.port, record.round) == (wants, self.port, self.member_of)
-    }
-
-    /// One request to join, whatever is there: the node's key, the leader's where there is none, and a look at
-    /// the round and at this node's place: an earlier try may have got through, and been planned with.
-    pub(super) fn register(&mut self, lease: i64, record: NodeRecord) {
-        self.busy = true;
-        let key = self.keys.node(&self.config.id);
-        let when = match &self.standing {
-            Some(standing) => Condition::ModifiedAt(key.clone(), standing.modified),
-            None => Condition::Missing(key.clone()),
-        };
-        let txn = Txn {
-            when: vec![when],
-            then: vec![
-                Op::Put { key: key.clone(), value: json(&record), lease },
-                Op::Txn(Txn {
-                    when: vec![Condition::Missing(self.keys.leader())],
-                    then: vec![self.put_leader(lease)],
-                    otherwise: vec![Op::Get(self.keys.leader())],
-                }),
-                Op::Get(self.keys.round()),
-                Op::Get(self.keys.rank(&self.config.id)),
-            ],
-            otherwise: vec![Op::Get(key), Op::Get(self.keys.round())],
-        };
-        self.request(Task::Register { lease, record }, Request::Txn(txn));
-    }
-
-    pub(super) fn put_leader(&self, lease: i64) -> Op {
-        Op::Put { key: self.keys.leader(), value: self.config.id.clone(), lease }
-    }
-
-    pub(super) fn granted(&mut self, now: Duration, reply: &Result<Reply, Failure>) {
-        self.busy = false;
+    pub(super) fn evicted(&mut self, context: &mut Context<'_>, reply: &Result<Reply, Failure>) {
+        self.evicting = false;
         match reply {
-            Ok(Reply::Granted(lease)) if matches!(self.goal, Goal::In) => {
-                self.lease = Some(*lease);
-                self.outputs.push_back(Output::Keep(*lease));
+            Err(Failure::Unknown | Failure::Refused) => self.retry.failed(context),
+            _ => drop(self.inherited.pop()),
+        }
+    }
+
+    /// A lease was granted, or not; `wanted` is false if this node wants to be gone by now.
+    pub(super) fn granted(
+        &mut self,
+        context: &mut Context<'_>,
+        reply: &Result<Reply, Failure>,
+        wanted: bool,
+    ) {
+        self.lease = Lease::None;
+        match reply {
+            Ok(Reply::Granted(lease)) if wanted => {
+                self.lease = Lease::Held(*lease);
+                context.out.push(Output::Keep(*lease));
             }
-            Ok(Reply::Granted(lease)) => self.request(Task::Forgotten, Request::Revoke(*lease)),
-            _ => self.retry(now),
+            Ok(Reply::Granted(lease)) => context.out.request(Task::Forgotten, Request::Revoke(*lease)),
+            _ => self.retry.failed(context),
         }
     }
 
     pub(super) fn registered(
         &mut self,
-        now: Duration,
+        context: &mut Context<'_>,
         lease: i64,
         record: NodeRecord,
         reply: Result<Reply, Failure>,
-    ) {
-        self.busy = false;
+    ) -> Found {
+        self.registering = false;
         let reply = match reply {
             Ok(Reply::Txn(reply)) => reply,
-            Err(Failure::LeaseGone) => return self.lose_lease(),
+            Err(Failure::LeaseGone) => return self.lose_if_held(context, lease),
+            Err(Failure::Refused) => {
+                self.retry.failed(context);
+                return Found::Nothing;
+            }
             _ => {
                 self.unanswered = true;
-                return self.retry(now);
+                self.retry.failed(context);
+                return Found::Nothing;
             }
         };
-        self.backoff = Backoff::default();
         if !reply.held {
-            return self.found(reply.results);
+            let mut results = reply.results.into_iter().map(got);
+            let (own, round) = (results.next().flatten(), results.next().flatten());
+            // Each refusal tells what stands there; one after the other would be a race for the name.
+            self.retry.failed(context);
+            return self.found(context, own.as_ref(), round.as_ref());
         }
-        if self.lease != Some(lease) {
+        self.retry.succeeded();
+        if self.lease != Lease::Held(lease) {
             // Lost while the reply was under way, and the key with it.
-            self.standing = None;
-            return;
+            self.key = OwnKey::Missing;
+            return Found::Nothing;
         }
-        let created = self.standing.as_ref().map_or(reply.revision, |standing| standing.created);
-        self.standing = Some(Standing { record: Some(record), created, modified: reply.revision, lease });
-        self.established = true;
-        self.take_group(now, reply);
-    }
-
-    pub(super) fn evicted(&mut self, now: Duration, reply: &Result<Reply, Failure>) {
-        self.evicting = false;
-        match reply {
-            Err(Failure::Unknown) => self.retry(now),
-            _ => drop(self.inherited.pop()),
-        }
-    }
-
-    /// Another record stands where this node wanted to write.
-    pub(super) fn found(&mut self, results: Vec<OpReply>) {
-        let mut results = results.into_iter();
-        let (Some(OpReply::Got(Some(entry))), round) = (results.next(), results.next()) else {
-            self.standing = None;
-            return;
+        let created = match &self.key {
+            OwnKey::Missing => reply.revision,
+            OwnKey::Ours { key, .. } | OwnKey::Others(key) => key.created,
         };
-        let record = serde_json::from_str::<NodeRecord>(&entry.value).ok();
-        let ours = record.filter(|record| record.incarnation == self.config.incarnation);
-        if ours.is_none() {
-            if self.established {
-                return self.refuse(Refusal::Replaced);
-            }
-            // Whoever has no place in this run must not take the place of one who has.
-            if let Some(OpReply::Got(Some(entry))) = round
-                && let Ok(RoundRecord { settings: Some(theirs), .. }) = parse(&entry)
-                && let Some((setting, ours, theirs)) = self.config.settings.difference(&theirs)
-            {
-                return self.refuse(Refusal::Mismatch { setting, ours, theirs });
-            }
+        let key = KeyAt { created, modified: reply.revision };
+        self.key = OwnKey::Ours { record: Box::new(record), key, lease };
+        self.established = true;
+        Found::Registered(registration_saw(reply, lease))
+    }
+
+    /// What stands in etcd under this node's name.
+    pub(super) fn found(
+        &mut self,
+        context: &Context<'_>,
+        own: Option<&Entry>,
+        round: Option<&Entry>,
+    ) -> Found {
+        let Some(entry) = own else {
+            self.key = OwnKey::Missing;
+            return Found::Nothing;
+        };
+        let key = KeyAt { created: entry.create_revision, modified: entry.mod_revision };
+        let record = parse::<NodeRecord>(entry).ok();
+        if let Some(record) = record.as_ref().filter(|it| it.incarnation == context.config.incarnation) {
+            self.key = OwnKey::Ours { record: Box::new(record.clone()), key, lease: entry.lease };
+            return Found::Nothing;
+        }
+        if self.established {
+            let by = record.map_or_else(|| "an unknown process".to_owned(), |record| record.address);
+            return Found::Replaced { by };
+        }
+        // Whoever has no place in this run must not take the place of one who has.
+        if let Some(RoundRecord { settings: Some(theirs), .. }) = round.and_then(|entry| parse(entry).ok())
+            && let Some((setting, ours, theirs)) = context.config.settings.difference(&theirs)
+        {
+            return Found::Mismatch(Refusal::Mismatch { setting, ours, theirs });
+        }
+        if !self.inherited.contains(&entry.lease) {
             // First in, so that the one whose end is under way stays the last.
             self.inherited.insert(0, entry.lease);
         }
-        let (created, modified) = (entry.create_revision, entry.mod_revision);
-        self.standing = Some(Standing { record: ours, created, modified, lease: entry.lease });
+        self.key = OwnKey::Others(key);
+        Found::Nothing
     }
 
-    pub(super) fn lose_lease(&mut self) {
-        if let Some(lease) = self.lease.take() {
-            self.outputs.push_back(Output::Forget(lease));
+    /// A look has shown this node's own key.
+    pub(super) fn looked(&mut self, context: &Context<'_>, sight: &Sight) -> Found {
+        if self.registering || matches!(&self.key, OwnKey::Ours { key, .. } if key.modified > sight.revision) {
+            return Found::Nothing;
         }
-        self.standing = None;
-        self.step_down();
+        match (&self.key, &sight.own) {
+            (OwnKey::Ours { key, .. }, Some(entry)) if entry.mod_revision == key.modified => Found::Nothing,
+            (_, own) => self.found(context, own.as_ref(), None),
+        }
     }
 
-    pub(super) fn retry(&mut self, now: Duration) {
-        let random = self.random.f64();
-        self.retry_at = Some(now + self.backoff.next(random));
+    /// The key is gone, or another process's.
+    pub(super) fn key_is_gone(&mut self) {
+        self.key = OwnKey::Missing;
     }
 
-    pub(super) fn is_busy(&self) -> bool {
-        self.busy || self.campaigning
+    fn lose_if_held(&mut self, context: &mut Context<'_>, lease: i64) -> Found {
+        if self.lease != Lease::Held(lease) {
+            return Found::Nothing;
+        }
+        self.lose_lease(context);
+        Found::LeaseLost
     }
+
+    /// The lease is gone, and with it the key.
+    pub(super) fn lose_lease(&mut self, context: &mut Context<'_>) {
+        if let Lease::Held(lease) = self.lease {
+            context.out.push(Output::Forget(lease));
+            self.lease = Lease::None;
+        }
+        self.key = OwnKey::Missing;
+    }
+}
+
+pub(super) fn put_leader(context: &Context<'_>, lease: i64) -> Op {
+    Op::Put { key: context.keys.leader(), value: context.config.id.clone(), lease }
+}
+
+/// What a registration that held has seen.
+fn registration_saw(reply: TxnReply, lease: i64) -> Sight {
+    let revision = reply.revision;
+    let mut results = reply.results.into_iter().skip(1);
+    let leader = match results.next() {
+        Some(OpReply::Txn(TxnReply { held: true, .. })) => Some(Entry {
+            key: String::new(),
+            value: String::new(),
+            create_revision: revision,
+            mod_revision: revision,
+            lease,
+        }),
+        Some(OpReply::Txn(TxnReply { results, .. })) => results.into_iter().next().and_then(got),
+        _ => None,
+    };
+    let mut next = || results.next().and_then(got);
+    let (round, place) = (next(), next());
+    Sight { revision, leader, round, place, own: None }
 }

@@ -1,8 +1,41 @@
 //! What the keys of a run hold, as JSON.
+//!
+//! Nodes of different versions meet in one run. A later version may add fields: an earlier one leaves them out, or
+//! keeps them where it writes a record again that others wrote (`more`). It may add words to an enum: an earlier one
+//! reads those as `Other`. What an earlier version must not take part in gets another key.
 
+use std::collections::BTreeMap;
+
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::etcd::Entry;
 
 use super::settings::RunSettings;
+
+/// What the records of this version say. It tells people who wrote what; nothing is decided by it.
+pub const RECORD_VERSION: u32 = 1;
+
+/// A record as etcd gets it.
+pub(super) fn json(record: &impl Serialize) -> String {
+    serde_json::to_string(record).expect("records have no keys that JSON cannot hold")
+}
+
+/// A record as etcd has it.
+pub(super) fn parse<T: DeserializeOwned>(entry: &Entry) -> Result<T, Corrupt> {
+    serde_json::from_str(&entry.value)
+        .map_err(|error| Corrupt { key: entry.key.clone(), problem: error.to_string() })
+}
+
+/// What stands in etcd is not what a node writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Corrupt {
+    /// Where.
+    pub key: String,
+    /// What is wrong with it.
+    pub problem: String,
+}
 
 /// How many of the lost members the group's record names; it must not grow with the group.
 pub const NAMED_LOSSES: usize = 8;
@@ -10,6 +43,9 @@ pub const NAMED_LOSSES: usize = 8;
 /// What a node says of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRecord {
+    /// See [`RECORD_VERSION`].
+    #[serde(default)]
+    pub version: u32,
     /// Tells one process of this name from the next.
     pub incarnation: u64,
     /// Where others reach it.
@@ -18,8 +54,11 @@ pub struct NodeRecord {
     pub port: u16,
     /// What it wants.
     pub wants: Wants,
-    /// The last round it was in; 0 for none.
+    /// It asks for a round after this one: the last it was in; 0 for none.
     pub round: u64,
+    /// The seat it had there. It says so for a leader whose etcd has lost all else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seat: Option<Seat>,
     /// What it was started with.
     pub settings: RunSettings,
     /// Nodes of one rack are kept together by [`RankPolicy::Hint`](super::RankPolicy::Hint).
@@ -36,6 +75,19 @@ pub struct NodeRecord {
     pub since: u64,
 }
 
+/// A node's seat in a round that was completed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seat {
+    /// The round's number.
+    pub round: u64,
+    /// Its plan. No two rounds have the same, whatever etcd has lost in between.
+    pub plan: String,
+    /// The node's rank.
+    pub rank: usize,
+    /// The number of members.
+    pub world_size: usize,
+}
+
 /// What a node wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -46,11 +98,17 @@ pub enum Wants {
     Stay,
     /// To be gone, in good order.
     Leave,
+    /// Something that a later version knows.
+    #[serde(other)]
+    Other,
 }
 
 /// A node's place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankRecord {
+    /// See [`RECORD_VERSION`].
+    #[serde(default)]
+    pub version: u32,
     /// The round it is for.
     pub round: u64,
     /// The plan it is from: it counts only if this very plan is committed.
@@ -59,17 +117,50 @@ pub struct RankRecord {
     pub rank: usize,
     /// The process it is for.
     pub incarnation: u64,
-    /// The node has left this place in good order. It says so here too, since the leader may be gone with it.
+    /// The process has left in good order. It says so here too, since the leader may be gone with it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub left: bool,
+    /// The place that this node's name had in the last round when this plan was begun: it still has it if the plan
+    /// comes to nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub previous: Option<PreviousPlace>,
+    /// What a later version has added.
+    #[serde(flatten)]
+    pub more: BTreeMap<String, Value>,
+}
+
+/// The place that a node's name had before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PreviousPlace {
+    /// The plan of that round.
+    pub plan: String,
+    /// The place.
+    pub rank: usize,
+    /// The process it was for.
+    pub incarnation: u64,
+}
+
+impl RankRecord {
+    /// The rank that this node's name has in the round of `plan`, and the process it is for.
+    #[must_use]
+    pub fn in_plan(&self, plan: &str) -> Option<(usize, u64)> {
+        if self.plan == plan {
+            return Some((self.rank, self.incarnation));
+        }
+        let previous = self.previous.as_ref().filter(|previous| previous.plan == plan)?;
+        Some((previous.rank, previous.incarnation))
+    }
 }
 
 /// The last completed round, and the news of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoundRecord {
+    /// See [`RECORD_VERSION`].
+    #[serde(default)]
+    pub version: u32,
     /// Its number; 0 before the first.
     pub round: u64,
-    /// The plan that was committed.
+    /// The plan that was committed; empty where there is no round.
     #[serde(default)]
     pub plan: String,
     /// Its members' number.
@@ -81,7 +172,7 @@ pub struct RoundRecord {
     /// What all nodes of the run are started with; none if an operator closed the run before its first node.
     #[serde(default)]
     pub settings: Option<RunSettings>,
-    /// The lease that what outlives a node hangs on.
+    /// The run's lease, which what outlives a node hangs on; 0 for none.
     #[serde(default)]
     pub lease: i64,
     /// Why the run is over, once it is.
@@ -90,6 +181,34 @@ pub struct RoundRecord {
     /// What has changed since the round was completed.
     #[serde(default)]
     pub news: News,
+    /// What a later version has added.
+    #[serde(flatten)]
+    pub more: BTreeMap<String, Value>,
+}
+
+impl RoundRecord {
+    /// The record of a run without a round, after round `round`.
+    #[must_use]
+    pub fn without_round(round: u64, settings: Option<RunSettings>, lease: i64) -> Self {
+        RoundRecord {
+            version: RECORD_VERSION,
+            round,
+            plan: String::new(),
+            world_size: 0,
+            master: None,
+            settings,
+            lease,
+            closed: None,
+            news: News::default(),
+            more: BTreeMap::new(),
+        }
+    }
+
+    /// Whether a round stands here.
+    #[must_use]
+    pub fn has_round(&self) -> bool {
+        !self.plan.is_empty()
+    }
 }
 
 /// Rank 0 of a round.
@@ -155,4 +274,7 @@ pub enum Why {
     Left,
     /// It is there, and asks for a new round.
     Again,
+    /// In a way that a later version knows.
+    #[serde(other)]
+    Other,
 }

@@ -60,10 +60,13 @@ pub enum RankPolicy {
     Address,
     /// Sorted by the nodes' hints, the nodes of one rack next to each other.
     Hint,
+    /// One that a later version knows. No node of this version can be started with it.
+    #[serde(other)]
+    Other,
 }
 
 impl RankPolicy {
-    /// All of them.
+    /// All that there are.
     pub const ALL: [RankPolicy; 4] =
         [RankPolicy::Sticky, RankPolicy::Arrival, RankPolicy::Address, RankPolicy::Hint];
 
@@ -73,6 +76,7 @@ impl RankPolicy {
             RankPolicy::Arrival => "arrival",
             RankPolicy::Address => "address",
             RankPolicy::Hint => "hint",
+            RankPolicy::Other => "one of a later version",
         }
     }
 }

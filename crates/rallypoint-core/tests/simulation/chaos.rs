@@ -7,6 +7,7 @@ use rallypoint_core::round::{RankPolicy, RunSettings};
 
 use crate::check::Violation;
 use crate::etcd::MIN_TTL;
+use crate::faults::Loss;
 use crate::finale;
 use crate::network::Weather;
 use crate::planted::Planted;
@@ -40,9 +41,17 @@ enum Fault {
     AskAgain,
     /// A process leaves and comes back as the same process.
     Return,
+    /// A program does not react to anything.
+    Hang,
+    /// What the watches of a process tell comes late, as from a member of etcd that lags behind.
+    Lag,
+    BackUp,
+    DataLost,
+    Denied,
+    Full,
 }
 
-const FAULTS: [Fault; 22] = [
+const FAULTS: [Fault; 28] = [
     Fault::Crash,
     Fault::CrashLeader,
     Fault::CrashAtRequest,
@@ -65,6 +74,12 @@ const FAULTS: [Fault; 22] = [
     Fault::WorkerFailure,
     Fault::AskAgain,
     Fault::Return,
+    Fault::Hang,
+    Fault::Lag,
+    Fault::BackUp,
+    Fault::DataLost,
+    Fault::Denied,
+    Fault::Full,
 ];
 
 /// What came of a seed.
@@ -84,7 +99,7 @@ pub(crate) fn live(seed: u64, planted: Planted, traced: bool) -> Result<Figures,
     world.traced = traced;
     world.trace(|| format!("{:?}, {:?}", world.setup, world.weather));
     let names = rng.usize(1..=world.setup.settings.max_nodes + 2);
-    let faults = draw_faults(&mut rng, planted);
+    let faults = draw_faults(&mut rng, planted, world.setup.run_ttl);
     world.trace(|| format!("{names} names, faults: {faults:?}"));
 
     for name in 0..names {
@@ -121,12 +136,19 @@ fn draw(rng: &mut Rng, planted: Planted) -> World {
         settings: RunSettings { min_nodes, max_nodes, policy },
         lease: Duration::from_secs(if rng.bool() { 2 } else { 5 }),
         last_call: Duration::from_millis([100, 1_000, 5_000, 20_000][rng.usize(..4)]),
-        run_ttl: Duration::from_secs(90),
+        // A short one ends in some outages.
+        run_ttl: Duration::from_secs(if rng.u8(..4) == 0 { 12 } else { 90 }),
         // Longer than all that follows, so that whoever comes late can be told.
         closed_ttl: Duration::from_secs(300),
     };
     let mut some = |most: f64| if rng.bool() { most * rng.f64() } else { 0.0 };
-    let mut weather = Weather { slow: some(0.4), lost: some(0.15), late: some(0.15), snapshot: some(0.2) };
+    let mut weather = Weather {
+        slow: some(0.4),
+        lost: some(0.15),
+        late: some(0.15),
+        snapshot: some(0.2),
+        twice: some(0.1),
+    };
     if planted == Planted::CommitByAnyLeader {
         // It takes a commit that is carried out when there is another leader, who has not planned yet.
         (setup.lease, setup.last_call, weather.late) = (MIN_TTL, Duration::from_secs(5), 0.3);
@@ -135,16 +157,24 @@ fn draw(rng: &mut Rng, planted: Planted) -> World {
 }
 
 /// Each world has its own few kinds of faults, so that rare ones are not drowned by the others.
-fn draw_faults(rng: &mut Rng, planted: Planted) -> Vec<Fault> {
+fn draw_faults(rng: &mut Rng, planted: Planted, run_ttl: Duration) -> Vec<Fault> {
     if planted == Planted::CommitByAnyLeader {
         return vec![Fault::CrashLeader, Fault::StallLeader, Fault::Restart, Fault::WorkerFailure];
     }
     let mut faults = FAULTS.to_vec();
     // The end of the run is the end of most of what can happen.
     faults.retain(|fault| {
-        let closes = matches!(fault, Fault::CloseByMember | Fault::CloseByOperator);
-        rng.u8(..100) < if closes { 4 } else { 35 }
+        rng.u8(..100)
+            < match fault {
+                Fault::CloseByMember | Fault::CloseByOperator => 4,
+                Fault::DataLost | Fault::Full => 15,
+                _ => 30,
+            }
     });
+    if faults.contains(&Fault::DataLost) || run_ttl < Duration::from_secs(60) {
+        // It could be the one that begins the run anew.
+        faults.retain(|fault| *fault != Fault::Mismatch);
+    }
     faults
 }
 
@@ -193,16 +223,33 @@ fn strike(world: &mut World, rng: &mut Rng, fault: Fault, names: usize) -> Resul
         (Fault::Leave, Some(index)) => world.leave(index)?,
         (Fault::CloseByMember, Some(index)) => world.close(index, "the work is done")?,
         (Fault::CloseByOther, _) => {
-            let record = world.check.round().round;
             let other = living.into_iter().find(|index| {
                 let process = &world.processes[*index];
-                process.phase == Phase::Joining && !world.check.was_in(process, record)
+                process.phase == Phase::Joining && !world.check.is_member(process)
             });
             if let Some(index) = other {
                 world.close(index, "not its to close")?;
             }
         }
-        (Fault::CloseByOperator, _) => world.operator_closes("an operator has closed it")?,
+        (Fault::CloseByOperator, _) => world.operator_closes("an operator has closed it"),
+        (Fault::Hang, Some(index)) => {
+            let time = world.up_to(Duration::from_secs(60));
+            world.hang(index, time);
+        }
+        (Fault::Lag, Some(index)) => world.processes[index].lag = world.up_to(Duration::from_secs(3)),
+        (Fault::BackUp, _) => world.back_up(),
+        (Fault::DataLost, _) if world.now >= world.etcd_away_until => {
+            let (empty, overtakes, compacted) = (rng.bool(), rng.bool(), rng.bool());
+            world.lose_data(Loss { empty, overtakes, compacted })?;
+        }
+        (Fault::Denied, Some(index)) => {
+            let time = world.up_to(lease * 3);
+            world.deny(index, time);
+        }
+        (Fault::Full, _) => {
+            let time = world.up_to(lease * 3);
+            world.fill(time);
+        }
         (Fault::Stall, Some(index)) => stall(world, rng, index),
         (Fault::StallLeader, _) => leader.into_iter().for_each(|index| stall(world, rng, index)),
         (Fault::Cut, Some(index)) => {

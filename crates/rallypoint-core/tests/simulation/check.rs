@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use rallypoint_core::round::{
-    Change, Entry, Event, Joined, Keys, MasterRecord, NodeEvent, NodeRecord, RankRecord, RoundRecord,
+    Entry, Event, Joined, Keys, MasterRecord, NodeEvent, NodeRecord, RankPolicy, RankRecord, RoundRecord,
     RunSettings, Wants,
 };
 
@@ -45,31 +45,40 @@ pub(crate) struct Check {
     settings: RunSettings,
     /// What the group's record said last.
     round: RoundRecord,
-    rounds: BTreeMap<u64, Committed>,
-    /// The last round that each process reported.
-    last: BTreeMap<Who, u64>,
+    /// Completed rounds, by their plans: where etcd has lost data, two may have one number.
+    rounds: BTreeMap<String, Committed>,
+    /// The last round that each process reported: its number and its plan.
+    last: BTreeMap<Who, (u64, String)>,
     /// Who reported to be in a round, by its plan.
     reported: BTreeMap<(String, String), u64>,
     closers: BTreeSet<Who>,
     operator_closed: bool,
-    /// How often the run was begun: its record may be gone when nobody has held it for long.
-    pub(crate) begun: u32,
+    /// The reasons with which the run was ever closed.
+    pub(crate) reasons: BTreeSet<String>,
+    /// How often what etcd had of the run was lost: with the run's lease, or by etcd itself.
+    pub(crate) losses: u32,
     /// Which process has a node's key.
     holders: BTreeMap<String, u64>,
-    /// Processes whose node's key was taken by another, and by which.
-    replaced: BTreeMap<Who, u64>,
+    /// Which processes ever had a node's key.
+    owners: BTreeMap<String, BTreeSet<u64>>,
+    /// Since the last round, a node that was not in it has asked for one.
+    pub(crate) somebody_waited: bool,
+    /// Nodes that asked for a round since the last one.
+    asked: BTreeSet<String>,
+    /// Nodes whose key was gone since the last round, or that had left it: who comes back by that name is a newcomer.
+    gone: BTreeSet<String>,
     /// Rounds completed.
     pub(crate) commits: u64,
 }
 
 /// A completed round.
 #[derive(Debug)]
-struct Committed {
-    plan: String,
+pub(crate) struct Committed {
+    pub(crate) round: u64,
     world_size: usize,
     master: MasterRecord,
     lease: i64,
-    members: BTreeMap<Who, usize>,
+    pub(crate) members: BTreeMap<Who, usize>,
 }
 
 impl Check {
@@ -83,9 +92,13 @@ impl Check {
             reported: BTreeMap::new(),
             closers: BTreeSet::new(),
             operator_closed: false,
-            begun: 0,
+            reasons: BTreeSet::new(),
+            losses: 0,
             holders: BTreeMap::new(),
-            replaced: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            somebody_waited: false,
+            asked: BTreeSet::new(),
+            gone: BTreeSet::new(),
             commits: 0,
         }
     }
@@ -95,20 +108,42 @@ impl Check {
         &self.round
     }
 
+    /// A completed round.
+    pub(crate) fn committed_as(&self, plan: &str) -> Option<&Committed> {
+        self.rounds.get(plan)
+    }
+
+    /// Whether a round after this one was completed.
+    pub(crate) fn went_on_after(&self, round: u64) -> bool {
+        self.rounds.values().any(|committed| committed.round > round)
+    }
+
+    /// The plan of the last round that a process reported.
+    pub(crate) fn last_plan(&self, process: &Process) -> Option<&str> {
+        self.last.get(&(process.id.clone(), process.incarnation)).map(|(_, plan)| plan.as_str())
+    }
+
     /// Whether a process has its node's key.
     pub(crate) fn holds_key(&self, process: &Process) -> bool {
         self.holders.get(&process.id) == Some(&process.incarnation)
     }
 
-    /// The incarnation of the process that took the node's key from this one.
-    pub(crate) fn replaced_by(&self, process: &Process) -> Option<u64> {
-        self.replaced.get(&(process.id.clone(), process.incarnation)).copied()
+    /// Whether every key of a node is that of a living process.
+    pub(crate) fn all_live<'a>(&self, living: impl Iterator<Item = &'a Process>) -> bool {
+        let living: BTreeSet<(&str, u64)> =
+            living.map(|process| (process.id.as_str(), process.incarnation)).collect();
+        self.holders.iter().all(|(id, incarnation)| living.contains(&(id.as_str(), *incarnation)))
     }
 
-    /// Whether a process is a member of a round.
-    pub(crate) fn was_in(&self, process: &Process, round: u64) -> bool {
+    /// Whether another process than this one ever had the node's key.
+    pub(crate) fn was_replaced(&self, id: &str, incarnation: u64) -> bool {
+        self.owners.get(id).is_some_and(|owners| owners.iter().any(|owner| *owner != incarnation))
+    }
+
+    /// Whether a process is a member of the last round.
+    pub(crate) fn is_member(&self, process: &Process) -> bool {
         let who = (process.id.clone(), process.incarnation);
-        self.rounds.get(&round).is_some_and(|round| round.members.contains_key(&who))
+        self.rounds.get(&self.round.plan).is_some_and(|round| round.members.contains_key(&who))
     }
 
     /// A process asked to close the run.
@@ -121,6 +156,18 @@ impl Check {
         self.operator_closed = true;
     }
 
+    /// etcd has lost data: what it has now is what counts.
+    pub(crate) fn lost_data(&mut self, etcd: &Etcd) -> Result<(), Violation> {
+        self.losses += 1;
+        self.round = etcd.get(&self.keys.round()).map(parse).transpose()?.unwrap_or_else(nothing);
+        self.holders.clear();
+        for entry in etcd.prefix(&self.keys.nodes()) {
+            let record: NodeRecord = parse(entry)?;
+            self.holders.insert(self.keys.id_of(&entry.key).to_owned(), record.incarnation);
+        }
+        Ok(())
+    }
+
     /// What etcd has done at one revision.
     pub(crate) fn change(&mut self, etcd: &Etcd, change: &etcd::Change) -> Result<(), Violation> {
         for event in &change.events {
@@ -130,32 +177,49 @@ impl Check {
                     if entry.key == self.keys.round() {
                         self.written(etcd, entry)?;
                     } else if entry.key.starts_with(&self.keys.nodes()) {
-                        let record: NodeRecord = parse(entry)?;
-                        let id = self.keys.id_of(&entry.key).to_owned();
-                        if let Some(before) = self.holders.insert(id.clone(), record.incarnation) {
-                            self.replaced.insert((id.clone(), before), record.incarnation);
-                        }
-                        self.replaced.remove(&(id, record.incarnation));
+                        self.node_written(entry)?;
                     }
                 }
-                Event::Delete { key, .. } if *key == self.keys.round() => self.round = nothing(),
+                Event::Delete { key, .. } if *key == self.keys.round() => {
+                    self.losses += u32::from(self.round.closed.is_none());
+                    self.round = nothing();
+                }
                 Event::Delete { key, .. } if key.starts_with(&self.keys.nodes()) => {
-                    self.holders.remove(self.keys.id_of(key));
+                    let id = self.keys.id_of(key);
+                    self.holders.remove(id);
+                    self.gone.insert(id.to_owned());
                 }
                 Event::Delete { key, .. } => {
-                    let current = self.keys.store(self.round.round);
+                    let current = self.keys.store(self.round.round, &self.round.plan);
                     let lost = key.starts_with(&current) && self.round.closed.is_none();
-                    promise!(2, !lost, "{key} was deleted while its round goes on");
+                    let with_all = change.events.iter().any(|event| etcd::key_of(event) == self.keys.round());
+                    promise!(2, !lost || with_all, "{key} was deleted while its round goes on");
                 }
             }
         }
         Ok(())
     }
 
+    fn node_written(&mut self, entry: &Entry) -> Result<(), Violation> {
+        let record: NodeRecord = parse(entry)?;
+        let id = self.keys.id_of(&entry.key).to_owned();
+        let who = (id.clone(), record.incarnation);
+        let is_member = self.rounds.get(&self.round.plan).is_some_and(|it| it.members.contains_key(&who));
+        self.somebody_waited |= record.wants == Wants::Join && (!is_member || self.gone.contains(&id));
+        if record.wants == Wants::Join {
+            self.asked.insert(id.clone());
+        }
+        if record.wants == Wants::Leave {
+            self.gone.insert(id.clone());
+        }
+        self.holders.insert(id.clone(), record.incarnation);
+        self.owners.entry(id).or_default().insert(record.incarnation);
+        Ok(())
+    }
+
     fn written(&mut self, etcd: &Etcd, entry: &Entry) -> Result<(), Violation> {
         let record: RoundRecord = parse(entry)?;
         let before = std::mem::replace(&mut self.round, record.clone());
-        self.begun += u32::from(before == nothing());
         promise!(3, record.round >= before.round, "after round {} came {}", before.round, record.round);
         if let Some(reason) = &before.closed {
             promise!(
@@ -166,29 +230,31 @@ impl Check {
             );
             promise!(4, record.round == before.round, "round {} came after the run was closed", record.round);
         } else if let Some(reason) = &record.closed {
+            self.reasons.insert(reason.clone());
             self.closed(&record, reason)?;
         }
-        if record.round == before.round {
+        if !record.has_round() {
+            promise!(3, !before.has_round(), "round {} was taken back", before.round);
+            return Ok(());
+        }
+        if record.plan == before.plan {
             let same = |a: &RoundRecord, b: &RoundRecord| {
                 (a.plan == b.plan, a.world_size == b.world_size, a.master == b.master) == (true, true, true)
             };
-            promise!(2, before.round == 0 || same(&record, &before), "round {} was rewritten", record.round);
+            promise!(2, same(&record, &before), "round {} was rewritten", record.round);
             return Ok(());
         }
-        // The record was lost with the run's lease, and a leader knew it still.
-        if before == nothing()
-            && self.rounds.get(&record.round).is_some_and(|round| round.plan == record.plan)
-        {
-            return Ok(());
-        }
-        self.committed(etcd, entry.mod_revision, &record)
+        self.committed(etcd, entry.mod_revision, &record, &before.plan)
     }
 
     fn closed(&self, record: &RoundRecord, reason: &str) -> Result<(), Violation> {
         promise!(4, !reason.is_empty(), "the run was closed without a reason");
-        let members = self.rounds.get(&record.round).map(|round| &round.members);
-        let by_member =
-            members.is_some_and(|members| self.closers.iter().any(|who| members.contains_key(who)));
+        let members = self.rounds.get(&record.plan).map(|round| &round.members);
+        // Where the record was lost, any member of its round will do.
+        let by_member = self.closers.iter().any(|who| match members {
+            Some(members) => members.contains_key(who),
+            None => self.last.contains_key(who),
+        });
         promise!(
             4,
             by_member || self.operator_closed,
@@ -199,7 +265,13 @@ impl Check {
         Ok(())
     }
 
-    fn committed(&mut self, etcd: &Etcd, revision: i64, record: &RoundRecord) -> Result<(), Violation> {
+    fn committed(
+        &mut self,
+        etcd: &Etcd,
+        revision: i64,
+        record: &RoundRecord,
+        before: &str,
+    ) -> Result<(), Violation> {
         let (round, n) = (record.round, record.world_size);
         self.commits += 1;
         promise!(
@@ -238,17 +310,53 @@ impl Check {
         );
         promise!(2, node.wants == Wants::Join, "round {round}: the master wants to {:?}", node.wants);
         // A master that has heard of an earlier round has used the port that it had then.
-        let used = |(_, at): &(&u64, &Committed)| {
-            at.master == master && self.reported.contains_key(&(at.plan.clone(), master.node.clone()))
+        let used = |at: &(&String, &Committed)| {
+            at.1.master == master && self.reported.contains_key(&(at.0.clone(), master.node.clone()))
         };
         if let Some((before, _)) = self.rounds.iter().find(used) {
             let what = format!("round {round} has the master of round {before}: {master:?}");
             return Err(Violation { promise: 2, what });
         }
-        let committed =
-            Committed { plan: record.plan.clone(), world_size: n, master, lease: record.lease, members };
-        let again = self.rounds.insert(round, committed).is_some();
-        promise!(3, !again || self.begun > 1, "round {round} was completed twice");
+        if let Some(last) = self.rounds.get(before) {
+            self.kept_ranks(last, round, &members)?;
+        }
+        let again = self.rounds.values().any(|committed| committed.round == round);
+        promise!(3, !again || self.losses > 0, "round {round} was completed twice");
+        let nodes = self.keys.nodes();
+        self.somebody_waited = etcd.prefix(&nodes).any(|entry| {
+            let id = &entry.key[nodes.len()..];
+            let joins = parse::<NodeRecord>(entry).is_ok_and(|record| record.wants == Wants::Join);
+            joins && !members.keys().any(|(member, _)| member == id)
+        });
+        // The leader may not have heard yet that it has left again.
+        let asked = std::mem::take(&mut self.asked);
+        self.somebody_waited |= asked.iter().any(|id| !members.keys().any(|(member, _)| member == id));
+        let there = |(id, incarnation): &Who| {
+            let record = etcd.get(&self.keys.node(id)).map(parse::<NodeRecord>)?.ok()?;
+            (record.incarnation == *incarnation && record.wants != Wants::Leave).then_some(())
+        };
+        self.gone = members.keys().filter(|who| there(who).is_none()).map(|who| who.0.clone()).collect();
+        let committed = Committed { round, world_size: n, master, lease: record.lease, members };
+        let again = self.rounds.insert(record.plan.clone(), committed).is_some();
+        promise!(3, !again, "the plan {} was completed twice", record.plan);
+        Ok(())
+    }
+
+    /// Who was in the last round, and has not been away since, keeps its rank.
+    fn kept_ranks(
+        &self,
+        last: &Committed,
+        round: u64,
+        members: &BTreeMap<Who, usize>,
+    ) -> Result<(), Violation> {
+        if self.settings.policy != RankPolicy::Sticky {
+            return Ok(());
+        }
+        for (who, rank) in members.iter().filter(|(who, _)| !self.gone.contains(&who.0)) {
+            let had = last.members.iter().find(|((id, _), _)| *id == who.0).map(|(_, rank)| *rank);
+            let kept = had.is_none_or(|had| had == *rank || had >= members.len());
+            promise!(7, kept, "{who:?} had rank {had:?} of round {} and has {rank} of {round}", last.round);
+        }
         Ok(())
     }
 
@@ -264,11 +372,6 @@ impl Check {
             NodeEvent::Joined(joined) => self.joined(process, &who, joined),
             NodeEvent::Changed(change) => {
                 promise!(3, self.last.contains_key(&who), "{who:?} is told {change:?} and is in no round");
-                if let Change::Died { node, rank } | Change::Left { node, rank } = change {
-                    let members = &self.rounds[&self.last[&who]].members;
-                    let lost = members.iter().any(|((id, _), at)| id == node && at == rank);
-                    promise!(7, lost, "{who:?} is told {change:?}, which is no member of its round");
-                }
                 Ok(())
             }
             NodeEvent::Left => {
@@ -282,8 +385,8 @@ impl Check {
     }
 
     fn joined(&mut self, process: &Process, who: &Who, joined: &Joined) -> Result<(), Violation> {
-        let Joined { round, rank, world_size, address, port, lease } = joined;
-        let Some(committed) = self.rounds.get(round) else {
+        let Joined { round, plan, rank, world_size, address, port, lease } = joined;
+        let Some(committed) = self.rounds.get(plan).filter(|committed| committed.round == *round) else {
             return Err(Violation {
                 promise: 2,
                 what: format!("{who:?} is in round {round}, which is not complete"),
@@ -306,26 +409,16 @@ impl Check {
                 "{who:?} is the master at {address}:{port} and not at {own:?}"
             );
         }
-        let plan = committed.plan.clone();
-        let last = self.last.insert(who.clone(), *round).unwrap_or(0);
+        let last = self.last.insert(who.clone(), (*round, plan.clone())).map_or(0, |(last, _)| last);
         promise!(3, *round > last, "{who:?} reports round {round} after {last}");
-        let other = self.reported.insert((plan, who.0.clone()), who.1);
+        let other = self.reported.insert((plan.clone(), who.0.clone()), who.1);
         promise!(3, other.is_none(), "{who:?} reports round {round}, as {other:?} did");
         Ok(())
     }
 }
 
 fn nothing() -> RoundRecord {
-    RoundRecord {
-        round: 0,
-        plan: String::new(),
-        world_size: 0,
-        master: None,
-        settings: None,
-        lease: 0,
-        closed: None,
-        news: rallypoint_core::round::News::default(),
-    }
+    RoundRecord::without_round(0, None, 0)
 }
 
 fn parse<T: serde::de::DeserializeOwned>(entry: &Entry) -> Result<T, Violation> {

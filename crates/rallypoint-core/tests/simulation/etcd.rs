@@ -16,8 +16,10 @@ const MAX_OPS: usize = 128;
 /// The shortest time to live that etcd grants with its default election timeout.
 pub(crate) const MIN_TTL: Duration = Duration::from_secs(2);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Etcd {
+    /// Counts the times that data was lost.
+    pub(crate) history: u64,
     revision: i64,
     /// Events up to and including this revision are gone.
     compacted: i64,
@@ -36,7 +38,7 @@ pub(crate) struct Change {
     pub(crate) events: Vec<Event>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Lease {
     ttl: Duration,
     ends: Duration,
@@ -46,6 +48,7 @@ struct Lease {
 impl Etcd {
     pub(crate) fn new() -> Self {
         Etcd {
+            history: 0,
             revision: 1,
             compacted: 0,
             keys: BTreeMap::new(),
@@ -104,6 +107,27 @@ impl Etcd {
     pub(crate) fn extend_leases(&mut self, now: Duration) {
         for lease in self.leases.values_mut() {
             lease.ends = now + lease.ttl;
+        }
+    }
+
+    /// Becomes what it was once, or empty. What comes after is another history.
+    pub(crate) fn lose_data(&mut self, now: Duration, kept: Option<Etcd>) {
+        let (history, granted) = (self.history + 1, self.granted);
+        *self = kept.unwrap_or_else(Etcd::new);
+        (self.history, self.granted) = (history, granted);
+        self.fresh.clear();
+        self.extend_leases(now);
+    }
+
+    /// Others write, and have nothing to do with this run. `compacted`: nothing of before can be watched any more.
+    pub(crate) fn advance(&mut self, revisions: i64, compacted: bool) {
+        for _ in 0..revisions.min(3) {
+            self.commit(vec![Event::Delete { key: "others".to_owned(), revision: self.revision + 1 }]);
+        }
+        self.revision += (revisions - 3).max(0);
+        self.fresh.clear();
+        if compacted {
+            self.compact(self.revision);
         }
     }
 

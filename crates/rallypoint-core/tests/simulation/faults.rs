@@ -2,12 +2,18 @@
 
 use std::time::Duration;
 
-use rallypoint_core::round::{Op, Reply, Request, RoundRecord, Txn};
-
 use crate::check::Violation;
 use crate::network::Weather;
 use crate::process::Phase;
 use crate::world::{Step, World};
+
+/// How etcd loses data.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Loss {
+    pub(crate) empty: bool,
+    pub(crate) overtakes: bool,
+    pub(crate) compacted: bool,
+}
 
 impl World {
     /// A process ends without a word.
@@ -22,6 +28,7 @@ impl World {
         self.trace(|| format!("{} stalls for {time:?}", self.name(index)));
         let process = &mut self.processes[index];
         process.stalled_until = process.stalled_until.max(self.now + time);
+        process.harmed = true;
     }
 
     /// A process and etcd do not reach each other for a while.
@@ -29,6 +36,10 @@ impl World {
         self.trace(|| format!("{} is cut off for {time:?}", self.name(index)));
         let process = &mut self.processes[index];
         process.cut_until = process.cut_until.max(self.now + time);
+        process.harmed = true;
+        if self.rng.bool() {
+            self.break_streams(index);
+        }
     }
 
     /// etcd answers nothing for a while: it is stopped and goes on, or ends and is started again.
@@ -46,6 +57,7 @@ impl World {
         self.trace(|| "etcd is back".to_owned());
         if restarted {
             self.etcd.extend_leases(self.now);
+            (0..self.processes.len()).for_each(|index| self.break_streams(index));
         } else if self.rng.bool() {
             // Leases end before a single refresh is heard. Else it is a race.
             let mut overdue = self.etcd.overdue(self.now);
@@ -86,32 +98,62 @@ impl World {
         self.etcd.compact(revision);
     }
 
-    /// An operator closes the run, as its tool does.
-    pub(crate) fn operator_closes(&mut self, reason: &str) -> Result<(), Violation> {
-        if self.now < self.etcd_away_until || self.check.round().closed.is_some() {
-            return Ok(());
+    /// etcd loses data, and comes back as what it was at the last snapshot, or empty. Others may have written since, so
+    /// that its revision is past the old one already; and nothing of before may be left to be watched.
+    pub(crate) fn lose_data(&mut self, loss: Loss) -> Result<(), Violation> {
+        let (before, now) = (self.etcd.revision(), self.now);
+        let kept = if loss.empty { None } else { self.backup.clone() };
+        self.trace(|| format!("etcd loses data: {loss:?}, {} is kept", kept.is_some()));
+        self.etcd.lose_data(now, kept);
+        let after = self.etcd.revision();
+        if loss.overtakes {
+            self.etcd.advance(before - after + 5, loss.compacted);
         }
-        self.trace(|| format!("an operator closes the run: {reason}"));
-        self.check.operator_closes();
-        let Ok(Reply::Granted(lease)) = self.etcd.apply(self.now, &Request::Grant(self.setup.closed_ttl))
-        else {
-            unreachable!("the model grants every lease");
-        };
-        let record = RoundRecord { closed: Some(reason.to_owned()), ..self.check.round().clone() };
-        let value = serde_json::to_string(&record).expect("a round can be written");
-        let put = Op::Put { key: self.keys.round(), value, lease };
-        let txn = Txn { then: vec![put], ..Txn::default() };
-        self.etcd.apply(self.now, &Request::Txn(txn)).expect("the lease is there");
-        self.publish()
+        self.check.lost_data(&self.etcd)?;
+        for index in 0..self.processes.len() {
+            self.break_streams(index);
+        }
+        Ok(())
+    }
+
+    /// Somebody takes a snapshot of etcd.
+    pub(crate) fn back_up(&mut self) {
+        self.backup = Some(self.etcd.clone());
+    }
+
+    /// A process's program does nothing for a while: it hangs, or is busy.
+    pub(crate) fn hang(&mut self, index: usize, time: Duration) {
+        self.trace(|| format!("{}'s program hangs for {time:?}", self.name(index)));
+        let process = &mut self.processes[index];
+        process.hung_until = process.hung_until.max(self.now + time);
+    }
+
+    /// What a process asks for is refused for a while.
+    pub(crate) fn deny(&mut self, index: usize, time: Duration) {
+        self.trace(|| format!("{} is denied everything for {time:?}", self.name(index)));
+        self.break_streams(index);
+        let process = &mut self.processes[index];
+        process.denied_until = process.denied_until.max(self.now + time);
+        process.harmed = true;
+    }
+
+    /// etcd has no space for a while.
+    pub(crate) fn fill(&mut self, time: Duration) {
+        self.trace(|| format!("etcd is full for {time:?}"));
+        self.full_until = self.now + time;
+        // A lease that ends meanwhile cannot be replaced.
+        self.processes.iter_mut().for_each(|process| process.harmed = true);
     }
 
     /// The weather clears up, and the faults under way come to their end.
     pub(crate) fn heal(&mut self) -> Result<(), Violation> {
         self.trace(|| "the weather clears up".to_owned());
         self.weather = Weather::default();
-        let mut end = self.etcd_away_until;
+        let mut end = self.etcd_away_until.max(self.full_until);
+        let now = self.now;
         for process in self.processes.iter_mut().filter(|process| process.alive) {
-            end = end.max(process.cut_until).max(process.stalled_until);
+            (process.hung_until, process.lag) = (process.hung_until.min(now), Duration::ZERO);
+            end = end.max(process.cut_until).max(process.stalled_until).max(process.denied_until);
             process.crash = None;
         }
         self.run_while(end, |_| true).map(|_| ())

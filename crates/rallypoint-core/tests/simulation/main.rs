@@ -11,10 +11,12 @@ mod faults;
 mod finale;
 mod model;
 mod network;
+mod operator;
 mod planted;
 mod process;
 mod scenarios;
 mod seeds;
+mod truth;
 mod world;
 
 use planted::Planted;

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use rallypoint_core::round::{Entry, Event, Failure, Request, Update, WatchId, Watched};
+use rallypoint_core::round::{Entry, Event, Failure, Op, Request, Txn, Update, WatchId, Watched};
 
-use crate::check::Violation;
+use crate::check::{Violation, promise};
 use crate::process::{Watch, short};
 use crate::world::{Step, World};
 
 /// A process waits this long for a reply.
-const TIMEOUT: Duration = Duration::from_secs(3);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(3);
 /// A late request is carried out up to this long after it was sent.
 pub(crate) const LATEST: Duration = Duration::from_secs(15);
 
@@ -24,7 +24,12 @@ pub(crate) struct Weather {
     pub(crate) late: f64,
     /// What a watch would have told is no longer to be had, and it tells how things are.
     pub(crate) snapshot: f64,
+    /// It is carried out twice, and only the second answer is heard.
+    pub(crate) twice: f64,
 }
+
+/// A process that makes more requests than this in a second spins.
+const SPIN: u32 = 120;
 
 impl World {
     fn chance(&mut self, chance: f64) -> bool {
@@ -39,45 +44,77 @@ impl World {
     }
 
     /// A process sends a request.
-    pub(crate) fn send(&mut self, from: usize, id: u64, request: Request) {
+    pub(crate) fn send(&mut self, from: usize, id: u64, request: Request) -> Result<(), Violation> {
         self.processes[from].requests += 1;
+        let second = self.now.as_secs();
+        let (window, count) = &mut self.processes[from].this_second;
+        *count = if *window == second { *count + 1 } else { 1 };
+        *window = second;
+        let count = *count;
+        promise!(10, count <= SPIN, "{} makes {count} requests in a second: {request:?}", self.name(from));
         if let Some(crash) = self.processes[from].crash
             && crash.lost
             && self.processes[from].requests == crash.request
         {
             self.trace(|| format!("{} dies before request #{id}: {request:?}", self.name(from)));
-            return self.crash(from);
+            self.crash(from);
+            return Ok(());
         }
         self.trace(|| format!("{} > #{id} {}", self.name(from), short(&request)));
-        let request = self.planted.alter_request(request);
         self.processes[from].pending.insert(id);
+        let Some(request) = self.planted.alter_request(request) else { return Ok(()) };
         self.after(TIMEOUT, Step::Answer { to: from, id, reply: Err(Failure::Unknown) });
         let cut = self.processes[from].cut_until;
         let mut at = self.now + self.delay();
         if self.now < cut {
             if self.chance(0.5) {
-                return;
+                return Ok(());
             }
             at = cut + self.delay();
         } else if self.chance(self.weather.lost) {
             self.trace(|| format!("{} #{id} is lost", self.name(from)));
-            return;
+            return Ok(());
         } else if self.chance(self.weather.late) {
             at += self.up_to(LATEST);
         }
-        self.at(at, Step::Arrive { from, id, request });
+        let history = self.etcd.history;
+        self.at(at, Step::Arrive { from, id, request, history });
+        for _ in 1..self.planted.sends() {
+            self.processes[from].this_second.1 += 1;
+        }
+        Ok(())
     }
 
-    pub(crate) fn arrive(&mut self, from: usize, id: u64, request: Request) -> Result<(), Violation> {
+    pub(crate) fn arrive(
+        &mut self,
+        from: usize,
+        id: u64,
+        request: Request,
+        history: u64,
+    ) -> Result<(), Violation> {
+        if history != self.etcd.history {
+            // No connection outlives the server.
+            return Ok(());
+        }
         if self.now < self.etcd_away_until {
             if !self.etcd_restarts {
                 let at = self.etcd_away_until + self.delay();
-                self.at(at, Step::Arrive { from, id, request });
+                self.at(at, Step::Arrive { from, id, request, history });
             }
             return Ok(());
         }
-        self.trace(|| format!("  etcd carries out #{id} of {}", self.name(from)));
-        let reply = self.etcd.apply(self.now, &request);
+        let reply = if self.refuses(from, &request) {
+            self.trace(|| format!("  etcd refuses #{id} of {}", self.name(from)));
+            if !self.planted.answers_refusals() {
+                self.processes[from].pending.remove(&id);
+                return Ok(());
+            }
+            Err(Failure::Refused)
+        } else {
+            self.trace(|| format!("  etcd carries out #{id} of {}", self.name(from)));
+            let first = self.etcd.apply(self.now, &request);
+            if self.chance(self.weather.twice) { self.etcd.apply(self.now, &request) } else { first }
+        };
         let process = &self.processes[from];
         let dies = process.crash.is_some_and(|crash| !crash.lost && id >= crash.request);
         self.publish()?;
@@ -94,6 +131,18 @@ impl World {
         Ok(())
     }
 
+    /// Whether etcd refuses a request, for want of space or of a permission.
+    fn refuses(&self, from: usize, request: &Request) -> bool {
+        let writes = |txn: &Txn| txn.then.iter().any(|op| !matches!(op, Op::Get(_)));
+        let full = match request {
+            Request::Grant(_) => true,
+            Request::Txn(txn) => writes(txn),
+            Request::Renew(_) | Request::Revoke(_) | Request::Range(_) => false,
+        };
+        let asks = matches!(request, Request::Txn(_) | Request::Range(_));
+        (full && self.now < self.full_until) || (asks && self.now < self.processes[from].denied_until)
+    }
+
     fn passes(&mut self, of: usize) -> bool {
         self.now >= self.processes[of].cut_until && !self.chance(self.weather.lost)
     }
@@ -105,7 +154,8 @@ impl World {
         }
         if self.passes(of) {
             let delay = self.delay();
-            self.after(delay, Step::Refresh { from: of, lease });
+            let history = self.etcd.history;
+            self.after(delay, Step::Refresh { from: of, lease, history });
         }
         self.keep_later(of, lease);
         self.processes[of].unanswered = true;
@@ -119,11 +169,14 @@ impl World {
         self.after(pause, Step::Keep { of, lease });
     }
 
-    pub(crate) fn refresh(&mut self, from: usize, lease: i64) {
+    pub(crate) fn refresh(&mut self, from: usize, lease: i64, history: u64) {
+        if history != self.etcd.history {
+            return;
+        }
         if self.now < self.etcd_away_until {
             if !self.etcd_restarts {
                 let at = self.etcd_away_until + self.delay();
-                self.at(at, Step::Refresh { from, lease });
+                self.at(at, Step::Refresh { from, lease, history });
             }
             return;
         }
@@ -148,7 +201,9 @@ impl World {
         process.generations += 1;
         let generation = process.generations;
         let begun = from.is_some();
-        *process.watch(id) = Some(Watch { generation, keys, next: from, begun, scheduled: false });
+        let (scheduled, history, broken) = (false, self.etcd.history, false);
+        *process.watch(id) =
+            Some(Watch { generation, keys, next: from, begun, scheduled, history, broken });
         if begun {
             self.wake(index, id);
         } else {
@@ -159,22 +214,33 @@ impl World {
 
     /// etcd hears of a watch that begins now.
     pub(crate) fn open(&mut self, to: usize, id: WatchId, generation: u64) {
-        let away = self.etcd_away_until.max(self.processes[to].cut_until);
+        let away = self.etcd_away_until.max(self.processes[to].cut_until).max(self.processes[to].denied_until);
         if self.now < away {
             let at = away + self.delay();
             return self.at(at, Step::Open { to, watch: id, generation });
         }
-        let next = self.etcd.revision() + 1;
+        let (next, history) = (self.etcd.revision() + 1, self.etcd.history);
         let watch = self.processes[to].watch(id).as_mut();
         if let Some(watch) = watch.filter(|watch| watch.generation == generation) {
-            watch.next = Some(next);
+            (watch.next, watch.history) = (Some(next), history);
             self.wake(to, id);
+        }
+    }
+
+    /// The streams of a process are cut: once it reaches etcd again, each watch reads afresh.
+    pub(crate) fn break_streams(&mut self, index: usize) {
+        for id in [WatchId::Group, WatchId::Rank, WatchId::Nodes] {
+            if let Some(watch) = self.processes[index].watch(id).as_mut().filter(|watch| watch.next.is_some()) {
+                watch.broken = true;
+                self.wake(index, id);
+            }
         }
     }
 
     /// A watch may have something to say.
     pub(crate) fn wake(&mut self, index: usize, id: WatchId) {
-        let delay = self.delay();
+        let lag = self.processes[index].lag;
+        let delay = self.delay() + lag;
         let at = (self.now + delay).max(self.etcd_away_until).max(self.processes[index].cut_until);
         let process = &mut self.processes[index];
         if !process.alive {
@@ -189,7 +255,7 @@ impl World {
     }
 
     pub(crate) fn deliver(&mut self, to: usize, id: WatchId, generation: u64) -> Result<(), Violation> {
-        let away = self.etcd_away_until.max(self.processes[to].cut_until);
+        let away = self.etcd_away_until.max(self.processes[to].cut_until).max(self.processes[to].denied_until);
         if self.now < away {
             let at = away + self.delay();
             self.at(at, Step::Deliver { to, watch: id, generation });
@@ -211,7 +277,10 @@ impl World {
         if next < up_to && self.chance(0.2) {
             up_to = self.rng.i64(next..=up_to);
         }
-        let (update, next) = if self.chance(self.weather.snapshot) {
+        let cut = std::mem::take(&mut watch.broken) || watch.history != self.etcd.history;
+        let afresh = cut && !self.planted.trusts_every_history();
+        watch.history = self.etcd.history;
+        let (update, next) = if afresh || self.chance(self.weather.snapshot) {
             (Some(self.etcd.snapshot(&watch.keys)), self.etcd.revision() + 1)
         } else {
             self.etcd.watch(&watch.keys, next, up_to)
@@ -237,6 +306,8 @@ impl World {
             WatchId::Rank => process.rank = last_of(&update),
             WatchId::Nodes => self.overlooked += u64::from(matches!(update, Update::Snapshot { .. })),
         }
+        let mine = self.processes[to].is_in().map(|joined| (joined.round, joined.plan.clone()));
+        let update = self.planted.disguise(update, mine.as_ref().map(|(round, plan)| (*round, plan.as_str())));
         self.update(to, id, update)
     }
 }

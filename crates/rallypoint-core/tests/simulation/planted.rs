@@ -1,7 +1,11 @@
-//! Bugs planted between the machine and etcd, to see that the checks find them.
+//! Bugs planted between the machine and etcd, or the machine and its program, to see that the checks find them.
+
+use std::time::Duration;
 
 use fastrand::Rng;
-use rallypoint_core::round::{Condition, Entry, Event, Op, RankRecord, Request, RoundRecord, Txn, Update};
+use rallypoint_core::round::{
+    Change, Condition, Entry, Event, Node, NodeEvent, Op, RankRecord, Request, RoundRecord, Txn, Update,
+};
 
 use crate::world::RUN;
 
@@ -14,29 +18,137 @@ pub(crate) enum Planted {
     RankFromAnyPlan,
     /// Now and then a watch says nothing of an event.
     LostWakeUp,
+    /// After its stream was cut, a watch goes on from where it was, whatever etcd has lost.
+    TrustEveryHistory,
+    /// A node that has just been started takes every missing key for a death.
+    NoGraceForNewcomers,
+    /// A plan that comes to nothing costs the members their places.
+    PlacesWithoutPrevious,
+    /// A process that was replaced is not told.
+    ReplacedUntold,
+    /// Members are not told that etcd has lost their round.
+    LossUntold,
+    /// A refused request is never answered.
+    RefusalUnanswered,
+    /// Of two that leave a closed run together, each sees the other and nobody tidies up.
+    NobodySweeps,
+    /// Places of nodes that are gone stay.
+    NobodyTidies,
+    /// Rounds are told apart by their number alone.
+    RoundByNumber,
+    /// The driver goes on refreshing a lease that it was told to forget.
+    LeakedLease,
+    /// A write that was refused is sent again at once, many times.
+    Spin,
 }
+
+pub(crate) const ALL: [Planted; 14] = [
+    Planted::CommitByAnyLeader,
+    Planted::RankFromAnyPlan,
+    Planted::LostWakeUp,
+    Planted::TrustEveryHistory,
+    Planted::NoGraceForNewcomers,
+    Planted::PlacesWithoutPrevious,
+    Planted::ReplacedUntold,
+    Planted::LossUntold,
+    Planted::RefusalUnanswered,
+    Planted::NobodySweeps,
+    Planted::NobodyTidies,
+    Planted::RoundByNumber,
+    Planted::LeakedLease,
+    Planted::Spin,
+];
 
 impl Planted {
     pub(crate) fn named(name: &str) -> Self {
-        let all = [Planted::CommitByAnyLeader, Planted::RankFromAnyPlan, Planted::LostWakeUp];
-        all.into_iter().find(|planted| format!("{planted:?}") == name).unwrap_or(Planted::None)
+        ALL.into_iter().find(|planted| format!("{planted:?}") == name).unwrap_or(Planted::None)
     }
 
-    pub(crate) fn alter_request(self, request: Request) -> Request {
-        match request {
-            Request::Txn(mut txn) if self == Planted::CommitByAnyLeader && writes_round(&txn) => {
+    /// The request as it goes out; none if it does not.
+    pub(crate) fn alter_request(self, request: Request) -> Option<Request> {
+        let Request::Txn(mut txn) = request else { return Some(request) };
+        match self {
+            Planted::CommitByAnyLeader if writes_round(&txn) => {
                 let leader = format!("{RUN}group/leader");
                 txn.when
                     .retain(|condition| !matches!(condition, Condition::CreatedAt(key, _) if *key == leader));
-                Request::Txn(txn)
             }
-            request => request,
+            Planted::PlacesWithoutPrevious => {
+                for op in &mut txn.then {
+                    if let Op::Put { key, value, .. } = op
+                        && key.starts_with(&format!("{RUN}rank/"))
+                    {
+                        let mut place: RankRecord = serde_json::from_str(value).expect("a place can be read");
+                        place.previous = None;
+                        *value = serde_json::to_string(&place).expect("a place can be written");
+                    }
+                }
+            }
+            Planted::NobodySweeps if sweeps(&txn) => txn.otherwise.clear(),
+            Planted::NobodyTidies if tidies(&txn) => return None,
+            _ => {}
         }
+        Some(Request::Txn(txn))
     }
 
     /// Whether this update is kept from the machine.
     pub(crate) fn loses_update(self, rng: &mut Rng) -> bool {
         self == Planted::LostWakeUp && rng.u8(..100) < 5
+    }
+
+    pub(crate) fn trusts_every_history(self) -> bool {
+        self == Planted::TrustEveryHistory
+    }
+
+    pub(crate) fn leaks_leases(self) -> bool {
+        self == Planted::LeakedLease
+    }
+
+    pub(crate) fn answers_refusals(self) -> bool {
+        self != Planted::RefusalUnanswered
+    }
+
+    /// How often a request goes out.
+    pub(crate) fn sends(self) -> u32 {
+        if self == Planted::Spin { 30 } else { 1 }
+    }
+
+    /// What a machine is made to believe before it begins.
+    pub(crate) fn prepare(self, now: Duration, lease: Duration, node: &mut Node) {
+        if self == Planted::NoGraceForNewcomers {
+            for step in (0..20).rev() {
+                node.handle_renewed(now.saturating_sub(lease * step / 4), 0);
+            }
+        }
+    }
+
+    /// Whether the program is not told of this.
+    pub(crate) fn conceals(self, event: &NodeEvent) -> bool {
+        match event {
+            NodeEvent::Changed(Change::Replaced { .. }) => self == Planted::ReplacedUntold,
+            NodeEvent::Changed(Change::StateLost) => self == Planted::LossUntold,
+            _ => false,
+        }
+    }
+
+    /// The record of a round as a machine sees it that knows its own round, by number and plan.
+    pub(crate) fn disguise(self, update: Update, mine: Option<(u64, &str)>) -> Update {
+        let (Planted::RoundByNumber, Some((round, plan)), Update::Events(mut events)) = (self, mine, update.clone())
+        else {
+            return update;
+        };
+        for event in &mut events {
+            if let Event::Put(entry) = event
+                && entry.key == format!("{RUN}group/round")
+            {
+                let mut record: RoundRecord = serde_json::from_str(&entry.value).expect("a round can be read");
+                if record.round == round {
+                    record.plan = plan.to_owned();
+                }
+                entry.value = serde_json::to_string(&record).expect("a round can be written");
+            }
+        }
+        Update::Events(events)
     }
 
     /// The place that a machine without plans would take from a round it hears of: the last one it knows of.
@@ -45,24 +157,30 @@ impl Planted {
             return None;
         }
         let key = format!("{RUN}group/round");
-        let entries: Vec<&Entry> = match update {
-            Update::Events(events) => events
-                .iter()
-                .filter_map(|event| if let Event::Put(entry) = event { Some(entry) } else { None })
-                .collect(),
-            Update::Snapshot { entries, .. } => entries.iter().collect(),
-        };
-        let round = entries.into_iter().rev().find(|entry| entry.key == key)?;
-        let round: RoundRecord = serde_json::from_str(&round.value).expect("a round can be read");
+        let Update::Events(events) = update else { return None };
+        let round = events.iter().rev().find_map(|event| match event {
+            Event::Put(entry) if entry.key == key => Some(entry),
+            _ => None,
+        })?;
+        let record: RoundRecord = serde_json::from_str(&round.value).expect("a round can be read");
         let mut known = known?.clone();
         let mut rank: RankRecord = serde_json::from_str(&known.value).expect("a place can be read");
-        (rank.plan, rank.round) = (round.plan, round.round);
+        (rank.plan, rank.round) = (record.plan, record.round);
         known.value = serde_json::to_string(&rank).expect("a place can be written");
-        Some(Update::Snapshot { revision: known.mod_revision, entries: vec![known] })
+        known.mod_revision = round.mod_revision;
+        Some(Update::Events(vec![Event::Put(known)]))
     }
 }
 
 fn writes_round(txn: &Txn) -> bool {
     let round = format!("{RUN}group/round");
     txn.then.iter().any(|op| matches!(op, Op::Put { key, .. } if *key == round))
+}
+
+fn sweeps(txn: &Txn) -> bool {
+    txn.when.iter().any(|condition| matches!(condition, Condition::OnlyCreatedAt(..)))
+}
+
+fn tidies(txn: &Txn) -> bool {
+    txn.when.len() > 1 && txn.then.iter().all(|op| matches!(op, Op::Delete(_) | Op::DeletePrefix(_)))
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rallypoint_core::round::{
     Change, Condition, Entry, Failure, Joined, Node, NodeConfig, NodeEvent, Op, Output, Refusal, Reply,
-    Request, Txn, Update, WatchId, Watched,
+    Request, RunSettings, Txn, Update, WatchId, Watched,
 };
 
 use crate::check::Violation;
@@ -21,6 +21,22 @@ pub(crate) struct Process {
     pub(crate) phase: Phase,
     /// Once it has left, it comes back.
     pub(crate) returns: bool,
+    /// What it was started with.
+    pub(crate) settings: RunSettings,
+    /// Something has happened to it for which it may be taken for dead.
+    pub(crate) harmed: bool,
+    /// The plan of the round after which its program asked for another, or left.
+    pub(crate) moved_on: String,
+    /// How often etcd had lost what it knows when this process last came into a round.
+    pub(crate) losses: u32,
+    /// Its program does nothing before this.
+    pub(crate) hung_until: Duration,
+    /// What its watches tell comes so much later.
+    pub(crate) lag: Duration,
+    /// etcd refuses what it asks for until then.
+    pub(crate) denied_until: Duration,
+    /// The requests of the second that it is.
+    pub(crate) this_second: (u64, u32),
     /// How it ended, where the machine ended it.
     pub(crate) refusal: Option<Refusal>,
     /// What it was told first of its last round.
@@ -82,6 +98,10 @@ pub(crate) struct Watch {
     pub(crate) begun: bool,
     /// A delivery is under way.
     pub(crate) scheduled: bool,
+    /// The history that it follows.
+    pub(crate) history: u64,
+    /// Its stream was cut: it reads afresh.
+    pub(crate) broken: bool,
 }
 
 impl Process {
@@ -90,10 +110,17 @@ impl Process {
             id: config.id.clone(),
             incarnation: config.incarnation,
             address: config.address.clone(),
-            node: Node::new(config, seed),
             alive: true,
             phase: Phase::Joining,
             returns: false,
+            settings: config.settings,
+            harmed: false,
+            moved_on: String::new(),
+            losses: 0,
+            hung_until: Duration::ZERO,
+            lag: Duration::ZERO,
+            denied_until: Duration::ZERO,
+            this_second: (0, 0),
             refusal: None,
             told: None,
             rank: None,
@@ -111,6 +138,14 @@ impl Process {
             requests: 0,
             received: 0,
             crash: None,
+            node: Node::new(config, seed),
+        }
+    }
+
+    /// Its program does not stay in the round it has.
+    fn moves_on(&mut self) {
+        if let Phase::In(joined) = &self.phase {
+            self.moved_on = joined.plan.clone();
         }
     }
 
@@ -138,6 +173,7 @@ impl World {
         let port = self.next_port;
         self.trace(|| format!("{} joins with port {port}", self.name(index)));
         let (now, process) = (self.now, &mut self.processes[index]);
+        process.moves_on();
         process.phase = Phase::Joining;
         process.port = port;
         process.joined_at = now;
@@ -152,6 +188,7 @@ impl World {
         }
         self.trace(|| format!("{} leaves", self.name(index)));
         let (now, process) = (self.now, &mut self.processes[index]);
+        process.moves_on();
         process.phase = Phase::Leaving;
         process.node.leave(now);
         self.drain(index)
@@ -218,7 +255,7 @@ impl World {
     fn drain(&mut self, index: usize) -> Result<(), Violation> {
         while let Some(output) = self.processes[index].node.poll_output() {
             match output {
-                Output::Request { id, request } => self.send(index, id, request),
+                Output::Request { id, request } => self.send(index, id, request)?,
                 Output::Watch { id, keys, from } => self.begin_watch(index, id, keys, from),
                 Output::Unwatch(id) => *self.processes[index].watch(id) = None,
                 Output::Keep(lease) => {
@@ -230,7 +267,7 @@ impl World {
                 }
                 Output::Forget(lease) => {
                     let process = &mut self.processes[index];
-                    if process.kept == Some(lease) {
+                    if process.kept == Some(lease) && !self.planted.leaks_leases() {
                         process.kept = None;
                     }
                 }
@@ -259,12 +296,18 @@ impl World {
     /// What the program makes of the machine's news.
     fn event(&mut self, index: usize, event: NodeEvent) -> Result<(), Violation> {
         self.trace(|| format!("{} ** {event:?}", self.name(index)));
+        if self.planted.conceals(&event) {
+            return Ok(());
+        }
         let process = &self.processes[index];
         self.check.event(&self.etcd, process, &event)?;
+        self.is_true(index, &event)?;
+        let losses = self.check.losses;
         self.news += u64::from(matches!(event, NodeEvent::Joined(_) | NodeEvent::Changed(_)));
         let process = &mut self.processes[index];
         match event {
             NodeEvent::Joined(joined) => {
+                process.losses = losses;
                 if process.phase == Phase::Joining {
                     process.phase = Phase::In(joined.clone());
                     self.share(index, &joined)?;
@@ -272,7 +315,7 @@ impl World {
             }
             NodeEvent::Changed(change) => {
                 let Some(round) = process.is_in().map(|joined| joined.round) else { return Ok(()) };
-                let over = matches!(change, Change::Closed(_));
+                let over = matches!(change, Change::Closed(_) | Change::Replaced { .. });
                 if process.told.as_ref().is_none_or(|(told, _)| *told < round) {
                     process.told = Some((round, change));
                 }
@@ -304,11 +347,11 @@ impl World {
 
     /// The program puts something into the round's store.
     fn share(&mut self, index: usize, joined: &Joined) -> Result<(), Violation> {
-        let key = format!("{}{}", self.keys.store(joined.round), self.processes[index].id);
+        let key = format!("{}{}", self.keys.store(joined.round, &joined.plan), self.processes[index].id);
         let put = Op::Put { key, value: "here".to_owned(), lease: joined.lease };
         let round = self.keys.round();
         let current = self.etcd.get(&round).map_or(0, |entry| entry.mod_revision);
-        if self.check.round().round == joined.round && self.now >= self.etcd_away_until {
+        if self.check.round().plan == joined.plan && self.now >= self.etcd_away_until {
             let when = vec![Condition::ModifiedAt(round, current)];
             let txn = Request::Txn(Txn { when, then: vec![put], ..Txn::default() });
             // The run's lease may be over by now.

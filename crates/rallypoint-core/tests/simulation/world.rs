@@ -12,6 +12,7 @@ use rallypoint_core::round::{
 use crate::check::{Check, Violation};
 use crate::etcd::{Etcd, key_of};
 use crate::network::Weather;
+use crate::operator::Operator;
 use crate::planted::Planted;
 use crate::process::{Phase, Process};
 
@@ -35,11 +36,13 @@ pub(crate) enum Step {
         from: usize,
         id: u64,
         request: Request,
+        history: u64,
     },
     /// A refresh of a lease reaches etcd.
     Refresh {
         from: usize,
         lease: i64,
+        history: u64,
     },
     /// etcd looks for leases whose time is over.
     Tick,
@@ -96,6 +99,16 @@ pub(crate) enum Step {
     Return {
         of: usize,
     },
+    /// A request of the operator's reaches etcd.
+    OperatorAsks {
+        request: Request,
+        history: u64,
+    },
+    /// The operator has an answer to that request, or waits no longer.
+    OperatorHears {
+        number: u64,
+        reply: Result<Reply, Failure>,
+    },
 }
 
 impl Step {
@@ -115,6 +128,8 @@ impl Step {
             | Step::Refresh { .. }
             | Step::Tick
             | Step::Expire { .. }
+            | Step::OperatorAsks { .. }
+            | Step::OperatorHears { .. }
             | Step::Resume { .. } => None,
         }
     }
@@ -128,6 +143,11 @@ pub(crate) struct World {
     pub(crate) etcd_away_until: Duration,
     /// What comes to etcd meanwhile is lost.
     pub(crate) etcd_restarts: bool,
+    /// etcd has no space for anything new before this.
+    pub(crate) full_until: Duration,
+    /// What etcd was when somebody took a snapshot of it.
+    pub(crate) backup: Option<Etcd>,
+    pub(crate) operator: Operator,
     pub(crate) weather: Weather,
     pub(crate) setup: Setup,
     pub(crate) keys: Keys,
@@ -157,6 +177,9 @@ impl World {
             etcd: Etcd::new(),
             etcd_away_until: Duration::ZERO,
             etcd_restarts: false,
+            full_until: Duration::ZERO,
+            backup: None,
+            operator: Operator::default(),
             weather,
             check: Check::new(RUN, setup.settings),
             setup,
@@ -199,7 +222,11 @@ impl World {
         };
         let seed = self.rng.u64(..);
         self.trace(|| format!("{id} starts, incarnation {incarnation}"));
-        self.processes.push(Process::new(config, seed));
+        let mut process = Process::new(config, seed);
+        process.harmed = self.weather.lost > 0.0 || self.weather.slow > 0.0;
+        process.losses = self.check.losses;
+        self.planted.prepare(self.now, self.setup.lease, &mut process.node);
+        self.processes.push(process);
         self.join(index)?;
         Ok(index)
     }
@@ -248,16 +275,25 @@ impl World {
             if !process.alive {
                 return Ok(());
             }
-            if self.now < process.stalled_until {
-                let until = process.stalled_until;
-                self.at(until, step);
+            // What a program does, or the whole process.
+            let acts = matches!(step, Step::Join { .. } | Step::Leave { .. } | Step::Return { .. });
+            let until = process.stalled_until.max(if acts { process.hung_until } else { Duration::ZERO });
+            if self.now < until {
+                // It may end sooner.
+                let at = until.min(self.now + Duration::from_secs(1));
+                self.at(at, step);
                 return Ok(());
             }
         }
         match step {
-            Step::Arrive { from, id, request } => self.arrive(from, id, request),
-            Step::Refresh { from, lease } => {
-                self.refresh(from, lease);
+            Step::Arrive { from, id, request, history } => self.arrive(from, id, request, history),
+            Step::Refresh { from, lease, history } => {
+                self.refresh(from, lease, history);
+                Ok(())
+            }
+            Step::OperatorAsks { request, history } => self.operator_asks(&request, history),
+            Step::OperatorHears { number, reply } => {
+                self.operator_hears(number, reply);
                 Ok(())
             }
             Step::Tick => {

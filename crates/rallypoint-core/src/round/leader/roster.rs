@@ -3,21 +3,38 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::etcd::Entry;
-use super::plan::{self, Candidate};
-use super::record::{Lost, NAMED_LOSSES, News, NodeRecord, Wants, Why};
-use super::settings::RunSettings;
+use super::super::etcd::Entry;
+use super::super::record::{Lost, NAMED_LOSSES, News, NodeRecord, Wants, Why, parse};
+use super::super::settings::RunSettings;
+use super::seating::{self, Candidate};
 
 #[derive(Debug)]
 pub(super) struct Roster {
     settings: RunSettings,
-    /// The last completed round.
+    /// The last completed round, and its plan.
     round: u64,
+    plan: String,
     nodes: BTreeMap<String, Present>,
-    members: HashMap<String, Seat>,
+    members: HashMap<String, Member>,
+    /// Members of whom nothing is known but that there are so many: etcd has lost their places. They may come back.
+    unnamed: usize,
     counts: [usize; CLASSES],
     lost: Vec<Lost>,
     lost_count: usize,
+    /// etcd has lost what it had of the round: its members meet again.
+    state_lost: bool,
+}
+
+/// What a leader knows of the last round when it begins.
+#[derive(Debug, Default)]
+pub(super) struct LastRound {
+    pub(super) round: u64,
+    pub(super) plan: String,
+    pub(super) world_size: usize,
+    pub(super) members: HashMap<String, Member>,
+    /// What they were told of it since.
+    pub(super) told: News,
+    pub(super) state_lost: bool,
 }
 
 /// A node whose key is there.
@@ -30,23 +47,23 @@ pub(super) struct Present {
     spent: bool,
 }
 
-impl Present {
-    pub(super) fn new(record: NodeRecord, entry: &Entry) -> Self {
-        Present { record, created: entry.create_revision, modified: entry.mod_revision, spent: false }
-    }
-}
-
-/// A member's place in the last round.
+/// A member of the last round.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Seat {
+pub(super) struct Member {
     pub(super) rank: usize,
     pub(super) incarnation: u64,
-    /// It has left in good order.
+    /// The process has left in good order.
     pub(super) left: bool,
     /// It was told to the others that the group has lost this one.
     pub(super) lost: bool,
     /// It is gone for good: who comes by its name is a newcomer.
     pub(super) gone: bool,
+}
+
+impl Member {
+    pub(super) fn new(rank: usize, incarnation: u64) -> Self {
+        Member { rank, incarnation, left: false, lost: false, gone: false }
+    }
 }
 
 /// What a node is to the next round.
@@ -70,18 +87,21 @@ impl Roster {
         Roster {
             settings,
             round: 0,
+            plan: String::new(),
             nodes: BTreeMap::new(),
             members: HashMap::new(),
+            unnamed: 0,
             counts: [0; CLASSES],
             lost: Vec::new(),
             lost_count: 0,
+            state_lost: false,
         }
     }
 
-    /// A round was completed, with these members. `told` is what they were told of it since.
-    pub(super) fn complete(&mut self, round: u64, members: HashMap<String, Seat>, told: &News) {
+    /// A round was completed, now or before this node led.
+    pub(super) fn begin(&mut self, last: LastRound) {
         let mut excluded = Vec::new();
-        for id in self.members.keys().filter(|id| !members.contains_key(*id)) {
+        for id in self.members.keys().filter(|id| !last.members.contains_key(*id)) {
             if self.class(id) == Class::Running {
                 excluded.push(id.clone());
             }
@@ -89,21 +109,54 @@ impl Roster {
         for id in excluded {
             self.spend(&id, i64::MAX);
         }
-        self.round = round;
-        self.members = members;
-        self.lost.clone_from(&told.lost);
-        self.lost_count = told.lost_count;
-        for lost in &told.lost {
-            if let Some(seat) = self.members.get_mut(&lost.node) {
-                seat.lost = true;
-                seat.gone = !self.nodes.contains_key(&lost.node);
+        (self.round, self.plan, self.members) = (last.round, last.plan, last.members);
+        self.state_lost = last.state_lost;
+        self.lost.clone_from(&last.told.lost);
+        self.lost_count = last.told.lost_count;
+        for lost in &last.told.lost {
+            if let Some(member) = self.members.get_mut(&lost.node) {
+                member.lost = true;
+                member.gone = !self.nodes.contains_key(&lost.node);
             }
         }
+        // Of those whose place is gone, the node's own word counts.
+        let ids: Vec<String> = self.nodes.keys().cloned().collect();
+        self.unnamed = 0;
+        for id in ids {
+            self.adopt(&id);
+        }
+        self.unnamed = last.world_size.saturating_sub(self.members.len());
         self.counts = [0; CLASSES];
         let others = self.nodes.keys().filter(|id| !self.members.contains_key(*id));
         for id in self.members.keys().chain(others) {
             self.counts[self.class(id) as usize] += 1;
         }
+    }
+
+    /// Takes a node for a member that says so, where its place is gone.
+    fn adopt(&mut self, id: &str) {
+        let Some(node) = self.nodes.get(id).filter(|_| !self.members.contains_key(id)) else { return };
+        let Some(seat) = node.record.seat.as_ref().filter(|seat| seat.plan == self.plan) else { return };
+        if !self.plan.is_empty() && !self.members.values().any(|member| member.rank == seat.rank) {
+            self.members.insert(id.to_owned(), Member::new(seat.rank, node.record.incarnation));
+            self.unnamed = self.unnamed.saturating_sub(1);
+        }
+    }
+
+    /// The last round that any of these nodes says it was in: its number, its plan and the number of its members.
+    pub(super) fn claimed(&self) -> Option<(u64, String, usize)> {
+        let mut claims: BTreeMap<(u64, &str), (usize, usize)> = BTreeMap::new();
+        for seat in self.nodes.values().filter_map(|node| node.record.seat.as_ref()) {
+            claims.entry((seat.round, &seat.plan)).or_insert((0, seat.world_size)).0 += 1;
+        }
+        // Of two rounds with one number, that with more members left.
+        let claims = claims.into_iter().map(|((round, plan), (count, size))| (round, count, plan, size));
+        claims.max().map(|(round, _, plan, size)| (round, plan.to_owned(), size))
+    }
+
+    /// etcd has lost what it had of the round.
+    pub(super) fn lose_state(&mut self) {
+        self.state_lost |= self.round > 0;
     }
 
     /// A node was in a round that was planned at this revision, and that is over.
@@ -126,19 +179,24 @@ impl Roster {
         self.nodes.values().map(|node| node.record.round).max().unwrap_or(0).max(self.round)
     }
 
+    /// The last completed round.
+    pub(super) fn last_completed(&self) -> u64 {
+        self.round
+    }
+
     fn class(&self, id: &str) -> Class {
-        let (seat, node) = (self.members.get(id), self.nodes.get(id));
+        let (member, node) = (self.members.get(id), self.nodes.get(id));
         let joins =
             |node: &Present| node.record.wants == Wants::Join && node.record.settings == self.settings;
-        match (seat, node) {
+        match (member, node) {
             (None, Some(node)) if joins(node) && !node.spent => Class::Newcomer,
             (None, _) => Class::None,
             // It has given its place up, and came back.
-            (Some(seat), Some(node)) if seat.left && joins(node) => Class::Newcomer,
-            (Some(seat), None) if seat.lost => Class::None,
+            (Some(member), Some(node)) if member.left && joins(node) => Class::Newcomer,
+            (Some(member), None) if member.lost => Class::None,
             (Some(_), None) => Class::Missing,
-            (Some(seat), Some(node)) if seat.incarnation != node.record.incarnation => match joins(node) {
-                true if seat.gone => Class::Newcomer,
+            (Some(member), Some(node)) if member.incarnation != node.record.incarnation => match joins(node) {
+                true if member.gone => Class::Newcomer,
                 true => Class::Survivor,
                 false => Class::None,
             },
@@ -169,17 +227,29 @@ impl Roster {
         if self.nodes.get(id).is_some_and(|known| known.modified == node.modified) {
             return;
         }
-        self.change(id, |roster| drop(roster.nodes.insert(id.to_owned(), node)));
+        self.change(id, |roster| {
+            roster.nodes.insert(id.to_owned(), node);
+            roster.adopt(id);
+        });
         self.look_at(id);
+    }
+
+    /// What stands under a node's key. What is not a node's record is no node.
+    pub(super) fn read(&mut self, id: &str, entry: &Entry, sure: bool) {
+        let (created, modified) = (entry.create_revision, entry.mod_revision);
+        match parse(entry) {
+            Ok(record) => self.put(id, Present { record, created, modified, spent: false }),
+            Err(_) => self.remove(id, sure),
+        }
     }
 
     /// Tells whether the group has lost a member whose key is there.
     fn look_at(&mut self, id: &str) {
-        let (Some(seat), Some(node)) = (self.members.get(id), self.nodes.get(id)) else { return };
+        let (Some(member), Some(node)) = (self.members.get(id), self.nodes.get(id)) else { return };
         let record = &node.record;
         let why = if record.wants == Wants::Leave {
             Why::Left
-        } else if record.incarnation != seat.incarnation {
+        } else if record.incarnation != member.incarnation {
             Why::Died
         } else if self.class(id) == Class::Survivor {
             Why::Again
@@ -188,44 +258,47 @@ impl Roster {
         };
         if why == Why::Left {
             self.change(id, |roster| {
-                roster.members.entry(id.to_owned()).and_modify(|seat| seat.left = true);
+                roster.members.entry(id.to_owned()).and_modify(|member| member.left = true);
             });
         }
         self.lose(id, why);
     }
 
-    /// A node's key is gone. A member is dead with it, unless `spared` for now: etcd itself was away.
-    pub(super) fn remove(&mut self, id: &str, spared: bool) {
+    /// A node's key is gone. A member is dead with it, if that is `sure`: etcd itself may have been away.
+    pub(super) fn remove(&mut self, id: &str, sure: bool) {
         self.change(id, |roster| drop(roster.nodes.remove(id)));
         match self.members.get(id) {
-            Some(seat) if seat.lost => self.change(id, |roster| {
-                roster.members.entry(id.to_owned()).and_modify(|seat| seat.gone = true);
+            Some(member) if member.lost => self.change(id, |roster| {
+                roster.members.entry(id.to_owned()).and_modify(|member| member.gone = true);
             }),
-            Some(_) if !spared => self.lose(id, Why::Died),
+            Some(_) if sure => self.lose(id, Why::Died),
             _ => {}
         }
     }
 
-    /// Looks at all members anew. Whoever is missing is dead, unless `spared` for now.
-    pub(super) fn look_at_all(&mut self, spared: bool) {
+    /// Looks at all members anew. Whoever is missing is dead, if that is `sure`.
+    pub(super) fn look_at_all(&mut self, sure: bool) {
+        if sure {
+            self.lost_count += std::mem::take(&mut self.unnamed);
+        }
         let mut members: Vec<_> =
-            self.members.iter().map(|(id, seat)| (seat.rank, seat.left, id.clone())).collect();
+            self.members.iter().map(|(id, member)| (member.rank, member.left, id.clone())).collect();
         members.sort();
         for (_, left, id) in members {
             match self.class(&id) {
                 Class::Missing if left => self.lose(&id, Why::Left),
-                Class::Missing if !spared => self.lose(&id, Why::Died),
+                Class::Missing if sure => self.lose(&id, Why::Died),
                 _ => self.look_at(&id),
             }
         }
     }
 
     fn lose(&mut self, id: &str, why: Why) {
-        let Some(Seat { lost: false, rank, .. }) = self.members.get(id).copied() else { return };
+        let Some(Member { lost: false, rank, .. }) = self.members.get(id).copied() else { return };
         let gone = !self.nodes.contains_key(id);
         self.change(id, |roster| {
-            let seat = roster.members.entry(id.to_owned());
-            seat.and_modify(|seat| (seat.lost, seat.gone) = (true, gone));
+            let member = roster.members.entry(id.to_owned());
+            member.and_modify(|member| (member.lost, member.gone) = (true, gone));
         });
         self.lost_count += 1;
         if self.lost.len() < NAMED_LOSSES {
@@ -245,19 +318,39 @@ impl Roster {
 
     /// Members that may still come back to meet again.
     pub(super) fn outstanding(&self) -> usize {
-        self.count(Class::Running) + self.count(Class::Missing)
+        self.count(Class::Running) + self.count(Class::Missing) + self.unnamed
     }
 
     /// Whether somebody's key is gone of whom it is not known whether he died.
     pub(super) fn is_unsure(&self) -> bool {
-        self.count(Class::Missing) > 0
+        self.count(Class::Missing) + self.unnamed > 0
+    }
+
+    /// Whether etcd has lost what it had of the last round.
+    pub(super) fn has_lost_state(&self) -> bool {
+        self.state_lost
+    }
+
+    /// Whether the group of the last round is as it was.
+    pub(super) fn is_whole(&self) -> bool {
+        self.lost_count == 0 && !self.state_lost
+    }
+
+    /// The member of the last round by this name.
+    pub(super) fn member(&self, id: &str) -> Option<&Member> {
+        self.members.get(id)
+    }
+
+    /// The plan of the last round.
+    pub(super) fn plan(&self) -> &str {
+        &self.plan
     }
 
     /// What the members should know.
     pub(super) fn news(&self) -> News {
         let newcomers = self.count(Class::Newcomer);
         let room = self.settings.max_nodes.saturating_sub(self.survivors() + self.outstanding());
-        let waiting = if self.round == 0 { 0 } else { newcomers.min(room) };
+        let waiting = if self.plan.is_empty() { 0 } else { newcomers.min(room) };
         let spares = newcomers.saturating_sub(room);
         News {
             lost: self.lost.clone(),
@@ -272,7 +365,7 @@ impl Roster {
     /// Whether there is a reason for another round.
     pub(super) fn wants_a_round(&self) -> bool {
         let room = self.settings.max_nodes > self.survivors() + self.outstanding();
-        self.round == 0 || self.lost_count > 0 || (room && self.count(Class::Newcomer) > 0)
+        self.round == 0 || self.plan.is_empty() || !self.is_whole() || (room && self.count(Class::Newcomer) > 0)
     }
 
     /// The nodes of the next round, by rank.
@@ -289,6 +382,6 @@ impl Roster {
                 last_rank,
             })
         });
-        plan::seats(&self.settings, candidates.collect()).into_iter().map(str::to_owned).collect()
+        seating::seats(&self.settings, candidates.collect()).into_iter().map(str::to_owned).collect()
     }
 }

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use super::settings::{RankPolicy, RunSettings};
+use super::super::settings::{RankPolicy, RunSettings};
 
 /// A node that is ready for the next round.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,7 +24,8 @@ pub(super) fn seats<'a>(settings: &RunSettings, mut candidates: Vec<Candidate<'a
     candidates.sort_by_key(|node| (node.last_rank.is_none(), node.last_rank, node.arrived));
     candidates.truncate(settings.max_nodes);
     match settings.policy {
-        RankPolicy::Sticky => return sticky(&candidates),
+        // A policy of a later version is no node's of this one.
+        RankPolicy::Sticky | RankPolicy::Other => return sticky(&candidates),
         RankPolicy::Arrival => candidates.sort_by_key(|node| node.arrived),
         RankPolicy::Address => candidates.sort_by(|a, b| {
             by_address(a.address, b.address).then_with(|| (a.arrived, a.id).cmp(&(b.arrived, b.id)))

@@ -1,0 +1,200 @@
+//! How a node goes: it tells the others that it leaves, tidies up if it is the last of a closed run, and ends its
+//! lease.
+//!
+//! ```text
+//!            the run goes on: tell the others
+//!           ┌────────────────▶ Saying ───────────────┐
+//!   Begin ──┤                                        ├──▶ Revoking ──▶ gone
+//!           └────────────────▶ Sweeping ─────────────┘
+//!            the run is closed: sweep if this is the last node
+//! ```
+
+use std::time::Duration;
+
+use super::context::{Context, DepartureTask, Retry, Task};
+use super::etcd::{Condition, Entry, Failure, Op, Reply, Request, Txn};
+use super::output::Output;
+use super::presence::KeyAt;
+use super::record::{NodeRecord, RankRecord, json, parse};
+use super::view::{View, got};
+
+/// Up to this many nodes, whoever leaves a closed run looks whether it is the last. In a larger group that would
+/// cost each of them a look at all others: there the leader waits for them.
+const SMALL: usize = 16;
+/// So long.
+const LEADERS_WAIT: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub(super) struct Departure {
+    stage: Stage,
+    busy: bool,
+    since: Duration,
+    retry: Retry,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Nothing is done yet, or what was known of this node's key has turned out to be wrong.
+    Begin,
+    Revoking,
+    Gone,
+}
+
+/// What stands in etcd of a node that leaves.
+pub(super) struct Standing {
+    pub(super) lease: Option<i64>,
+    pub(super) key: Option<KeyAt>,
+    /// Whether this node leads, by what etcd says.
+    pub(super) leads: bool,
+    /// As the leader, it sees other nodes.
+    pub(super) sees_others: bool,
+}
+
+impl Departure {
+    pub(super) fn new(now: Duration) -> Self {
+        Departure { stage: Stage::Begin, busy: false, since: now, retry: Retry::default() }
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.stage == Stage::Gone
+    }
+
+    pub(super) fn timeout(&self, leads_others: bool) -> Option<Duration> {
+        let patience = (leads_others && !self.busy).then_some(self.since + LEADERS_WAIT);
+        [self.retry.at(), patience].into_iter().flatten().min()
+    }
+
+    pub(super) fn drive(
+        &mut self,
+        context: &mut Context<'_>,
+        view: &View,
+        standing: &Standing,
+        farewell: NodeRecord,
+    ) {
+        self.retry.is_due(context.now);
+        if self.busy || self.retry.waits() {
+            return;
+        }
+        let Some(lease) = standing.lease else {
+            self.stage = Stage::Gone;
+            return;
+        };
+        match (self.stage, standing.key) {
+            (Stage::Begin, Some(key)) if view.is_closed() => self.sweep(context, view, standing, key, lease),
+            (Stage::Begin, Some(key)) => self.say(context, view, key, lease, farewell),
+            (Stage::Begin | Stage::Revoking, _) => self.revoke(context, lease),
+            (Stage::Gone, _) => {}
+        }
+    }
+
+    fn request(&mut self, context: &mut Context<'_>, task: DepartureTask, txn: Txn) {
+        self.busy = true;
+        context.out.request(Task::Departure(task), Request::Txn(txn));
+    }
+
+    /// Tells the others: at the node's key, which the leader watches, and at its place, which outlives both of them.
+    fn say(
+        &mut self,
+        context: &mut Context<'_>,
+        view: &View,
+        own: KeyAt,
+        lease: i64,
+        farewell: NodeRecord,
+    ) {
+        let node = context.keys.node(&context.config.id);
+        let mut then = vec![Op::Put { key: node.clone(), value: json(&farewell), lease }];
+        let run_lease = view.known().map_or(0, |known| known.record.lease);
+        let ours = |record: &RankRecord| record.incarnation == context.config.incarnation;
+        if let Some(place) = view.place().filter(|place| ours(&place.record) && run_lease != 0) {
+            let key = context.keys.rank(&context.config.id);
+            let value = json(&RankRecord { left: true, ..place.record.clone() });
+            // The next plan may have written there by now.
+            let when = vec![Condition::ModifiedAt(key.clone(), place.modified)];
+            let put = Op::Put { key, value, lease: run_lease };
+            then.push(Op::Txn(Txn { when, then: vec![put], otherwise: vec![] }));
+        }
+        let when = vec![Condition::ModifiedAt(node.clone(), own.modified)];
+        self.request(context, DepartureTask::Say, Txn { when, then, otherwise: vec![Op::Get(node)] });
+    }
+
+    /// Removes what only the run's nodes had a use for, if no other node is there. Whoever is not the last takes its
+    /// own key away in the same request, so that of two that leave together the later one sees that it is the last.
+    fn sweep(
+        &mut self,
+        context: &mut Context<'_>,
+        view: &View,
+        standing: &Standing,
+        own: KeyAt,
+        lease: i64,
+    ) {
+        if standing.sees_others && context.now < self.since + LEADERS_WAIT {
+            return;
+        }
+        let small = view.known().is_some_and(|known| known.record.world_size <= SMALL);
+        if !small && !standing.leads {
+            return self.revoke(context, lease);
+        }
+        let keys = context.keys;
+        let txn = Txn {
+            when: vec![Condition::OnlyCreatedAt(keys.nodes(), own.created)],
+            then: vec![
+                Op::DeletePrefix(keys.ranks()),
+                Op::DeletePrefix(keys.stores()),
+                Op::Delete(keys.plan()),
+            ],
+            otherwise: vec![Op::Delete(keys.node(&context.config.id))],
+        };
+        self.request(context, DepartureTask::Sweep, txn);
+    }
+
+    fn revoke(&mut self, context: &mut Context<'_>, lease: i64) {
+        (self.stage, self.busy) = (Stage::Revoking, true);
+        // No refresh may cross the revocation: it would be told that the lease is lost, and say so to the user.
+        context.out.push(Output::Forget(lease));
+        context.out.request(Task::Departure(DepartureTask::Revoke), Request::Revoke(lease));
+    }
+
+    /// What came of a request. The entry is this node's key, where that is not as it was known.
+    pub(super) fn handle(
+        &mut self,
+        context: &mut Context<'_>,
+        view: &View,
+        task: DepartureTask,
+        reply: Result<Reply, Failure>,
+    ) -> Option<Entry> {
+        self.busy = false;
+        match (task, reply) {
+            (DepartureTask::Revoke, Ok(_) | Err(Failure::LeaseGone)) => self.stage = Stage::Gone,
+            (DepartureTask::Revoke, Err(_)) => self.retry.failed(context),
+            (DepartureTask::Say, Ok(Reply::Txn(reply))) if !reply.held => {
+                // What this node knew of its own key was out of date, because a reply was lost.
+                let own = reply.results.into_iter().next().and_then(got);
+                let ours = |entry: &Entry| {
+                    parse::<NodeRecord>(entry)
+                        .is_ok_and(|record| record.incarnation == context.config.incarnation)
+                };
+                match own.filter(ours) {
+                    Some(entry) => {
+                        self.retry.failed(context);
+                        return Some(entry);
+                    }
+                    None => self.stage = Stage::Revoking,
+                }
+            }
+            (DepartureTask::Sweep, Ok(Reply::Txn(reply))) => {
+                self.stage = Stage::Revoking;
+                // The mark may hang on what the record names as the run's lease.
+                if let Some(known) = view.known()
+                    && reply.held
+                    && known.record.lease != 0
+                    && known.record.lease != known.lease
+                {
+                    context.out.request(Task::Forgotten, Request::Revoke(known.record.lease));
+                }
+            }
+            // The others learn of it from the lease's end, and what is left hangs on a lease too.
+            (DepartureTask::Say | DepartureTask::Sweep, _) => self.stage = Stage::Revoking,
+        }
+        None
+    }
+}

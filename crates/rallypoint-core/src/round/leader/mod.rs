@@ -1,0 +1,491 @@
+//! What the one node does that plans the rounds.
+//!
+//! It sees all nodes, decides when a round can be formed, writes each node its place, and commits the round in
+//! one transaction. Whatever it writes is on the condition that it still is the leader, and each plan on the
+//! condition that no later one was begun: a request that is carried out late changes nothing.
+//!
+//! ```text
+//!                         all was read
+//!   Reading ────────────────────────────────────▶ Leading
+//!      ▲                                             │
+//!      └── the watch on the nodes has read afresh ───┘
+//! ```
+//!
+//! - `roster`: whom it sees, and what has become of the members. `seating`: who sits where.
+//! - `plan`: the transactions that make a round. `news`: what else the group is told.
+//! - `run_lease`: what everything hangs on that outlives a node. `term`: what makes a late write harmless.
+
+mod news;
+mod plan;
+mod roster;
+mod run_lease;
+mod seating;
+mod term;
+
+use std::time::Duration;
+
+use self::news::Newsroom;
+use self::plan::{Planned, Planner, Start};
+use self::roster::{LastRound, Member, Roster};
+use self::run_lease::RunLease;
+use self::term::{Term, put_round};
+use super::context::{Context, LeaderTask, Retry, Task};
+use super::etcd::{Condition, Entry, Event, Failure, Op, Reply, Request, Txn, TxnReply, Update, Watched};
+use super::output::{Output, WatchId};
+use super::record::{RankRecord, RoundRecord, parse};
+use super::silence::Silence;
+use super::view::{RoundKey, View, got};
+
+#[derive(Debug)]
+pub(super) struct Leader {
+    term: Term,
+    reading: Option<Reading>,
+    roster: Roster,
+    planner: Planner,
+    newsroom: Newsroom,
+    run_lease: RunLease,
+    failed: Vec<LeaderTask>,
+    retry: Retry,
+}
+
+/// What a leader has to know first.
+#[derive(Debug, Default)]
+struct Reading {
+    nodes: Option<(i64, Vec<Entry>)>,
+    ranks: Option<Vec<Entry>>,
+    group: bool,
+}
+
+/// What concerns the node that leads.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    Nothing,
+    /// Another one leads.
+    NotLeading,
+    /// This node's own key is gone.
+    OwnKeyGone,
+    /// Another process has this node's name, there.
+    Replaced { by: String },
+}
+
+impl Leader {
+    pub(super) fn new(context: &mut Context<'_>, term: i64) -> Self {
+        let mut leader = Leader {
+            term: Term::new(term),
+            reading: None,
+            roster: Roster::new(context.config.settings),
+            planner: Planner::default(),
+            newsroom: Newsroom::new(context.now, context.config.settings.min_nodes),
+            run_lease: RunLease::Recorded { renew_at: context.now },
+            failed: Vec::new(),
+            retry: Retry::default(),
+        };
+        leader.read_all(context);
+        leader
+    }
+
+    /// The revision at which this node became the leader.
+    pub(super) fn term(&self) -> i64 {
+        self.term.number()
+    }
+
+    /// Whether other nodes are there.
+    pub(super) fn sees_others(&self) -> bool {
+        self.reading.is_some() || self.roster.ids().nth(1).is_some()
+    }
+
+    /// Begins anew with what etcd has: as a new leader, or because events were missed.
+    fn read_all(&mut self, context: &mut Context<'_>) {
+        if self.reading.is_none() {
+            context.out.push(Output::Unwatch(WatchId::Nodes));
+        }
+        self.reading = Some(Reading::default());
+        self.roster = Roster::new(context.config.settings);
+        self.planner.forget();
+        self.newsroom.forget();
+        self.failed.retain(|task| matches!(task, LeaderTask::GrantRun));
+        for task in [LeaderTask::ReadNodes, LeaderTask::ReadRanks, LeaderTask::ReadGroup] {
+            self.read(context, task);
+        }
+    }
+
+    fn read(&self, context: &mut Context<'_>, task: LeaderTask) {
+        let keys = context.keys;
+        let request = match &task {
+            LeaderTask::ReadNodes => Request::Range(keys.nodes()),
+            LeaderTask::ReadRanks => Request::Range(keys.ranks()),
+            _ => {
+                let then = vec![Op::Get(keys.round()), Op::Get(keys.plan())];
+                Request::Txn(Txn { then, ..Txn::default() })
+            }
+        };
+        self.term.send(context, task, request);
+    }
+
+    /// Ends what a leader keeps open.
+    pub(super) fn step_down(self, context: &mut Context<'_>) {
+        if self.reading.is_none() {
+            context.out.push(Output::Unwatch(WatchId::Nodes));
+        }
+    }
+
+    pub(super) fn timeout(&self, now: Duration, view: &View, silence: &Silence) -> Option<Duration> {
+        if self.retry.waits() || self.reading.is_some() {
+            return self.retry.at();
+        }
+        let RunLease::Recorded { renew_at } = self.run_lease else { return None };
+        if view.is_closed() {
+            return None;
+        }
+        let sure = self.roster.is_unsure().then(|| silence.sure_at(now)).flatten();
+        let progress = self.newsroom.timeout(view, &self.roster, &self.planner);
+        [sure, progress, self.planner.timeout(), Some(renew_at)].into_iter().flatten().min()
+    }
+
+    /// Does what is to be done now.
+    pub(super) fn drive(&mut self, context: &mut Context<'_>, view: &View, silence: &Silence) {
+        self.retry.is_due(context.now);
+        if !self.retry.waits() {
+            for task in std::mem::take(&mut self.failed) {
+                self.send_again(context, task);
+            }
+        }
+        if self.reading.is_some() || self.retry.waits() {
+            return;
+        }
+        // A round was completed that this leader knows nothing of: by a request of its own that had no answer.
+        let completed = view.known().map(|known| &known.record).filter(|record| record.has_round());
+        if completed.is_some_and(|record| record.plan != self.roster.plan()) && !self.planner.is_planning() {
+            return self.read_all(context);
+        }
+        if self.roster.is_unsure() && silence.is_sure(context.now) {
+            self.roster.look_at_all(true);
+        }
+        if view.known().is_none_or(|known| !known.record.has_round()) {
+            self.roster.lose_state();
+        }
+        if view.is_closed() {
+            return self.drive_closed(context);
+        }
+        match self.run_lease {
+            RunLease::Granting => return,
+            RunLease::New { lease } => return self.make_record(context, view, lease),
+            RunLease::Recorded { .. } if view.known().is_none() => return self.grant_run(context),
+            RunLease::Recorded { renew_at } if renew_at <= context.now => {
+                self.run_lease = RunLease::recorded(context);
+                let lease = view.known().map_or(0, |known| known.record.lease);
+                self.term.send(context, LeaderTask::RenewRun, Request::Renew(lease));
+            }
+            RunLease::Recorded { .. } => {}
+        }
+        self.drive_plan(context, view);
+        self.newsroom.publish(context, self.term, view, &self.roster, &self.planner);
+        self.planner.tidy(context, self.term, &self.roster);
+    }
+
+    fn drive_plan(&mut self, context: &mut Context<'_>, view: &View) {
+        let start = match (view.known(), self.run_lease) {
+            (Some(known), _) => {
+                let (round, lease) = (known.record.round, known.record.lease);
+                Start { round, modified: known.modified, lease }
+            }
+            (None, RunLease::New { lease }) => Start { round: 0, modified: 0, lease },
+            _ => return,
+        };
+        let writing = self.newsroom.is_writing();
+        self.planner.drive(context, self.term, &self.roster, start, writing);
+    }
+
+    fn grant_run(&mut self, context: &mut Context<'_>) {
+        self.run_lease = RunLease::Granting;
+        self.term.send(context, LeaderTask::GrantRun, Request::Grant(context.config.run_ttl));
+    }
+
+    /// The record of a run that has none, or whose lease is gone.
+    fn make_record(&mut self, context: &mut Context<'_>, view: &View, lease: i64) {
+        if self.newsroom.is_writing() {
+            return;
+        }
+        let (condition, record) = match view.round() {
+            RoundKey::Known(known) if known.record.lease == lease => {
+                // This node's own commit, which the watch has told of before the reply.
+                self.run_lease = RunLease::recorded(context);
+                return;
+            }
+            // It is gone with its lease, and the watch has not told of it yet; if not, it goes on.
+            RoundKey::Known(known) => {
+                let condition = Condition::ModifiedAt(context.keys.round(), known.modified);
+                (condition, RoundRecord { lease, ..known.record.clone() })
+            }
+            RoundKey::Missing => {
+                // Whoever is complete already is told once, by the round's own record.
+                self.drive_plan(context, view);
+                if self.planner.is_planning() {
+                    return;
+                }
+                let settings = Some(context.config.settings);
+                let record = RoundRecord::without_round(self.roster.last_round(), settings, lease);
+                (Condition::Missing(context.keys.round()), record)
+            }
+            RoundKey::Unknown | RoundKey::Corrupt(_) => return,
+        };
+        self.newsroom.writes();
+        let request = self.term.txn(context, vec![condition], vec![put_round(context, &record)]);
+        self.term.send(context, LeaderTask::WriteRound(Box::new(record)), request);
+    }
+
+    /// A closed run stays on the lease that the mark of that has. Nothing is planned and nothing renewed any more.
+    fn drive_closed(&mut self, context: &mut Context<'_>) {
+        self.planner.forget();
+        if let RunLease::New { lease } = self.run_lease {
+            self.run_lease = RunLease::recorded(context);
+            context.out.request(Task::Forgotten, Request::Revoke(lease));
+        }
+    }
+
+    /// Sends a request again that may have been carried out, if it is still of use.
+    fn send_again(&mut self, context: &mut Context<'_>, task: LeaderTask) {
+        match task {
+            LeaderTask::ReadNodes | LeaderTask::ReadRanks | LeaderTask::ReadGroup => {
+                self.read(context, task);
+            }
+            LeaderTask::GrantRun if matches!(self.run_lease, RunLease::Granting) => self.grant_run(context),
+            LeaderTask::Place { plan, chunk } => {
+                self.planner.place(context, self.term, &self.roster, plan, chunk);
+            }
+            LeaderTask::Commit { plan } => self.planner.commit(context, self.term, plan),
+            // Made anew from what is known by then.
+            LeaderTask::GrantRun
+            | LeaderTask::RenewRun
+            | LeaderTask::WriteRound(_)
+            | LeaderTask::Tidy { .. } => {}
+        }
+    }
+
+    pub(super) fn handle(
+        &mut self,
+        context: &mut Context<'_>,
+        view: &mut View,
+        silence: &Silence,
+        task: LeaderTask,
+        reply: Result<Reply, Failure>,
+    ) -> Word {
+        match &task {
+            LeaderTask::WriteRound(_) => self.newsroom.written(),
+            LeaderTask::Tidy { .. } => self.planner.tidied(),
+            _ => {}
+        }
+        let reply = match reply {
+            Ok(reply) => reply,
+            Err(Failure::LeaseGone) => {
+                self.planner.forget();
+                // The run's lease is gone, and what hung on it. The watch tells of that.
+                if !matches!(self.run_lease, RunLease::Granting) {
+                    self.grant_run(context);
+                }
+                return Word::Nothing;
+            }
+            Err(Failure::Unknown | Failure::Refused) => {
+                self.failed.push(task);
+                self.retry.failed(context);
+                return Word::Nothing;
+            }
+        };
+        match (task, reply) {
+            (LeaderTask::ReadNodes, Reply::Range { revision, entries }) => {
+                if let Some(reading) = &mut self.reading {
+                    reading.nodes = Some((revision, entries));
+                }
+                self.begin(context, view, silence);
+            }
+            (LeaderTask::ReadRanks, Reply::Range { entries, .. }) => {
+                if let Some(reading) = &mut self.reading {
+                    reading.ranks = Some(entries);
+                }
+                self.begin(context, view, silence);
+            }
+            (LeaderTask::ReadGroup, Reply::Txn(reply)) => {
+                if let Some(reading) = &mut self.reading {
+                    reading.group = true;
+                }
+                let mut found = reply.results.into_iter().map(got);
+                view.see_round(reply.revision, found.next().flatten().as_ref());
+                self.planner.fence_is(found.next().flatten().as_ref());
+                self.begin(context, view, silence);
+            }
+            (LeaderTask::GrantRun, Reply::Granted(lease)) => {
+                if matches!(self.run_lease, RunLease::Granting) {
+                    self.run_lease = RunLease::New { lease };
+                } else {
+                    context.out.request(Task::Forgotten, Request::Revoke(lease));
+                }
+            }
+            (LeaderTask::WriteRound(record), Reply::Txn(reply)) => {
+                if !reply.held {
+                    return self.refused(context, view, reply);
+                }
+                self.wrote(context, view, *record, reply.revision);
+            }
+            (LeaderTask::Place { plan, chunk }, Reply::Txn(reply)) => {
+                let planned = self.planner.placed(plan, chunk, reply);
+                return self.planned(context, view, silence, planned);
+            }
+            (LeaderTask::Commit { plan }, Reply::Txn(reply)) => {
+                let planned = self.planner.committed(context, plan, reply);
+                return self.planned(context, view, silence, planned);
+            }
+            (LeaderTask::Tidy { stale }, Reply::Txn(reply)) if reply.held => self.planner.remove(&stale),
+            _ => {}
+        }
+        Word::Nothing
+    }
+
+    fn planned(
+        &mut self,
+        context: &mut Context<'_>,
+        view: &mut View,
+        silence: &Silence,
+        planned: Planned,
+    ) -> Word {
+        match planned {
+            Planned::Nothing => {}
+            Planned::Refused(reply) => return self.refused(context, view, reply),
+            Planned::Complete(last, record, revision) => {
+                self.roster.begin(last);
+                self.roster.look_at_all(silence.is_sure(context.now));
+                self.newsroom.told(context.now, record.world_size);
+                self.wrote(context, view, *record, revision);
+            }
+        }
+        Word::Nothing
+    }
+
+    /// A condition did not hold. What stands in etcd tells which. Whatever it was, the next try waits a moment.
+    fn refused(&mut self, context: &mut Context<'_>, view: &mut View, reply: TxnReply) -> Word {
+        let mut found = reply.results.into_iter().map(got);
+        let (leader, round, plan) = (found.next().flatten(), found.next().flatten(), found.next().flatten());
+        self.retry.failed(context);
+        view.see_leader(reply.revision, leader.as_ref());
+        if leader.is_none_or(|entry| entry.create_revision != self.term.number()) {
+            return Word::NotLeading;
+        }
+        self.planner.fence_is(plan.as_ref());
+        view.see_round(reply.revision, round.as_ref());
+        Word::Nothing
+    }
+
+    /// This node has written the round's record.
+    fn wrote(&mut self, context: &mut Context<'_>, view: &mut View, record: RoundRecord, revision: i64) {
+        self.retry.succeeded();
+        if matches!(self.run_lease, RunLease::New { lease } if lease == record.lease) {
+            self.run_lease = RunLease::recorded(context);
+        }
+        let lease = record.lease;
+        view.wrote_round(revision, record, lease);
+    }
+
+    /// Leads, once all is read that it takes.
+    fn begin(&mut self, context: &mut Context<'_>, view: &View, silence: &Silence) {
+        let Some(Reading { nodes: Some(_), ranks: Some(_), group: true }) = &self.reading else { return };
+        let Some(Reading { nodes: Some((revision, nodes)), ranks: Some(ranks), .. }) = self.reading.take()
+        else {
+            return;
+        };
+        self.retry.succeeded();
+        let keys = context.keys;
+        for entry in &nodes {
+            self.roster.read(keys.id_of(&entry.key), entry, false);
+        }
+        self.planner.places_are(ranks.iter().map(|entry| keys.id_of(&entry.key).to_owned()));
+        let last = match view.known().filter(|known| known.record.has_round()) {
+            Some(known) => self.recorded_round(context, &known.record, &ranks),
+            None => self.claimed_round(),
+        };
+        if let Some(last) = last {
+            self.roster.begin(last);
+            self.roster.look_at_all(silence.is_sure(context.now));
+        }
+        let keys = Watched::Prefix(context.keys.nodes());
+        context.out.push(Output::Watch { id: WatchId::Nodes, keys, from: Some(revision + 1) });
+    }
+
+    /// The last round, as its record and its members' places have it.
+    fn recorded_round(
+        &mut self,
+        context: &Context<'_>,
+        record: &RoundRecord,
+        ranks: &[Entry],
+    ) -> Option<LastRound> {
+        let mut last = LastRound {
+            round: record.round,
+            plan: record.plan.clone(),
+            world_size: record.world_size,
+            told: record.news.clone(),
+            ..LastRound::default()
+        };
+        for entry in ranks {
+            let id = context.keys.id_of(&entry.key);
+            let Ok(place) = parse::<RankRecord>(entry) else { continue };
+            if let Some((rank, incarnation)) = place.in_plan(&record.plan) {
+                let left = place.left && place.incarnation == incarnation;
+                last.members.insert(id.to_owned(), Member { left, ..Member::new(rank, incarnation) });
+            } else if place.round < record.round
+                && self.roster.get(id).is_some_and(|node| node.record.incarnation == place.incarnation)
+            {
+                // Who has a place in an earlier round may be in it still. If not, it asks again when it hears of this.
+                self.roster.spend(id, entry.mod_revision);
+            }
+        }
+        Some(last)
+    }
+
+    /// The last round, as its members say. etcd has lost the rest.
+    fn claimed_round(&self) -> Option<LastRound> {
+        let (round, plan, world_size) = self.roster.claimed()?;
+        Some(LastRound { round, plan, world_size, state_lost: true, ..LastRound::default() })
+    }
+
+    /// What the watch on the nodes tells.
+    pub(super) fn update(
+        &mut self,
+        context: &mut Context<'_>,
+        silence: &Silence,
+        update: Update,
+    ) -> Word {
+        if self.reading.is_some() {
+            return Word::Nothing;
+        }
+        let Update::Events(events) = update else {
+            // What it says may be of another history than the rest of what is known.
+            self.read_all(context);
+            return Word::Nothing;
+        };
+        let sure = silence.is_sure(context.now);
+        for event in events {
+            let key = match &event {
+                Event::Put(entry) => &entry.key,
+                Event::Delete { key, .. } => key,
+            };
+            let id = context.keys.id_of(key).to_owned();
+            match event {
+                Event::Put(entry) => self.roster.read(&id, &entry, sure),
+                Event::Delete { .. } => self.roster.remove(&id, sure),
+            }
+            self.planner.changed(&id, &self.roster);
+        }
+        // The members of the round that was lost come back one by one, and say so.
+        if self.roster.has_lost_state()
+            && let Some(last) = self.claimed_round().filter(|last| last.round > self.roster.last_completed())
+        {
+            self.roster.begin(last);
+        }
+        match self.roster.get(&context.config.id) {
+            Some(node) if node.record.incarnation != context.config.incarnation => {
+                Word::Replaced { by: node.record.address.clone() }
+            }
+            Some(_) => Word::Nothing,
+            // Its own lease has ended, or that of a process that had replaced it.
+            None => Word::OwnKeyGone,
+        }
+    }
+}

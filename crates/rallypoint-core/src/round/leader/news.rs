@@ -1,0 +1,102 @@
+//! What the leader tells the group apart from rounds: at once that it is no longer whole, now and then how far the
+//! next round is.
+
+use std::time::Duration;
+
+use super::super::context::{Context, LeaderTask};
+use super::super::etcd::Condition;
+use super::super::record::{News, RoundRecord};
+use super::super::view::View;
+use super::plan::Planner;
+use super::roster::Roster;
+use super::term::{Term, put_round};
+
+/// How often the waiting are told how far it is, at most; more seldom in larger groups.
+const PROGRESS: Duration = Duration::from_secs(1);
+const PROGRESS_PER_NODE: Duration = Duration::from_millis(2);
+
+#[derive(Debug)]
+pub(super) struct Newsroom {
+    /// The record is being written.
+    writing: bool,
+    /// When the waiting may be told again how far it is.
+    progress_at: Duration,
+}
+
+impl Newsroom {
+    pub(super) fn new(now: Duration, nodes: usize) -> Self {
+        Newsroom { writing: false, progress_at: now + progress_interval(nodes) }
+    }
+
+    pub(super) fn is_writing(&self) -> bool {
+        self.writing
+    }
+
+    pub(super) fn writes(&mut self) {
+        self.writing = true;
+    }
+
+    pub(super) fn written(&mut self) {
+        self.writing = false;
+    }
+
+    /// What was sent before concerns nobody any more.
+    pub(super) fn forget(&mut self) {
+        self.writing = false;
+    }
+
+    /// A group of so many was told something.
+    pub(super) fn told(&mut self, now: Duration, nodes: usize) {
+        self.progress_at = now + progress_interval(nodes);
+    }
+
+    pub(super) fn timeout(&self, view: &View, roster: &Roster, planner: &Planner) -> Option<Duration> {
+        (!self.writing && has_progress(view, roster, planner)).then_some(self.progress_at)
+    }
+
+    pub(super) fn publish(
+        &mut self,
+        context: &mut Context<'_>,
+        term: Term,
+        view: &View,
+        roster: &Roster,
+        planner: &Planner,
+    ) {
+        let Some(known) = view.known() else { return };
+        // The commit would be in vain if the record changed meanwhile.
+        if self.writing || planner.is_planning() {
+            return;
+        }
+        let left = planner.last_call().map(|at| at.saturating_sub(context.now).as_millis());
+        let last_call_ms = left.map(|left| u64::try_from(left).unwrap_or(u64::MAX));
+        let news = News { last_call_ms, ..roster.news() };
+        let told = &known.record.news;
+        let urgent = known.record.has_round()
+            && ((news.lost_count > 0) != (told.lost_count > 0) || (news.waiting > 0) != (told.waiting > 0));
+        let progress = has_progress(view, roster, planner);
+        if !urgent && (context.now < self.progress_at || !progress) {
+            return;
+        }
+        let record = RoundRecord { news, ..known.record.clone() };
+        let nodes = roster.ids().count().max(context.config.settings.min_nodes);
+        self.told(context.now, nodes);
+        self.writing = true;
+        let condition = Condition::ModifiedAt(context.keys.round(), known.modified);
+        let request = term.txn(context, vec![condition], vec![put_round(context, &record)]);
+        term.send(context, LeaderTask::WriteRound(Box::new(record)), request);
+    }
+}
+
+/// Whether the waiting could be told something new of how far it is.
+fn has_progress(view: &View, roster: &Roster, planner: &Planner) -> bool {
+    let Some(told) = view.known().map(|known| &known.record.news) else { return false };
+    let news = roster.news();
+    !planner.is_planning()
+        && ((news.joined, news.spares, news.waiting) != (told.joined, told.spares, told.waiting)
+            || planner.last_call().is_some() != told.last_call_ms.is_some())
+}
+
+/// How often a group of so many is told how far it is.
+fn progress_interval(nodes: usize) -> Duration {
+    PROGRESS.max(PROGRESS_PER_NODE.saturating_mul(u32::try_from(nodes).unwrap_or(u32::MAX)))
+}

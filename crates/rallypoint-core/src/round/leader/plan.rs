@@ -1,0 +1,366 @@
+//! How the leader forms a round: when, with whom, and the transactions that make it so.
+//!
+//! ```text
+//!           a reason, enough nodes,                  all are             held
+//!           nobody to wait for           places      written
+//!   (none) ─────────────────────────▶ being written ─────────▶ committing ─────▶ the round is complete
+//!      ▲                                   │                      │
+//!      └── somebody in it is gone, or a condition did not hold ───┘
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use super::super::context::{Context, LeaderTask};
+use super::super::etcd::{Condition, Entry, Op, TxnReply};
+use super::super::record::{
+    MasterRecord, News, PreviousPlace, RECORD_VERSION, RankRecord, RoundRecord, Wants, json, parse,
+};
+use super::super::view::got;
+use super::roster::{LastRound, Member, Roster};
+use super::term::{Term, put_round};
+
+/// Places in one transaction; etcd takes 128 operations.
+const PLACES: usize = 120;
+/// Transactions under way at a time.
+const IN_FLIGHT: usize = 8;
+
+/// The plan that is being made so, and what it takes to make the next one.
+#[derive(Debug, Default)]
+pub(super) struct Planner {
+    plan: Option<Plan>,
+    /// Plans begun by this leader.
+    begun: u64,
+    /// When the key of the plan was last written; 0 if it is not there.
+    fence: i64,
+    /// Nodes whose place stands in etcd.
+    placed: BTreeSet<String>,
+    tidying: bool,
+    /// When a round with enough nodes waits no longer for more.
+    last_call: Option<Duration>,
+    /// What only the round before this one had a use for.
+    outdated_store: Option<String>,
+}
+
+#[derive(Debug)]
+struct Plan {
+    record: RoundRecord,
+    seats: Vec<(String, u64)>,
+    members: HashMap<String, Member>,
+    /// The plan that this one follows, and when its record was written, 0 if there is none: the commit follows on
+    /// that and nothing else, however often it is tried.
+    last_plan: String,
+    last_round: u64,
+    last_modified: i64,
+    /// When rank 0 last said where it is.
+    master_modified: i64,
+    /// Since when the plan is the last one begun.
+    fence: Option<i64>,
+    next: usize,
+    in_flight: usize,
+    committing: bool,
+}
+
+/// What a plan follows on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Start {
+    /// The round that the record names; 0 if there is none.
+    pub(super) round: u64,
+    /// When the record was written; 0 if there is none.
+    pub(super) modified: i64,
+    /// The run's lease.
+    pub(super) lease: i64,
+}
+
+/// What a request of a plan has come to.
+#[derive(Debug)]
+pub(super) enum Planned {
+    Nothing,
+    /// A condition did not hold.
+    Refused(TxnReply),
+    /// The round is complete, and its record was written at that revision.
+    Complete(LastRound, Box<RoundRecord>, i64),
+}
+
+impl Plan {
+    fn chunks(&self) -> usize {
+        self.seats.len().div_ceil(PLACES)
+    }
+}
+
+impl Planner {
+    /// Whether a plan is under way.
+    pub(super) fn is_planning(&self) -> bool {
+        self.plan.is_some()
+    }
+
+    /// When the last call is over, once it runs.
+    pub(super) fn last_call(&self) -> Option<Duration> {
+        self.last_call
+    }
+
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        self.last_call.filter(|_| self.plan.is_none())
+    }
+
+    /// What was planned concerns nobody any more. The last call goes on.
+    pub(super) fn forget(&mut self) {
+        self.plan = None;
+        self.tidying = false;
+    }
+
+    /// The key of the plan, as it stands in etcd.
+    pub(super) fn fence_is(&mut self, plan: Option<&Entry>) {
+        self.fence = plan.map_or(0, |entry| entry.mod_revision);
+    }
+
+    /// The places that stand in etcd.
+    pub(super) fn places_are(&mut self, ids: impl Iterator<Item = String>) {
+        self.placed = ids.collect();
+    }
+
+    pub(super) fn remove(&mut self, ids: &[String]) {
+        self.placed.retain(|id| !ids.contains(id));
+        self.outdated_store = None;
+    }
+
+    pub(super) fn tidied(&mut self) {
+        self.tidying = false;
+    }
+
+    /// A node has changed. A plan with somebody who is gone is not worth committing.
+    pub(super) fn changed(&mut self, id: &str, roster: &Roster) {
+        let Some(plan) = self.plan.as_ref().filter(|plan| !plan.committing) else { return };
+        let Some(member) = plan.members.get(id) else { return };
+        let stands = roster.get(id).is_some_and(|node| {
+            node.record.incarnation == member.incarnation && node.record.wants == Wants::Join
+        });
+        if !stands {
+            self.plan = None;
+        }
+    }
+
+    /// Forms a round when there is a reason and enough nodes, and nobody to wait for.
+    pub(super) fn drive(
+        &mut self,
+        context: &mut Context<'_>,
+        term: Term,
+        roster: &Roster,
+        start: Start,
+        writing: bool,
+    ) {
+        if self.plan.is_some() {
+            return self.advance(context, term, roster, writing);
+        }
+        let settings = &context.config.settings;
+        let (joined, survivors, outstanding) = (roster.joined(), roster.survivors(), roster.outstanding());
+        let enough = joined >= settings.min_nodes && roster.wants_a_round();
+        // Newcomers alone never go past a whole group that is at work.
+        if !enough || (outstanding > 0 && survivors == 0 && roster.is_whole()) {
+            self.last_call = None;
+            return;
+        }
+        let all_here = outstanding == 0 && (survivors > 0 || joined >= settings.max_nodes);
+        let last_call = *self.last_call.get_or_insert(context.now + context.config.last_call);
+        // Of whom it is not known whether he died, it will be soon.
+        let over = last_call <= context.now && !roster.is_unsure();
+        if (all_here || over) && !writing {
+            self.begin(context, term, roster, start);
+            self.advance(context, term, roster, writing);
+        }
+    }
+
+    fn begin(&mut self, context: &mut Context<'_>, term: Term, roster: &Roster, start: Start) {
+        let seats = roster.seats();
+        let nodes = seats.iter().map(|id| roster.get(id).map(|node| (id, node)));
+        let Some(nodes) = nodes.collect::<Option<Vec<_>>>() else { return };
+        let Some((first, master)) = nodes.first() else { return };
+        self.begun += 1;
+        // The revision and the number tell people who planned it and when. The rest tells it from the plans of an
+        // etcd that has lost its data and counts from the beginning again.
+        let id = format!("{}-{}-{:08x}", term.number(), self.begun, context.random.u32(..));
+        let record = RoundRecord {
+            version: RECORD_VERSION,
+            round: start.round.max(roster.last_round()) + 1,
+            plan: id,
+            world_size: nodes.len(),
+            master: Some(MasterRecord {
+                node: (*first).clone(),
+                address: master.record.address.clone(),
+                port: master.record.port,
+            }),
+            settings: Some(context.config.settings),
+            lease: start.lease,
+            closed: None,
+            news: News::default(),
+            more: BTreeMap::new(),
+        };
+        let members = nodes.iter().enumerate();
+        let members = members.map(|(rank, (id, node))| ((*id).clone(), Member::new(rank, node.record.incarnation)));
+        self.plan = Some(Plan {
+            record,
+            members: members.collect(),
+            last_plan: roster.plan().to_owned(),
+            last_round: roster.last_completed(),
+            last_modified: start.modified,
+            master_modified: master.modified,
+            seats: nodes.iter().map(|(id, node)| ((*id).clone(), node.record.incarnation)).collect(),
+            fence: None,
+            next: 0,
+            in_flight: 0,
+            committing: false,
+        });
+    }
+
+    fn advance(&mut self, context: &mut Context<'_>, term: Term, roster: &Roster, writing: bool) {
+        loop {
+            let number = self.begun;
+            let Some(plan) = &mut self.plan else { return };
+            // The others wait for the first: it makes this the last plan begun.
+            let limit = if plan.fence.is_none() { 1 } else { IN_FLIGHT };
+            if plan.next < plan.chunks() {
+                if plan.in_flight >= limit {
+                    return;
+                }
+                plan.in_flight += 1;
+                plan.next += 1;
+                let chunk = plan.next - 1;
+                self.place(context, term, roster, number, chunk);
+            } else if plan.in_flight == 0 && !plan.committing && !writing {
+                plan.committing = true;
+                self.commit(context, term, number);
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// Writes the places of a chunk. The first one also makes this the last plan begun.
+    pub(super) fn place(
+        &self,
+        context: &mut Context<'_>,
+        term: Term,
+        roster: &Roster,
+        number: u64,
+        chunk: usize,
+    ) {
+        let Some(plan) = self.plan.as_ref().filter(|_| number == self.begun) else { return };
+        let (key, lease) = (context.keys.plan(), plan.record.lease);
+        let (when, mut then) = match plan.fence {
+            Some(fence) => (Condition::ModifiedAt(key, fence), vec![]),
+            None => {
+                let put = Op::Put { key: key.clone(), value: plan.record.plan.clone(), lease };
+                (Condition::unchanged_since(key, self.fence), vec![put])
+            }
+        };
+        let seats = plan.seats.iter().enumerate().skip(chunk * PLACES).take(PLACES);
+        then.extend(seats.map(|(rank, (id, incarnation))| {
+            let previous = roster.member(id).map(|member| PreviousPlace {
+                plan: plan.last_plan.clone(),
+                rank: member.rank,
+                incarnation: member.incarnation,
+            });
+            let record = RankRecord {
+                version: RECORD_VERSION,
+                round: plan.record.round,
+                plan: plan.record.plan.clone(),
+                rank,
+                incarnation: *incarnation,
+                left: false,
+                previous,
+                more: BTreeMap::new(),
+            };
+            Op::Put { key: context.keys.rank(id), value: json(&record), lease }
+        }));
+        let request = term.txn(context, vec![when], then);
+        term.send(context, LeaderTask::Place { plan: number, chunk }, request);
+    }
+
+    /// The point at which a round is complete.
+    pub(super) fn commit(&self, context: &mut Context<'_>, term: Term, number: u64) {
+        let Some(plan) = self.plan.as_ref().filter(|_| number == self.begun) else { return };
+        let when = vec![
+            Condition::unchanged_since(context.keys.round(), plan.last_modified),
+            Condition::ModifiedAt(context.keys.plan(), plan.fence.unwrap_or_default()),
+            Condition::ModifiedAt(context.keys.node(&plan.seats[0].0), plan.master_modified),
+        ];
+        let request = term.txn(context, when, vec![put_round(context, &plan.record)]);
+        term.send(context, LeaderTask::Commit { plan: number }, request);
+    }
+
+    pub(super) fn placed(&mut self, number: u64, chunk: usize, reply: TxnReply) -> Planned {
+        let Some(plan) = self.plan.as_mut().filter(|_| number == self.begun) else {
+            // An earlier plan's; if it has begun, the next one's first condition has to know.
+            if reply.held && chunk == 0 {
+                self.fence = self.fence.max(reply.revision);
+            }
+            return Planned::Nothing;
+        };
+        let begun = match reply.results.get(2).cloned().and_then(got) {
+            // An earlier try got through.
+            Some(entry) if !reply.held && chunk == 0 && entry.value == plan.record.plan => {
+                Some(entry.mod_revision)
+            }
+            _ => reply.held.then_some(reply.revision),
+        };
+        let Some(begun) = begun else {
+            self.plan = None;
+            return Planned::Refused(reply);
+        };
+        if chunk == 0 {
+            (plan.fence, self.fence) = (Some(begun), begun);
+        }
+        plan.in_flight -= 1;
+        let seats = plan.seats.iter().skip(chunk * PLACES).take(PLACES);
+        self.placed.extend(seats.map(|(id, _)| id.clone()));
+        Planned::Nothing
+    }
+
+    pub(super) fn committed(&mut self, context: &Context<'_>, number: u64, reply: TxnReply) -> Planned {
+        let Some(plan) = self.plan.take_if(|_| number == self.begun) else { return Planned::Nothing };
+        let (record, revision) = if reply.held {
+            (plan.record, reply.revision)
+        } else {
+            // An earlier try may have got through, and its reply was lost. There may be news of the round since.
+            let found = reply.results.get(1).cloned().and_then(got);
+            let ours = found.and_then(|entry| Some((parse::<RoundRecord>(&entry).ok()?, entry.mod_revision)));
+            match ours.filter(|(record, _)| record.plan == plan.record.plan) {
+                Some(ours) => ours,
+                // The master is gone, or the run was closed. The watch tells soon.
+                None => return Planned::Refused(reply),
+            }
+        };
+        self.last_call = None;
+        if !plan.last_plan.is_empty() {
+            self.outdated_store = Some(context.keys.store(plan.last_round, &plan.last_plan));
+        }
+        let last = LastRound {
+            round: record.round,
+            plan: record.plan.clone(),
+            world_size: record.world_size,
+            members: plan.members,
+            told: record.news.clone(),
+            state_lost: false,
+        };
+        Planned::Complete(last, Box::new(record), revision)
+    }
+
+    /// Removes what only earlier rounds had a use for, a part at a time, unless the next plan has begun by then.
+    /// Whatever comes of it: the run's lease ends one day.
+    pub(super) fn tidy(&mut self, context: &mut Context<'_>, term: Term, roster: &Roster) {
+        if self.tidying || self.is_planning() || self.fence == 0 {
+            return;
+        }
+        let stale = self.placed.iter().filter(|id| !roster.knows(id));
+        let stale: Vec<String> = stale.take(PLACES).cloned().collect();
+        if stale.is_empty() && self.outdated_store.is_none() {
+            return;
+        }
+        let mut then: Vec<Op> = stale.iter().map(|id| Op::Delete(context.keys.rank(id))).collect();
+        then.extend(self.outdated_store.clone().map(Op::DeletePrefix));
+        self.tidying = true;
+        let when = vec![Condition::ModifiedAt(context.keys.plan(), self.fence)];
+        let request = term.txn(context, when, then);
+        term.send(context, LeaderTask::Tidy { stale }, request);
+    }
+}

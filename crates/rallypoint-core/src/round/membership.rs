@@ -1,0 +1,293 @@
+//! What a node wants, the seat it has, and what it makes of what it sees of the group.
+//!
+//! ```text
+//!          join                a round with this node in it
+//!   Out ─────────▶ Joining ─────────────────────────────────▶ Working
+//!    ▲               │  ▲                                      │  │
+//!    │  refused      │  └──────────── join again ──────────────┘  │
+//!    │               ▼                                            │
+//!    └── gone ── Leaving ◀─────────── leave, or replaced ─────────┘
+//! ```
+
+use std::time::Duration;
+
+use super::output::{Change, Joined, NodeEvent, Refusal};
+use super::record::{NodeRecord, RECORD_VERSION, RankRecord, RoundRecord, Seat, Wants, Why};
+use super::settings::NodeConfig;
+use super::view::{RoundKey, View};
+
+#[derive(Debug)]
+pub(super) struct Membership {
+    goal: Goal,
+    /// It asks for a round after this one.
+    after: u64,
+    /// The last seat it had.
+    seat: Option<Seat>,
+    /// What the program was told of that round since.
+    told: Option<Change>,
+    /// How far the wait was when the program was last told.
+    progress: Option<NodeEvent>,
+    /// When a place was written for another process of this name, the last time that was seen.
+    foreign_place: i64,
+    /// Another process has this node's name, there.
+    replaced_by: Option<String>,
+}
+
+/// Where a node wants to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Goal {
+    Out,
+    /// The port is free here, should this node become the master.
+    Joining {
+        port: u16,
+    },
+    Working,
+    /// It may be asked for a round again before it is gone.
+    Leaving {
+        then: Option<u16>,
+    },
+}
+
+/// What is to be told, and done.
+#[derive(Debug)]
+pub(super) enum Verdict {
+    Joined(Joined),
+    Changed(Change),
+    Refused(Refusal),
+    Progress(NodeEvent),
+}
+
+impl Membership {
+    pub(super) fn new() -> Self {
+        Membership {
+            goal: Goal::Out,
+            after: 0,
+            seat: None,
+            told: None,
+            progress: None,
+            foreign_place: 0,
+            replaced_by: None,
+        }
+    }
+
+    pub(super) fn goal(&self) -> Goal {
+        self.goal
+    }
+
+    pub(super) fn is_in(&self) -> bool {
+        matches!(self.goal, Goal::Joining { .. } | Goal::Working)
+    }
+
+    pub(super) fn is_joining(&self) -> bool {
+        matches!(self.goal, Goal::Joining { .. })
+    }
+
+    /// The seat of a member at work.
+    pub(super) fn seat_at_work(&self) -> Option<&Seat> {
+        self.seat.as_ref().filter(|_| self.goal == Goal::Working)
+    }
+
+    /// A round is asked for. Not by a process that was replaced: the two would take the name from each other for ever.
+    pub(super) fn join(&mut self, port: u16) -> Option<Refusal> {
+        if let Some(by) = &self.replaced_by {
+            return Some(Refusal::Replaced { by: by.clone() });
+        }
+        self.progress = None;
+        self.goal = match self.goal {
+            Goal::Leaving { .. } => Goal::Leaving { then: Some(port) },
+            _ => Goal::Joining { port },
+        };
+        None
+    }
+
+    pub(super) fn leave(&mut self) {
+        self.goal = Goal::Leaving { then: None };
+    }
+
+    /// Nothing of this node is in etcd any more.
+    pub(super) fn gone(&mut self) {
+        self.goal = match self.goal {
+            Goal::Leaving { then: Some(port) } => Goal::Joining { port },
+            _ => Goal::Out,
+        };
+        self.foreign_place = 0;
+    }
+
+    /// Another process has this node's name.
+    pub(super) fn replaced(&mut self, by: String) -> Option<Verdict> {
+        let verdict = match self.goal {
+            Goal::Joining { .. } => Some(Verdict::Refused(Refusal::Replaced { by: by.clone() })),
+            Goal::Working => Some(Verdict::Changed(Change::Replaced { by: by.clone() })),
+            Goal::Out | Goal::Leaving { .. } => None,
+        };
+        self.replaced_by = Some(by);
+        self.leave();
+        verdict
+    }
+
+    /// What this node says of itself.
+    pub(super) fn record(&self, config: &NodeConfig) -> NodeRecord {
+        let (wants, port) = match self.goal {
+            Goal::Joining { port } => (Wants::Join, port),
+            Goal::Working | Goal::Out => (Wants::Stay, 0),
+            Goal::Leaving { .. } => (Wants::Leave, 0),
+        };
+        NodeRecord {
+            version: RECORD_VERSION,
+            incarnation: config.incarnation,
+            address: config.address.clone(),
+            port,
+            wants,
+            round: self.after,
+            seat: self.seat.clone(),
+            settings: config.settings,
+            rack: config.rack.clone(),
+            hint: config.hint.clone(),
+            about: config.about.clone(),
+            since: config.since,
+        }
+    }
+
+    /// Whether what stands in etcd says enough. A member at work need not say so: what it joined with still stands.
+    pub(super) fn is_said_by(&self, record: &NodeRecord) -> bool {
+        match self.goal {
+            Goal::Joining { port } => {
+                (record.wants, record.port, record.round) == (Wants::Join, port, self.after)
+            }
+            _ => true,
+        }
+    }
+
+    /// What follows from what is known of the group. `unanswered`: a registration of this process was never answered.
+    pub(super) fn decide(&mut self, config: &NodeConfig, view: &View, unanswered: bool) -> Option<Verdict> {
+        match self.goal {
+            Goal::Out | Goal::Leaving { .. } => None,
+            Goal::Joining { port } => self.decide_joining(config, view, port, unanswered),
+            Goal::Working => {
+                let change = self.change(view).filter(|change| self.told.as_ref() != Some(change))?;
+                // Whoever knows that the run is over need not hear that its record is gone too.
+                if matches!(self.told, Some(Change::Closed(_))) {
+                    return None;
+                }
+                self.told = Some(change.clone());
+                Some(Verdict::Changed(change))
+            }
+        }
+    }
+
+    fn decide_joining(
+        &mut self,
+        config: &NodeConfig,
+        view: &View,
+        port: u16,
+        unanswered: bool,
+    ) -> Option<Verdict> {
+        let record = match view.round() {
+            RoundKey::Unknown | RoundKey::Missing => return None,
+            RoundKey::Corrupt(corrupt) => return self.refuse(Refusal::Corrupt(corrupt.clone())),
+            RoundKey::Known(known) => &known.record,
+        };
+        if let Some(reason) = &record.closed {
+            return self.refuse(Refusal::Closed(reason.clone()));
+        }
+        if self.after == 0
+            && let Some(theirs) = &record.settings
+            && let Some((setting, ours, theirs)) = config.settings.difference(theirs)
+        {
+            return self.refuse(Refusal::Mismatch { setting, ours, theirs });
+        }
+        if let Some(place) = view.place() {
+            let ours = place.record.incarnation == config.incarnation;
+            if ours && place.record.left {
+                // It was in that round, whether it knew or not, and has left it.
+                self.after = self.after.max(place.record.round);
+            } else if ours {
+                if let Some(joined) = self.sit(config, record, &place.record, port) {
+                    return Some(Verdict::Joined(joined));
+                }
+            } else if unanswered && place.modified > self.foreign_place {
+                // Another process of this name has a place now, and whether this one had one before is not told any
+                // more. It asks for a round after the last, as the leader may count it among the members.
+                self.foreign_place = place.modified;
+                self.after = self.after.max(record.round);
+            }
+        }
+        let news = &record.news;
+        let progress = NodeEvent::Progress {
+            joined: news.joined,
+            last_call: news.last_call_ms.map(Duration::from_millis),
+            spare: news.spares > 0 && news.waiting == 0,
+        };
+        if self.progress.as_ref() == Some(&progress) {
+            return None;
+        }
+        self.progress = Some(progress.clone());
+        Some(Verdict::Progress(progress))
+    }
+
+    /// Takes the seat that this node has in the round of `record`, if it can.
+    fn sit(
+        &mut self,
+        config: &NodeConfig,
+        record: &RoundRecord,
+        place: &RankRecord,
+        port: u16,
+    ) -> Option<Joined> {
+        if place.plan != record.plan || place.round != record.round {
+            // A place in a round that is over already: this node was a member and has missed it. It asks again.
+            if (self.after + 1..record.round).contains(&place.round) {
+                self.after = place.round;
+            }
+            return None;
+        }
+        let master = record.master.as_ref().filter(|_| record.round > self.after)?;
+        let (round, plan) = (record.round, record.plan.clone());
+        let (rank, world_size) = (place.rank, record.world_size);
+        self.after = round;
+        self.seat = Some(Seat { round, plan: plan.clone(), rank, world_size });
+        let elsewhere = rank == 0 && (&master.address, master.port) != (&config.address, port);
+        if elsewhere || record.news.lost.iter().any(|lost| lost.node == config.id) {
+            // Planned with what this node said before, and the others cannot meet there, or do not count on it any
+            // more: it asks again.
+            return None;
+        }
+        (self.goal, self.told) = (Goal::Working, None);
+        let (address, port, lease) = (master.address.clone(), master.port, record.lease);
+        Some(Joined { round, plan, rank, world_size, address, port, lease })
+    }
+
+    fn refuse(&mut self, refusal: Refusal) -> Option<Verdict> {
+        self.leave();
+        Some(Verdict::Refused(refusal))
+    }
+
+    /// What a member at work should know of its round.
+    fn change(&self, view: &View) -> Option<Change> {
+        let seat = self.seat.as_ref()?;
+        let record = match view.round() {
+            RoundKey::Unknown => return None,
+            RoundKey::Missing => return Some(Change::StateLost),
+            RoundKey::Corrupt(corrupt) => return Some(Change::Corrupt(corrupt.clone())),
+            RoundKey::Known(known) => &known.record,
+        };
+        if let Some(reason) = &record.closed {
+            return Some(Change::Closed(reason.clone()));
+        }
+        if record.plan != seat.plan {
+            let later = record.has_round() && record.round > seat.round;
+            return Some(if later { Change::Excluded } else { Change::StateLost });
+        }
+        if let Some(lost) = record.news.lost.first() {
+            let (node, rank) = (lost.node.clone(), lost.rank);
+            return Some(match lost.why {
+                Why::Died => Change::Died { node, rank },
+                Why::Left | Why::Again | Why::Other => Change::Left { node, rank },
+            });
+        }
+        if record.news.lost_count > 0 {
+            // Nobody knows who: their seats were lost.
+            return Some(Change::StateLost);
+        }
+        (record.news.waiting > 0).then_some(Change::Waiting(record.news.waiting))
+    }
+}

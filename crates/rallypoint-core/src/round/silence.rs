@@ -1,0 +1,99 @@
+//! When etcd was heard, and what may be concluded from a key that is gone.
+//!
+//! ```text
+//!            something was heard
+//!   silent ───────────────────────▶ heard since S ──── a lease and a second later ───▶ sure
+//!      ▲                                                                                 │
+//!      └───────────────── nothing was heard for most of a lease ─────────────────────────┘
+//! ```
+//!
+//! A node's key may be gone because etcd itself was away, and with it every refresh of a lease. Its owner takes up its
+//! place again as soon as it notices. So a key that is gone means a death only to a node that has heard etcd without
+//! a gap for as long as that may take. A node that has just been started does not know what was before.
+
+use std::time::Duration;
+
+/// What a node may take on top of a lease to take up its place again.
+const RETURN: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub(super) struct Silence {
+    lease: Duration,
+    heard: Option<Heard>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Heard {
+    /// Without a gap since then.
+    since: Duration,
+    last: Duration,
+}
+
+impl Silence {
+    pub(super) fn new(lease: Duration) -> Self {
+        Silence { lease, heard: None }
+    }
+
+    /// A lease is refreshed several times within its time: none runs out in a shorter gap.
+    fn gap(&self) -> Duration {
+        self.lease.mul_f64(0.6)
+    }
+
+    fn unbroken(&self, now: Duration) -> Option<Heard> {
+        self.heard.filter(|heard| now.saturating_sub(heard.last) <= self.gap())
+    }
+
+    /// etcd has said something.
+    pub(super) fn heard(&mut self, now: Duration) {
+        let since = self.unbroken(now).map_or(now, |heard| heard.since);
+        self.heard = Some(Heard { since, last: now });
+    }
+
+    /// etcd has lost data: a key may be gone whose owner does not know of it yet.
+    pub(super) fn forget(&mut self) {
+        self.heard = None;
+    }
+
+    /// Whether a key that is gone is a death.
+    pub(super) fn is_sure(&self, now: Duration) -> bool {
+        self.sure_at(now).is_some_and(|at| at <= now)
+    }
+
+    /// When that will be so if etcd goes on talking; none if it has been silent.
+    pub(super) fn sure_at(&self, now: Duration) -> Option<Duration> {
+        self.unbroken(now).map(|heard| heard.since + self.lease + RETURN)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn who_has_just_been_started_is_sure_of_nothing() {
+        let mut silence = Silence::new(at(5));
+        assert!(!silence.is_sure(at(0)));
+        for second in 10..=15 {
+            silence.heard(at(second));
+            assert!(!silence.is_sure(at(second)), "after {second} s");
+        }
+        silence.heard(at(16));
+        assert!(silence.is_sure(at(16)));
+    }
+
+    #[test]
+    fn a_gap_is_noticed_before_anything_is_heard_again() {
+        let mut silence = Silence::new(at(5));
+        for second in 0..=10 {
+            silence.heard(at(second));
+        }
+        assert!(silence.is_sure(at(13)));
+        assert!(!silence.is_sure(at(14)), "this process may have been stopped itself");
+        silence.heard(at(14));
+        assert_eq!(silence.sure_at(at(14)), Some(at(20)));
+    }
+}

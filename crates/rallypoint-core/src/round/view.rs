@@ -1,0 +1,323 @@
+//! What a node knows of its group: who leads, which round there is, and its own place in it.
+//!
+//! ```text
+//!           ask for both watches            both have begun          a look is answered
+//!   Closed ──────────────────────▶ Opening ─────────────────▶ Blind ───────────────────▶ Following
+//!                                                               ▲                            │
+//!                                                               └── a watch has read afresh ─┘
+//! ```
+//!
+//! A node watches before it looks: an etcd has nothing to look up for a watch that begins now, and with thousands of
+//! watches that is what takes it long. What the watches tell before the look is answered is kept back, since the look
+//! tells how things stood.
+//!
+//! A watch reads afresh when its stream was cut. Then nothing is known any more: etcd may have lost data meanwhile,
+//! and its revisions may be those of another history. So the node looks again, and takes what it sees for all there is.
+
+use super::context::Context;
+use super::etcd::{Entry, Event, Op, OpReply, Request, Txn, TxnReply, Update, Watched};
+use super::output::{Output, WatchId};
+use super::record::{Corrupt, RankRecord, RoundRecord, parse};
+
+#[derive(Debug)]
+pub(super) struct View {
+    watching: Watching,
+    leader: Fact<LeaderKey>,
+    round: Fact<RoundKey>,
+    place: Fact<Option<Place>>,
+    /// What etcd had of the run is gone, and nobody has taken note of it yet.
+    lost: bool,
+}
+
+#[derive(Debug)]
+enum Watching {
+    Closed,
+    Opening { group: bool, rank: bool, kept_back: Vec<(WatchId, Update)> },
+    Blind { kept_back: Vec<(WatchId, Update)> },
+    Following,
+}
+
+/// A key as it was at a revision.
+#[derive(Debug)]
+struct Fact<T> {
+    as_of: i64,
+    value: T,
+}
+
+impl<T> Fact<T> {
+    fn unknown(value: T) -> Self {
+        Fact { as_of: 0, value }
+    }
+
+    /// A read tells how it is at its revision.
+    fn read(&mut self, revision: i64, value: T) {
+        if revision >= self.as_of {
+            *self = Fact { as_of: revision, value };
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LeaderKey {
+    Unknown,
+    Free,
+    Held { lease: i64, created: i64 },
+}
+
+#[derive(Debug)]
+pub(super) enum RoundKey {
+    Unknown,
+    Missing,
+    Known(Box<KnownRound>),
+    Corrupt(Corrupt),
+}
+
+/// The round's record as it stands in etcd.
+#[derive(Debug)]
+pub(super) struct KnownRound {
+    pub(super) record: RoundRecord,
+    pub(super) modified: i64,
+    /// What the record hangs on: the run's lease, or that of the closed mark.
+    pub(super) lease: i64,
+}
+
+/// This node's place as it stands in etcd.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) record: RankRecord,
+    pub(super) modified: i64,
+}
+
+/// What one request saw, at one revision.
+#[derive(Debug)]
+pub(super) struct Sight {
+    pub(super) revision: i64,
+    pub(super) leader: Option<Entry>,
+    pub(super) round: Option<Entry>,
+    pub(super) place: Option<Entry>,
+    /// This node's own key, where that was asked for.
+    pub(super) own: Option<Entry>,
+}
+
+impl View {
+    pub(super) fn new() -> Self {
+        View {
+            watching: Watching::Closed,
+            leader: Fact::unknown(LeaderKey::Unknown),
+            round: Fact::unknown(RoundKey::Unknown),
+            place: Fact::unknown(None),
+            lost: false,
+        }
+    }
+
+    pub(super) fn leader(&self) -> LeaderKey {
+        self.leader.value
+    }
+
+    pub(super) fn round(&self) -> &RoundKey {
+        &self.round.value
+    }
+
+    /// The round's record, if it is there.
+    pub(super) fn known(&self) -> Option<&KnownRound> {
+        if let RoundKey::Known(known) = &self.round.value { Some(known) } else { None }
+    }
+
+    /// Whether the run is known to be closed.
+    pub(super) fn is_closed(&self) -> bool {
+        self.known().is_some_and(|known| known.record.closed.is_some())
+    }
+
+    /// This node's place, whoever it was written for.
+    pub(super) fn place(&self) -> Option<&Place> {
+        self.place.value.as_ref()
+    }
+
+    /// Watches the group and this node's place, from now on.
+    pub(super) fn open(&mut self, context: &mut Context<'_>) {
+        if !matches!(self.watching, Watching::Closed) {
+            return;
+        }
+        self.watching = Watching::Opening { group: false, rank: false, kept_back: Vec::new() };
+        let rank = Watched::Key(context.keys.rank(&context.config.id));
+        let group = Watched::Prefix(context.keys.group());
+        context.out.push(Output::Watch { id: WatchId::Group, keys: group, from: None });
+        context.out.push(Output::Watch { id: WatchId::Rank, keys: rank, from: None });
+    }
+
+    /// Ends the watches and forgets the group.
+    pub(super) fn close(&mut self, context: &mut Context<'_>) {
+        if !matches!(self.watching, Watching::Closed) {
+            context.out.push(Output::Unwatch(WatchId::Group));
+            context.out.push(Output::Unwatch(WatchId::Rank));
+        }
+        *self = View::new();
+    }
+
+    /// Whether a look would tell how things stood when the watches began.
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.watching, Watching::Blind { .. } | Watching::Following)
+    }
+
+    /// Whether it waits for a look.
+    pub(super) fn is_blind(&self) -> bool {
+        matches!(self.watching, Watching::Blind { .. })
+    }
+
+    /// etcd has lost data, or may have: nothing that is known counts any more.
+    pub(super) fn distrust(&mut self, context: &mut Context<'_>) {
+        context.out.begin_epoch();
+        if let Watching::Following = self.watching {
+            self.watching = Watching::Blind { kept_back: Vec::new() };
+        }
+    }
+
+    /// Whether it has turned out that etcd has lost what it had of the run; told once.
+    pub(super) fn take_loss(&mut self) -> bool {
+        std::mem::take(&mut self.lost)
+    }
+
+    /// What the round's record is now.
+    fn round_is(&mut self, as_of: i64, value: RoundKey) {
+        let before = self.known().filter(|known| known.record.has_round()).map(|known| known.modified);
+        let now = if let RoundKey::Known(known) = &value { known.modified } else { 0 };
+        self.lost |= before.is_some_and(|before| now < before);
+        self.round = Fact { as_of, value };
+    }
+
+    /// What a watch tells.
+    pub(super) fn handle(&mut self, context: &mut Context<'_>, watch: WatchId, update: Update) {
+        let afresh = matches!(update, Update::Snapshot { .. });
+        if afresh {
+            self.distrust(context);
+        }
+        context.out.saw(update.revision());
+        match &mut self.watching {
+            Watching::Closed => {}
+            Watching::Opening { group, rank, kept_back } => {
+                *group |= watch == WatchId::Group;
+                *rank |= watch == WatchId::Rank;
+                kept_back.push((watch, update));
+                if *group && *rank {
+                    self.watching = Watching::Blind { kept_back: std::mem::take(kept_back) };
+                }
+            }
+            Watching::Blind { kept_back } => {
+                if afresh {
+                    kept_back.retain(|(of, _)| *of != watch);
+                } else {
+                    kept_back.push((watch, update));
+                }
+            }
+            Watching::Following => self.follow(context, watch, update),
+        }
+    }
+
+    fn follow(&mut self, context: &Context<'_>, watch: WatchId, update: Update) {
+        let Update::Events(events) = update else { return };
+        for event in events {
+            let revision = event.revision();
+            let (key, entry) = match event {
+                Event::Put(entry) => (entry.key.clone(), Some(entry)),
+                Event::Delete { key, .. } => (key, None),
+            };
+            if watch == WatchId::Rank {
+                if revision > self.place.as_of {
+                    self.place = Fact { as_of: revision, value: place_of(entry.as_ref()) };
+                }
+            } else if key == context.keys.leader() && revision > self.leader.as_of {
+                self.leader = Fact { as_of: revision, value: leader_of(entry.as_ref()) };
+            } else if key == context.keys.round() && revision > self.round.as_of {
+                self.round_is(revision, round_of(entry.as_ref()));
+            }
+        }
+    }
+
+    /// What a look has seen. Of one that is blind it is all there is.
+    pub(super) fn see(&mut self, context: &Context<'_>, sight: &Sight) {
+        let leader = leader_of(sight.leader.as_ref());
+        let (round, place) = (round_of(sight.round.as_ref()), place_of(sight.place.as_ref()));
+        let as_of = sight.revision;
+        if let Watching::Blind { kept_back } = &mut self.watching {
+            let kept_back = std::mem::take(kept_back);
+            self.watching = Watching::Following;
+            self.leader = Fact { as_of, value: leader };
+            self.round_is(as_of, round);
+            self.place = Fact { as_of, value: place };
+            for (watch, update) in kept_back {
+                self.follow(context, watch, update);
+            }
+        } else {
+            self.leader.read(as_of, leader);
+            self.see_round(as_of, sight.round.as_ref());
+            self.place.read(as_of, place);
+        }
+    }
+
+    /// Who leads, as a request has seen.
+    pub(super) fn see_leader(&mut self, revision: i64, leader: Option<&Entry>) {
+        self.leader.read(revision, leader_of(leader));
+    }
+
+    /// This node leads since that revision.
+    pub(super) fn leads_since(&mut self, revision: i64, lease: i64) {
+        self.leader.read(revision, LeaderKey::Held { lease, created: revision });
+    }
+
+    /// The round's record, as a request has seen it.
+    pub(super) fn see_round(&mut self, revision: i64, round: Option<&Entry>) {
+        if revision >= self.round.as_of {
+            self.round_is(revision, round_of(round));
+        }
+    }
+
+    /// This node itself has written the round's record.
+    pub(super) fn wrote_round(&mut self, revision: i64, record: RoundRecord, lease: i64) {
+        let known = KnownRound { record, modified: revision, lease };
+        self.round.read(revision, RoundKey::Known(Box::new(known)));
+    }
+}
+
+fn leader_of(entry: Option<&Entry>) -> LeaderKey {
+    match entry {
+        Some(entry) => LeaderKey::Held { lease: entry.lease, created: entry.create_revision },
+        None => LeaderKey::Free,
+    }
+}
+
+fn round_of(entry: Option<&Entry>) -> RoundKey {
+    let Some(entry) = entry else { return RoundKey::Missing };
+    match parse(entry) {
+        Ok(record) => {
+            let (modified, lease) = (entry.mod_revision, entry.lease);
+            RoundKey::Known(Box::new(KnownRound { record, modified, lease }))
+        }
+        Err(corrupt) => RoundKey::Corrupt(corrupt),
+    }
+}
+
+/// A place that cannot be read is none: the leader writes another with the next round.
+fn place_of(entry: Option<&Entry>) -> Option<Place> {
+    let entry = entry?;
+    Some(Place { record: parse(entry).ok()?, modified: entry.mod_revision })
+}
+
+/// A look at all that concerns a node.
+pub(super) fn look(context: &Context<'_>) -> Request {
+    let id = &context.config.id;
+    let keys =
+        [context.keys.leader(), context.keys.round(), context.keys.rank(id), context.keys.node(id)];
+    Request::Txn(Txn { then: keys.into_iter().map(Op::Get).collect(), ..Txn::default() })
+}
+
+/// What a [`look`] saw.
+pub(super) fn looked(reply: TxnReply) -> Sight {
+    let mut found = reply.results.into_iter().map(got);
+    let mut next = || found.next().flatten();
+    let (leader, round, place, own) = (next(), next(), next(), next());
+    Sight { revision: reply.revision, leader, round, place, own }
+}
+
+pub(super) fn got(result: OpReply) -> Option<Entry> {
+    if let OpReply::Got(entry) = result { entry } else { None }
+}

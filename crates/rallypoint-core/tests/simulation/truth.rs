@@ -1,0 +1,76 @@
+//! News must be true: whoever is told of a death, a close, an exclusion or a refusal that did not happen was told a
+//! lie, and may stop work that goes well.
+
+use rallypoint_core::round::{Change, NodeEvent, Refusal};
+
+use crate::check::{Violation, promise};
+use crate::process::Process;
+use crate::world::World;
+
+impl World {
+    /// Fails if what a process is told is not so.
+    pub(crate) fn is_true(&self, index: usize, event: &NodeEvent) -> Result<(), Violation> {
+        let process = &self.processes[index];
+        let why_not = match event {
+            NodeEvent::Changed(change) => self.lie_of_change(process, change),
+            NodeEvent::Refused(refusal) => self.lie_of_refusal(process, refusal),
+            _ => None,
+        };
+        promise!(7, why_not.is_none(), "{} is told {event:?}, but {}", self.name(index), why_not.unwrap_or_default());
+        Ok(())
+    }
+
+    /// Why it is not so.
+    fn lie_of_change(&self, process: &Process, change: &Change) -> Option<String> {
+        let plan = self.check.last_plan(process).unwrap_or_default().to_owned();
+        let lie = |holds: bool, why: &str| (!holds).then(|| why.to_owned());
+        match change {
+            Change::Waiting(_) => lie(self.check.somebody_waited || self.check.losses > 0, "nobody waits"),
+            Change::Died { node, rank } | Change::Left { node, rank } => {
+                let members = &self.check.committed_as(&plan)?.members;
+                let Some((_, incarnation)) =
+                    members.iter().find(|((id, _), at)| id == node && *at == rank).map(|(who, _)| who)
+                else {
+                    return Some("that is no member of its round".to_owned());
+                };
+                if self.check.was_replaced(node, *incarnation) {
+                    return None;
+                }
+                let member =
+                    self.processes.iter().find(|it| it.id == *node && it.incarnation == *incarnation)?;
+                let stays = member.is_in().is_some_and(|joined| joined.plan == plan) && member.moved_on != plan;
+                if let Change::Died { .. } = change {
+                    let harmed = !member.alive || member.harmed || !stays;
+                    return lie(harmed, "it lives and nothing has happened to it");
+                }
+                lie(!member.alive || !stays, "it has neither left nor asked for a round")
+            }
+            Change::Excluded => {
+                let round = self.check.committed_as(&plan)?.round;
+                lie(self.check.went_on_after(round), "there was no later round")
+            }
+            Change::Closed(reason) => lie(self.check.reasons.contains(reason), "nobody has closed it so"),
+            Change::Replaced { .. } => {
+                let replaced = self.check.was_replaced(&process.id, process.incarnation);
+                lie(replaced, "nobody has taken its name")
+            }
+            Change::StateLost => lie(self.check.losses > process.losses, "nothing was lost"),
+            Change::Corrupt(corrupt) => Some(format!("nobody wrote such a thing: {corrupt:?}")),
+        }
+    }
+
+    fn lie_of_refusal(&self, process: &Process, refusal: &Refusal) -> Option<String> {
+        let lie = |holds: bool, why: &str| (!holds).then(|| why.to_owned());
+        match refusal {
+            Refusal::Closed(reason) => lie(self.check.reasons.contains(reason), "nobody has closed it so"),
+            Refusal::Mismatch { .. } => {
+                lie(process.settings != self.setup.settings, "its settings are those of the run")
+            }
+            Refusal::Replaced { .. } => {
+                let replaced = self.check.was_replaced(&process.id, process.incarnation);
+                lie(replaced, "nobody has taken its name")
+            }
+            Refusal::Corrupt(corrupt) => Some(format!("nobody wrote such a thing: {corrupt:?}")),
+        }
+    }
+}
