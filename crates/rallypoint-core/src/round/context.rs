@@ -118,6 +118,10 @@ impl Outbox {
         self.seen = 0;
     }
 
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
     /// What a reply is worth. One that tells of a time before this epoch is as good as none.
     pub(super) fn answered(&mut self, id: u64, reply: Result<Reply, Failure>) -> Option<Answered> {
         let Pending { task, epoch, seen } = self.pending.remove(&id)?;

@@ -59,9 +59,9 @@ impl Departure {
         self.stage == Stage::Gone
     }
 
-    pub(super) fn timeout(&self, leads_others: bool) -> Option<Duration> {
+    pub(super) fn timeout(&self, now: Duration, leads_others: bool) -> Option<Duration> {
         let patience = (leads_others && !self.busy).then_some(self.since + LEADERS_WAIT);
-        [self.retry.at(), patience].into_iter().flatten().min()
+        [self.retry.at(), patience].into_iter().flatten().filter(|at| *at > now).min()
     }
 
     pub(super) fn drive(

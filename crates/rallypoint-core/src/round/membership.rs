@@ -158,6 +158,14 @@ impl Membership {
         }
     }
 
+    /// Asks for a round after the last one, if this node has waited through it. The leader may take it for a member of
+    /// an earlier round, whose place was lost before this node saw it.
+    pub(super) fn catch_up(&mut self, view: &View) {
+        if let Some(known) = view.known().filter(|_| self.is_joining()) {
+            self.after = self.after.max(known.record.round);
+        }
+    }
+
     /// What follows from what is known of the group. `unanswered`: a registration of this process was never answered.
     pub(super) fn decide(&mut self, config: &NodeConfig, view: &View, unanswered: bool) -> Option<Verdict> {
         match self.goal {

@@ -137,7 +137,7 @@ impl Node {
         let Some(Answered { task, reply, history_lost }) = self.out.answered(id, reply) else { return };
         if history_lost {
             self.view.distrust(context!(self, now));
-            self.silence.forget();
+            self.data_was_lost(now);
         }
         match task {
             Task::Grant => {
@@ -219,7 +219,7 @@ impl Node {
         let now = self.driven;
         let leads_others = self.leader.as_ref().is_some_and(|leader| leader.sees_others());
         let leader = self.leader.as_ref().and_then(|it| it.timeout(now, &self.view, &self.silence));
-        let departure = self.departure.as_ref().and_then(|it| it.timeout(leads_others));
+        let departure = self.departure.as_ref().and_then(|it| it.timeout(now, leads_others));
         let close = self.close.as_ref().and_then(|it| it.retry.at());
         let check = self.check_at();
         let parts = [self.presence.retries_at(), self.election.timeout(), leader, departure, close];
@@ -233,7 +233,7 @@ impl Node {
         self.driven = now;
         self.presence.retry().is_due(now);
         if self.view.take_loss() {
-            self.silence.forget();
+            self.data_was_lost(now);
         }
         self.decide();
         self.lead_or_not(now);
@@ -252,6 +252,13 @@ impl Node {
             leader.drive(context!(self, now), &self.view, &self.silence);
         }
         self.drive_close(now);
+    }
+
+    fn data_was_lost(&mut self, now: Duration) {
+        self.silence.forget();
+        if let Some(leader) = &mut self.leader {
+            leader.data_was_lost(now);
+        }
     }
 
     /// Draws the conclusions from what is known of the group.
@@ -322,6 +329,8 @@ impl Node {
         self.view.see(context, &sight);
         let found = self.presence.looked(context, &sight);
         self.found(now, found);
+        self.decide();
+        self.membership.catch_up(&self.view);
     }
 
     /// What has turned out about this node's own key.

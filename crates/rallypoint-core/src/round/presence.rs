@@ -41,8 +41,16 @@ enum Lease {
 #[derive(Debug)]
 enum OwnKey {
     Missing,
-    Ours { record: Box<NodeRecord>, key: KeyAt, lease: i64 },
+    Ours { record: Box<NodeRecord>, key: KeyAt, lease: i64, said: Said, epoch: u64 },
     Others(KeyAt),
+}
+
+/// Whether what stands there is the last that this process has said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Said {
+    Last,
+    /// It may be: an answer was lost. Or it is something from before, and etcd has lost the rest.
+    Earlier,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,7 +137,7 @@ impl Presence {
             return false;
         }
         match &self.key {
-            OwnKey::Ours { record, lease: on, .. } if *on == lease && enough(record) => {
+            OwnKey::Ours { record, lease: on, said: Said::Last, .. } if *on == lease && enough(record) => {
                 self.evict(context);
                 true
             }
@@ -242,7 +250,8 @@ impl Presence {
             OwnKey::Ours { key, .. } | OwnKey::Others(key) => key.created,
         };
         let key = KeyAt { created, modified: reply.revision };
-        self.key = OwnKey::Ours { record: Box::new(record), key, lease };
+        let (record, said, epoch) = (Box::new(record), Said::Last, context.out.epoch());
+        self.key = OwnKey::Ours { record, key, lease, said, epoch };
         self.established = true;
         Found::Registered(registration_saw(reply, lease))
     }
@@ -261,7 +270,8 @@ impl Presence {
         let key = KeyAt { created: entry.create_revision, modified: entry.mod_revision };
         let record = parse::<NodeRecord>(entry).ok();
         if let Some(record) = record.as_ref().filter(|it| it.incarnation == context.config.incarnation) {
-            self.key = OwnKey::Ours { record: Box::new(record.clone()), key, lease: entry.lease };
+            let (record, lease, said) = (Box::new(record.clone()), entry.lease, Said::Earlier);
+            self.key = OwnKey::Ours { record, key, lease, said, epoch: context.out.epoch() };
             return Found::Nothing;
         }
         if self.established {
@@ -284,7 +294,9 @@ impl Presence {
 
     /// A look has shown this node's own key.
     pub(super) fn looked(&mut self, context: &Context<'_>, sight: &Sight) -> Found {
-        if self.registering || matches!(&self.key, OwnKey::Ours { key, .. } if key.modified > sight.revision) {
+        // What was written after the look. Revisions of different epochs cannot be compared.
+        let later = |key: &KeyAt, epoch| epoch == context.out.epoch() && key.modified > sight.revision;
+        if self.registering || matches!(&self.key, OwnKey::Ours { key, epoch, .. } if later(key, *epoch)) {
             return Found::Nothing;
         }
         match (&self.key, &sight.own) {

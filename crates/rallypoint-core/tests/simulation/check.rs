@@ -63,6 +63,8 @@ pub(crate) struct Check {
     owners: BTreeMap<String, BTreeSet<u64>>,
     /// Since the last round, a node that was not in it has asked for one.
     pub(crate) somebody_waited: bool,
+    /// The revision after which etcd last lost data. What stands there from before may be of another history.
+    lost_at: i64,
     /// Nodes that asked for a round since the last one.
     asked: BTreeSet<String>,
     /// Nodes whose key was gone since the last round, or that had left it: who comes back by that name is a newcomer.
@@ -79,6 +81,8 @@ pub(crate) struct Committed {
     master: MasterRecord,
     lease: i64,
     pub(crate) members: BTreeMap<Who, usize>,
+    /// How often etcd had lost what it knew by then.
+    pub(crate) losses: u32,
 }
 
 impl Check {
@@ -94,6 +98,7 @@ impl Check {
             operator_closed: false,
             reasons: BTreeSet::new(),
             losses: 0,
+            lost_at: 0,
             holders: BTreeMap::new(),
             owners: BTreeMap::new(),
             somebody_waited: false,
@@ -159,6 +164,7 @@ impl Check {
     /// etcd has lost data: what it has now is what counts.
     pub(crate) fn lost_data(&mut self, etcd: &Etcd) -> Result<(), Violation> {
         self.losses += 1;
+        self.lost_at = etcd.revision();
         self.round = etcd.get(&self.keys.round()).map(parse).transpose()?.unwrap_or_else(nothing);
         self.holders.clear();
         for entry in etcd.prefix(&self.keys.nodes()) {
@@ -310,10 +316,11 @@ impl Check {
         );
         promise!(2, node.wants == Wants::Join, "round {round}: the master wants to {:?}", node.wants);
         // A master that has heard of an earlier round has used the port that it had then.
+        let from_before = entry.mod_revision <= self.lost_at;
         let used = |at: &(&String, &Committed)| {
             at.1.master == master && self.reported.contains_key(&(at.0.clone(), master.node.clone()))
         };
-        if let Some((before, _)) = self.rounds.iter().find(used) {
+        if let Some((before, _)) = self.rounds.iter().find(used).filter(|_| !from_before) {
             let what = format!("round {round} has the master of round {before}: {master:?}");
             return Err(Violation { promise: 2, what });
         }
@@ -336,7 +343,8 @@ impl Check {
             (record.incarnation == *incarnation && record.wants != Wants::Leave).then_some(())
         };
         self.gone = members.keys().filter(|who| there(who).is_none()).map(|who| who.0.clone()).collect();
-        let committed = Committed { round, world_size: n, master, lease: record.lease, members };
+        let (lease, losses) = (record.lease, self.losses);
+        let committed = Committed { round, world_size: n, master, lease, members, losses };
         let again = self.rounds.insert(record.plan.clone(), committed).is_some();
         promise!(3, !again, "the plan {} was completed twice", record.plan);
         Ok(())
@@ -377,7 +385,8 @@ impl Check {
             NodeEvent::Left => {
                 let left = etcd.get(&self.keys.node(&process.id)).map(parse::<NodeRecord>).transpose()?;
                 let ours = left.is_some_and(|record| record.incarnation == process.incarnation);
-                promise!(5, !ours, "{who:?} has left, and its key is there");
+                // What is lost with the rest may be its leave.
+                promise!(5, !ours || self.losses > 0, "{who:?} has left, and its key is there");
                 Ok(())
             }
             NodeEvent::Progress { .. } | NodeEvent::Refused(_) | NodeEvent::Closed(_) => Ok(()),

@@ -8,7 +8,7 @@ use rallypoint_core::round::{Change, RankPolicy, Refusal};
 
 use crate::check::{Violation, promise};
 use crate::network::LATEST;
-use crate::process::Phase;
+use crate::process::{Phase, short};
 use crate::world::{RUN, World};
 
 /// A few round trips, in calm weather.
@@ -84,6 +84,9 @@ pub(crate) fn is_settled(world: &World) -> bool {
 pub(crate) fn settle(world: &mut World, within: Duration) -> Result<(), Violation> {
     let end = world.now + within;
     let settled = world.run_while(end, |world| !is_settled(world))?;
+    if !settled {
+        world.living().for_each(|index| world.trace(|| short(&world.processes[index].node)));
+    }
     promise!(6, settled, "after {within:?} the nodes have not met: {}", state(world));
     Ok(())
 }

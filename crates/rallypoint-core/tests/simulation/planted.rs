@@ -64,6 +64,20 @@ impl Planted {
         ALL.into_iter().find(|planted| format!("{planted:?}") == name).unwrap_or(Planted::None)
     }
 
+    /// The promises that it is about.
+    pub(crate) fn breaks(self) -> &'static [u8] {
+        match self {
+            Planted::None => &[],
+            Planted::CommitByAnyLeader => &[2, 3],
+            Planted::RankFromAnyPlan => &[1],
+            Planted::NobodySweeps | Planted::NobodyTidies => &[5],
+            Planted::NoGraceForNewcomers => &[7, 9],
+            Planted::PlacesWithoutPrevious => &[7, 8],
+            Planted::Spin => &[10],
+            _ => &[4, 6, 7, 8, 9],
+        }
+    }
+
     /// The request as it goes out; none if it does not.
     pub(crate) fn alter_request(self, request: Request) -> Option<Request> {
         let Request::Txn(mut txn) = request else { return Some(request) };

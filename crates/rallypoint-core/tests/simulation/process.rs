@@ -27,8 +27,6 @@ pub(crate) struct Process {
     pub(crate) harmed: bool,
     /// The plan of the round after which its program asked for another, or left.
     pub(crate) moved_on: String,
-    /// How often etcd had lost what it knows when this process last came into a round.
-    pub(crate) losses: u32,
     /// Its program does nothing before this.
     pub(crate) hung_until: Duration,
     /// What its watches tell comes so much later.
@@ -37,6 +35,8 @@ pub(crate) struct Process {
     pub(crate) denied_until: Duration,
     /// The requests of the second that it is.
     pub(crate) this_second: (u64, u32),
+    /// It has left before, and come back. A plan from before may still have it.
+    pub(crate) has_left: bool,
     /// How it ended, where the machine ended it.
     pub(crate) refusal: Option<Refusal>,
     /// What it was told first of its last round.
@@ -116,7 +116,7 @@ impl Process {
             settings: config.settings,
             harmed: false,
             moved_on: String::new(),
-            losses: 0,
+            has_left: false,
             hung_until: Duration::ZERO,
             lag: Duration::ZERO,
             denied_until: Duration::ZERO,
@@ -190,6 +190,7 @@ impl World {
         let (now, process) = (self.now, &mut self.processes[index]);
         process.moves_on();
         process.phase = Phase::Leaving;
+        process.has_left = true;
         process.node.leave(now);
         self.drain(index)
     }
@@ -302,12 +303,10 @@ impl World {
         let process = &self.processes[index];
         self.check.event(&self.etcd, process, &event)?;
         self.is_true(index, &event)?;
-        let losses = self.check.losses;
         self.news += u64::from(matches!(event, NodeEvent::Joined(_) | NodeEvent::Changed(_)));
         let process = &mut self.processes[index];
         match event {
             NodeEvent::Joined(joined) => {
-                process.losses = losses;
                 if process.phase == Phase::Joining {
                     process.phase = Phase::In(joined.clone());
                     self.share(index, &joined)?;

@@ -25,7 +25,12 @@ impl World {
         let plan = self.check.last_plan(process).unwrap_or_default().to_owned();
         let lie = |holds: bool, why: &str| (!holds).then(|| why.to_owned());
         match change {
-            Change::Waiting(_) => lie(self.check.somebody_waited || self.check.losses > 0, "nobody waits"),
+            Change::Waiting(_) => {
+                // A member that has left, or was taken for dead, and is back again waits as others do.
+                let waits = |it: &Process| it.alive && (it.has_left || it.harmed);
+                let waits = self.check.somebody_waited || self.processes.iter().any(waits);
+                lie(waits || self.check.losses > 0, "nobody waits")
+            }
             Change::Died { node, rank } | Change::Left { node, rank } => {
                 let members = &self.check.committed_as(&plan)?.members;
                 let Some((_, incarnation)) =
@@ -43,7 +48,7 @@ impl World {
                     let harmed = !member.alive || member.harmed || !stays;
                     return lie(harmed, "it lives and nothing has happened to it");
                 }
-                lie(!member.alive || !stays, "it has neither left nor asked for a round")
+                lie(!member.alive || member.has_left || !stays, "it has neither left nor asked for a round")
             }
             Change::Excluded => {
                 let round = self.check.committed_as(&plan)?.round;
@@ -54,7 +59,10 @@ impl World {
                 let replaced = self.check.was_replaced(&process.id, process.incarnation);
                 lie(replaced, "nobody has taken its name")
             }
-            Change::StateLost => lie(self.check.losses > process.losses, "nothing was lost"),
+            Change::StateLost => {
+                let before = self.check.committed_as(&plan)?.losses;
+                lie(self.check.losses > before, "nothing was lost")
+            }
             Change::Corrupt(corrupt) => Some(format!("nobody wrote such a thing: {corrupt:?}")),
         }
     }

@@ -223,8 +223,7 @@ impl World {
         let seed = self.rng.u64(..);
         self.trace(|| format!("{id} starts, incarnation {incarnation}"));
         let mut process = Process::new(config, seed);
-        process.harmed = self.weather.lost > 0.0 || self.weather.slow > 0.0;
-        process.losses = self.check.losses;
+        process.harmed = self.weather.lost + self.weather.slow + self.weather.late > 0.0;
         self.planted.prepare(self.now, self.setup.lease, &mut process.node);
         self.processes.push(process);
         self.join(index)?;

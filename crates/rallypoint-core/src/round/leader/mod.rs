@@ -46,7 +46,14 @@ pub(super) struct Leader {
     run_lease: RunLease,
     failed: Vec<LeaderTask>,
     retry: Retry,
+    /// etcd has lost data: until then the nodes say again what they want.
+    not_before: Duration,
+    /// The epoch in which all was read; none if that is to be done again.
+    epoch: Option<u64>,
 }
+
+/// For nodes to notice that etcd has lost data, and to say again what they want.
+const SAY_AGAIN: Duration = Duration::from_secs(1);
 
 /// What a leader has to know first.
 #[derive(Debug, Default)]
@@ -69,19 +76,19 @@ pub(super) enum Word {
 }
 
 impl Leader {
-    pub(super) fn new(context: &mut Context<'_>, term: i64) -> Self {
-        let mut leader = Leader {
+    pub(super) fn new(context: &Context<'_>, term: i64) -> Self {
+        Leader {
             term: Term::new(term),
-            reading: None,
+            reading: Some(Reading::default()),
             roster: Roster::new(context.config.settings),
             planner: Planner::default(),
             newsroom: Newsroom::new(context.now, context.config.settings.min_nodes),
             run_lease: RunLease::Recorded { renew_at: context.now },
             failed: Vec::new(),
             retry: Retry::default(),
-        };
-        leader.read_all(context);
-        leader
+            not_before: Duration::ZERO,
+            epoch: None,
+        }
     }
 
     /// The revision at which this node became the leader.
@@ -100,6 +107,7 @@ impl Leader {
             context.out.push(Output::Unwatch(WatchId::Nodes));
         }
         self.reading = Some(Reading::default());
+        self.epoch = Some(context.out.epoch());
         self.roster = Roster::new(context.config.settings);
         self.planner.forget();
         self.newsroom.forget();
@@ -122,6 +130,12 @@ impl Leader {
         self.term.send(context, task, request);
     }
 
+    /// etcd has lost data. What stands there may be what nodes wanted long ago.
+    pub(super) fn data_was_lost(&mut self, now: Duration) {
+        self.planner.forget();
+        self.not_before = now + SAY_AGAIN;
+    }
+
     /// Ends what a leader keeps open.
     pub(super) fn step_down(self, context: &mut Context<'_>) {
         if self.reading.is_none() {
@@ -139,12 +153,16 @@ impl Leader {
         }
         let sure = self.roster.is_unsure().then(|| silence.sure_at(now)).flatten();
         let progress = self.newsroom.timeout(view, &self.roster, &self.planner);
-        [sure, progress, self.planner.timeout(), Some(renew_at)].into_iter().flatten().min()
+        let all = [sure, progress, self.planner.timeout(), Some(renew_at), Some(self.not_before)];
+        all.into_iter().flatten().filter(|at| *at > now).min()
     }
 
     /// Does what is to be done now.
     pub(super) fn drive(&mut self, context: &mut Context<'_>, view: &View, silence: &Silence) {
         self.retry.is_due(context.now);
+        if self.epoch != Some(context.out.epoch()) {
+            self.read_all(context);
+        }
         if !self.retry.waits() {
             for task in std::mem::take(&mut self.failed) {
                 self.send_again(context, task);
@@ -184,6 +202,9 @@ impl Leader {
     }
 
     fn drive_plan(&mut self, context: &mut Context<'_>, view: &View) {
+        if context.now < self.not_before {
+            return;
+        }
         let start = match (view.known(), self.run_lease) {
             (Some(known), _) => {
                 let (round, lease) = (known.record.round, known.record.lease);
@@ -334,7 +355,12 @@ impl Leader {
                 let planned = self.planner.committed(context, plan, reply);
                 return self.planned(context, view, silence, planned);
             }
-            (LeaderTask::Tidy { stale }, Reply::Txn(reply)) if reply.held => self.planner.remove(&stale),
+            (LeaderTask::Tidy { stale }, Reply::Txn(reply)) => {
+                if !reply.held {
+                    return self.refused(context, view, reply);
+                }
+                self.planner.remove(&stale);
+            }
             _ => {}
         }
         Word::Nothing
@@ -457,7 +483,7 @@ impl Leader {
         }
         let Update::Events(events) = update else {
             // What it says may be of another history than the rest of what is known.
-            self.read_all(context);
+            self.epoch = None;
             return Word::Nothing;
         };
         let sure = silence.is_sure(context.now);

@@ -247,10 +247,12 @@ impl Planner {
         let Some(plan) = self.plan.as_ref().filter(|_| number == self.begun) else { return };
         let (key, lease) = (context.keys.plan(), plan.record.lease);
         let (when, mut then) = match plan.fence {
-            Some(fence) => (Condition::ModifiedAt(key, fence), vec![]),
+            Some(fence) => (vec![Condition::ModifiedAt(key, fence)], vec![]),
             None => {
                 let put = Op::Put { key: key.clone(), value: plan.record.plan.clone(), lease };
-                (Condition::unchanged_since(key, self.fence), vec![put])
+                // An earlier plan may have been committed by a request that had no answer: its places must stand.
+                let round = Condition::unchanged_since(context.keys.round(), plan.last_modified);
+                (vec![round, Condition::unchanged_since(key, self.fence)], vec![put])
             }
         };
         let seats = plan.seats.iter().enumerate().skip(chunk * PLACES).take(PLACES);
@@ -272,7 +274,7 @@ impl Planner {
             };
             Op::Put { key: context.keys.rank(id), value: json(&record), lease }
         }));
-        let request = term.txn(context, vec![when], then);
+        let request = term.txn(context, when, then);
         term.send(context, LeaderTask::Place { plan: number, chunk }, request);
     }
 

@@ -101,7 +101,9 @@ impl Roster {
     /// A round was completed, now or before this node led.
     pub(super) fn begin(&mut self, last: LastRound) {
         let mut excluded = Vec::new();
-        for id in self.members.keys().filter(|id| !last.members.contains_key(*id)) {
+        // Of a round that was lost all members ask for another one anyway.
+        let others = self.members.keys().filter(|id| !last.state_lost && !last.members.contains_key(*id));
+        for id in others {
             if self.class(id) == Class::Running {
                 excluded.push(id.clone());
             }
