@@ -8,7 +8,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use rallypoint_core::Backoff;
 use rallypoint_rendezvous::{
-    HeldPort, Master, Registry, Rendezvous as Completed, RendezvousError, RendezvousHandler,
+    CloseOutcome, HeldPort, Master, Registry, Rendezvous as Completed, RendezvousError, RendezvousHandler,
     RendezvousParameters, Result,
 };
 use tokio::time::Instant;
@@ -99,10 +99,13 @@ impl Rendezvous {
         self.run(py, async |handler: Arc<dyn RendezvousHandler>| handler.is_closed().await)
     }
 
-    /// Ends the run for all nodes, for good.
+    /// Ends the run for all nodes, for good. False if it is not this node's to close: only a member of the last round
+    /// can.
     #[pyo3(signature = (reason=""))]
-    fn set_closed(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
-        self.run(py, async |handler: Arc<dyn RendezvousHandler>| handler.set_closed(reason).await)
+    fn set_closed(&self, py: Python<'_>, reason: &str) -> PyResult<bool> {
+        let closed =
+            self.run(py, async |handler: Arc<dyn RendezvousHandler>| handler.set_closed(reason).await)?;
+        Ok(closed != CloseOutcome::NotAMember)
     }
 
     /// How many nodes wait to get in; also not 0 when a member is gone.
@@ -128,7 +131,15 @@ impl Rendezvous {
     /// Ends this node's part: a member closes the run, others just leave. Says whether that went well.
     #[pyo3(signature = (reason=""))]
     fn shutdown(&self, py: Python<'_>, reason: &str) -> PyResult<bool> {
-        self.run(py, async |handler: Arc<dyn RendezvousHandler>| Ok(handler.shutdown(reason).await))
+        self.run(py, async |handler: Arc<dyn RendezvousHandler>| {
+            Ok(match handler.shutdown(reason).await {
+                Ok(_) => true,
+                Err(error) => {
+                    tracing::warn!(%error, "the shutdown failed");
+                    false
+                }
+            })
+        })
     }
 }
 

@@ -425,6 +425,9 @@ fn describe(change: &GroupChange) -> String {
         GroupChange::Left { node, rank } => format!("{} left or meets again", who(node, *rank)),
         GroupChange::Closed { reason } => format!("the run is closed: {reason}"),
         GroupChange::Excluded => "this node lost its place".to_owned(),
+        GroupChange::Replaced { by } => format!("another process, at {by}, has this node's name now"),
+        GroupChange::StateLost => "etcd has lost what it had of this round".to_owned(),
+        GroupChange::Corrupt { problem } => format!("the run's record cannot be read ({problem})"),
         other => format!("{other:?}"),
     }
 }

@@ -68,12 +68,16 @@ pub enum RendezvousError {
         theirs: String,
     },
     /// Another process has taken this node's name, and with it its place.
-    #[error("run {run_id:?}: another process runs as node {node:?} now: give each process a name of its own")]
+    #[error(
+        "run {run_id:?}: another process, at {by}, runs as node {node:?} now: give each process a name of its own"
+    )]
     Replaced {
         /// The run.
         run_id: String,
         /// The name.
         node: String,
+        /// Where the other process is.
+        by: String,
     },
     /// This node was told to leave while it waited.
     #[error("run {run_id:?}: this node leaves the rendezvous")]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+pub use rallypoint_core::round::CloseOutcome;
 use rallypoint_store::Store;
 use tokio::sync::watch;
 
@@ -30,8 +31,8 @@ pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
     /// Whether the run is closed.
     async fn is_closed(&self) -> Result<bool>;
 
-    /// Ends the run for all nodes, for good.
-    async fn set_closed(&self, reason: &str) -> Result<()>;
+    /// Ends the run for all nodes, for good, and says what became of that: only a member of the last round can.
+    async fn set_closed(&self, reason: &str) -> Result<CloseOutcome>;
 
     /// How many nodes wait to get in; also not 0 when a member is gone, since it is what torchrun polls to learn
     /// that it must meet again.
@@ -50,8 +51,8 @@ pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
     async fn leave(&self) -> Result<()>;
 
     /// Ends this node's part, as torchrun does when its workers are done: a member closes the run, others just
-    /// leave. Says whether that went well.
-    async fn shutdown(&self, reason: &str) -> bool;
+    /// leave. Says what became of the close.
+    async fn shutdown(&self, reason: &str) -> Result<CloseOutcome>;
 }
 
 /// A completed round, as one of its members sees it.
@@ -123,6 +124,19 @@ pub enum GroupChange {
     },
     /// This node lost its place: the others went on without it.
     Excluded,
+    /// Another process has this node's name now, and with it its place. There is no way back for this one.
+    Replaced {
+        /// Where that one is.
+        by: String,
+    },
+    /// What etcd had of this round is gone: the run's lease has ended, or etcd itself has lost data. The nodes meet
+    /// again.
+    StateLost,
+    /// The run's record in etcd cannot be read.
+    Corrupt {
+        /// Where it is, and what is wrong with it.
+        problem: String,
+    },
 }
 
 /// How far a rendezvous has come.

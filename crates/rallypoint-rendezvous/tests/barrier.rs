@@ -450,7 +450,8 @@ async fn the_registry_makes_it_by_its_name() {
     assert_eq!((node.backend(), node.run_id()), ("etcd", "job"));
     assert_eq!(node.next_rendezvous().await.unwrap().rank, 0);
     assert_eq!(node.members().await.unwrap().len(), 1);
-    assert!(node.shutdown("done").await && node.is_closed().await.unwrap());
+    node.shutdown("done").await.unwrap();
+    assert!(node.is_closed().await.unwrap());
 
     let unknown = RendezvousParameters { backend: "zk".to_owned(), ..parameters("", 1, 1) };
     let error = registry.create(unknown).await.unwrap_err().to_string();

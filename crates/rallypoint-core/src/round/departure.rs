@@ -93,14 +93,7 @@ impl Departure {
     }
 
     /// Tells the others: at the node's key, which the leader watches, and at its place, which outlives both of them.
-    fn say(
-        &mut self,
-        context: &mut Context<'_>,
-        view: &View,
-        own: KeyAt,
-        lease: i64,
-        farewell: NodeRecord,
-    ) {
+    fn say(&mut self, context: &mut Context<'_>, view: &View, own: KeyAt, lease: i64, farewell: NodeRecord) {
         let node = context.keys.node(&context.config.id);
         let mut then = vec![Op::Put { key: node.clone(), value: json(&farewell), lease }];
         let run_lease = view.known().map_or(0, |known| known.record.lease);
@@ -119,14 +112,7 @@ impl Departure {
 
     /// Removes what only the run's nodes had a use for, if no other node is there. Whoever is not the last takes its
     /// own key away in the same request, so that of two that leave together the later one sees that it is the last.
-    fn sweep(
-        &mut self,
-        context: &mut Context<'_>,
-        view: &View,
-        standing: &Standing,
-        own: KeyAt,
-        lease: i64,
-    ) {
+    fn sweep(&mut self, context: &mut Context<'_>, view: &View, standing: &Standing, own: KeyAt, lease: i64) {
         if standing.sees_others && context.now < self.since + LEADERS_WAIT {
             return;
         }

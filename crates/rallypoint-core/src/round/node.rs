@@ -379,7 +379,8 @@ impl Node {
         if let Some(leader) = self.leader.take() {
             leader.step_down(context);
         }
-        self.leader = term.filter(|_| self.membership.is_in()).map(|term| Box::new(Leader::new(context, term)));
+        self.leader =
+            term.filter(|_| self.membership.is_in()).map(|term| Box::new(Leader::new(context, term)));
     }
 
     fn leaders_word(&mut self, now: Duration, word: Word) {

@@ -67,7 +67,9 @@ pub(super) enum Found {
     /// It tells how things stand with the group.
     Registered(Sight),
     /// Another process has the name, there.
-    Replaced { by: String },
+    Replaced {
+        by: String,
+    },
     /// The run is not one for this node.
     Mismatch(Refusal),
     LeaseLost,

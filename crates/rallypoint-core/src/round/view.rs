@@ -305,8 +305,7 @@ fn place_of(entry: Option<&Entry>) -> Option<Place> {
 /// A look at all that concerns a node.
 pub(super) fn look(context: &Context<'_>) -> Request {
     let id = &context.config.id;
-    let keys =
-        [context.keys.leader(), context.keys.round(), context.keys.rank(id), context.keys.node(id)];
+    let keys = [context.keys.leader(), context.keys.round(), context.keys.rank(id), context.keys.node(id)];
     Request::Txn(Txn { then: keys.into_iter().map(Op::Get).collect(), ..Txn::default() })
 }
 

@@ -102,7 +102,12 @@ fn quiet(world: &mut World, time: Duration) -> Result<(), Violation> {
     // Whoever waits looks now and then whether etcd has it as it should.
     let waiting = world.living().filter(|index| world.processes[*index].phase == Phase::Joining).count();
     let looks = waiting as u128 * (1 + time.as_millis() / (world.setup.lease * 2).as_millis());
-    promise!(10, u128::from(made) < 40 + renewals + looks, "a group at rest made {made} requests: {}", state(world));
+    promise!(
+        10,
+        u128::from(made) < 40 + renewals + looks,
+        "a group at rest made {made} requests: {}",
+        state(world)
+    );
     promise!(6, world.news == news, "nothing had happened, and {before} became {}", state(world));
     promise!(6, is_settled(world), "the group has come apart: {}", state(world));
     Ok(())
@@ -202,8 +207,7 @@ pub(crate) fn end(world: &mut World, rng: &mut Rng) -> Result<(), Violation> {
         // The others may have gone on without the one that wanted to close it.
         if world.check.round().closed.is_none() {
             world.operator_closes("it is enough");
-            let closed =
-                world.run_while(world.now + MOMENT, |world| world.check.round().closed.is_none())?;
+            let closed = world.run_while(world.now + MOMENT, |world| world.check.round().closed.is_none())?;
             promise!(4, closed, "an operator cannot close the run: {}", state(world));
         }
     }
@@ -212,7 +216,11 @@ pub(crate) fn end(world: &mut World, rng: &mut Rng) -> Result<(), Violation> {
     let over = world.run_while(world.now + MOMENT * 2, |world| world.living().next().is_some())?;
     promise!(4, over, "the run is closed, and not all are gone: {}", state(world));
     let left: Vec<&str> = world.etcd.prefix(RUN).map(|entry| entry.key.as_str()).collect();
-    promise!(5, !(ends_well && all_live) || left == [world.keys.round()], "the run has ended well, and etcd has {left:?}");
+    promise!(
+        5,
+        !(ends_well && all_live) || left == [world.keys.round()],
+        "the run has ended well, and etcd has {left:?}"
+    );
     let refusal = &world.processes[late].refusal;
     let told = matches!((refusal, &world.check.round().closed), (Some(Refusal::Closed(told)), Some(reason)) if told == reason);
     promise!(4, told, "who came late was told {refusal:?}");

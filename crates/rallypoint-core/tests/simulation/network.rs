@@ -202,8 +202,7 @@ impl World {
         let generation = process.generations;
         let begun = from.is_some();
         let (scheduled, history, broken) = (false, self.etcd.history, false);
-        *process.watch(id) =
-            Some(Watch { generation, keys, next: from, begun, scheduled, history, broken });
+        *process.watch(id) = Some(Watch { generation, keys, next: from, begun, scheduled, history, broken });
         if begun {
             self.wake(index, id);
         } else {
@@ -214,7 +213,8 @@ impl World {
 
     /// etcd hears of a watch that begins now.
     pub(crate) fn open(&mut self, to: usize, id: WatchId, generation: u64) {
-        let away = self.etcd_away_until.max(self.processes[to].cut_until).max(self.processes[to].denied_until);
+        let away =
+            self.etcd_away_until.max(self.processes[to].cut_until).max(self.processes[to].denied_until);
         if self.now < away {
             let at = away + self.delay();
             return self.at(at, Step::Open { to, watch: id, generation });
@@ -230,7 +230,8 @@ impl World {
     /// The streams of a process are cut: once it reaches etcd again, each watch reads afresh.
     pub(crate) fn break_streams(&mut self, index: usize) {
         for id in [WatchId::Group, WatchId::Rank, WatchId::Nodes] {
-            if let Some(watch) = self.processes[index].watch(id).as_mut().filter(|watch| watch.next.is_some()) {
+            if let Some(watch) = self.processes[index].watch(id).as_mut().filter(|watch| watch.next.is_some())
+            {
                 watch.broken = true;
                 self.wake(index, id);
             }
@@ -255,7 +256,8 @@ impl World {
     }
 
     pub(crate) fn deliver(&mut self, to: usize, id: WatchId, generation: u64) -> Result<(), Violation> {
-        let away = self.etcd_away_until.max(self.processes[to].cut_until).max(self.processes[to].denied_until);
+        let away =
+            self.etcd_away_until.max(self.processes[to].cut_until).max(self.processes[to].denied_until);
         if self.now < away {
             let at = away + self.delay();
             self.at(at, Step::Deliver { to, watch: id, generation });
@@ -307,7 +309,8 @@ impl World {
             WatchId::Nodes => self.overlooked += u64::from(matches!(update, Update::Snapshot { .. })),
         }
         let mine = self.processes[to].is_in().map(|joined| (joined.round, joined.plan.clone()));
-        let update = self.planted.disguise(update, mine.as_ref().map(|(round, plan)| (*round, plan.as_str())));
+        let update =
+            self.planted.disguise(update, mine.as_ref().map(|(round, plan)| (*round, plan.as_str())));
         self.update(to, id, update)
     }
 }

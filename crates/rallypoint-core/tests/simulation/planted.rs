@@ -147,7 +147,8 @@ impl Planted {
 
     /// The record of a round as a machine sees it that knows its own round, by number and plan.
     pub(crate) fn disguise(self, update: Update, mine: Option<(u64, &str)>) -> Update {
-        let (Planted::RoundByNumber, Some((round, plan)), Update::Events(mut events)) = (self, mine, update.clone())
+        let (Planted::RoundByNumber, Some((round, plan)), Update::Events(mut events)) =
+            (self, mine, update.clone())
         else {
             return update;
         };
@@ -155,7 +156,8 @@ impl Planted {
             if let Event::Put(entry) = event
                 && entry.key == format!("{RUN}group/round")
             {
-                let mut record: RoundRecord = serde_json::from_str(&entry.value).expect("a round can be read");
+                let mut record: RoundRecord =
+                    serde_json::from_str(&entry.value).expect("a round can be read");
                 if record.round == round {
                     record.plan = plan.to_owned();
                 }

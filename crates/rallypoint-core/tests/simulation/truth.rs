@@ -16,7 +16,13 @@ impl World {
             NodeEvent::Refused(refusal) => self.lie_of_refusal(process, refusal),
             _ => None,
         };
-        promise!(7, why_not.is_none(), "{} is told {event:?}, but {}", self.name(index), why_not.unwrap_or_default());
+        promise!(
+            7,
+            why_not.is_none(),
+            "{} is told {event:?}, but {}",
+            self.name(index),
+            why_not.unwrap_or_default()
+        );
         Ok(())
     }
 
@@ -43,7 +49,8 @@ impl World {
                 }
                 let member =
                     self.processes.iter().find(|it| it.id == *node && it.incarnation == *incarnation)?;
-                let stays = member.is_in().is_some_and(|joined| joined.plan == plan) && member.moved_on != plan;
+                let stays =
+                    member.is_in().is_some_and(|joined| joined.plan == plan) && member.moved_on != plan;
                 if let Change::Died { .. } = change {
                     let harmed = !member.alive || member.harmed || !stays;
                     return lie(harmed, "it lives and nothing has happened to it");

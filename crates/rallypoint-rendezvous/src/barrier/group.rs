@@ -44,7 +44,10 @@ impl Told {
             GroupChange::Waiting { .. } => 1,
             GroupChange::Left { rank: None, .. } => 2,
             GroupChange::Left { .. } | GroupChange::Died { .. } => 3,
-            GroupChange::Excluded => 4,
+            GroupChange::Excluded
+            | GroupChange::Replaced { .. }
+            | GroupChange::StateLost
+            | GroupChange::Corrupt { .. } => 4,
             GroupChange::Closed { .. } => 5,
         };
         self.0.send_if_modified(|told| {

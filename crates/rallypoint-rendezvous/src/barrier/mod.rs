@@ -33,7 +33,7 @@ use self::group::{Group, Told};
 use self::keeper::{Keeper, Task, keep_run};
 use self::wire::{Mark, Wire};
 use crate::error::{RendezvousError, Result};
-use crate::handler::{GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler};
+use crate::handler::{CloseOutcome, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler};
 use crate::parameters::{ParameterError, RendezvousParameters};
 use crate::registry::Creator;
 
@@ -294,9 +294,9 @@ impl RendezvousHandler for EtcdBarrier {
         Ok(self.wire.read().await?.record.is_some_and(|(record, _)| record.status == Status::Closed))
     }
 
-    async fn set_closed(&self, reason: &str) -> Result<()> {
+    async fn set_closed(&self, reason: &str) -> Result<CloseOutcome> {
         info!(run = self.config.run_id, reason, "closing the run");
-        self.wire.close().await
+        self.wire.close().await.map(|()| CloseOutcome::Closed)
     }
 
     async fn num_nodes_waiting(&self) -> Result<usize> {
@@ -344,13 +344,10 @@ impl RendezvousHandler for EtcdBarrier {
         self.depart(&mut driving).await
     }
 
-    async fn shutdown(&self, reason: &str) -> bool {
+    async fn shutdown(&self, reason: &str) -> Result<CloseOutcome> {
         let member = self.group().is_some();
-        let closed = if member { self.set_closed(reason).await } else { Ok(()) };
-        let left = self.leave().await;
-        for error in [closed.as_ref().err(), left.as_ref().err()].into_iter().flatten() {
-            tracing::warn!(run = self.config.run_id, %error, "the shutdown failed");
-        }
-        closed.is_ok() && left.is_ok()
+        let closed = if member { self.set_closed(reason).await } else { Ok(CloseOutcome::NotAMember) };
+        self.leave().await?;
+        closed
     }
 }

@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
-use rallypoint_core::round::{Change, Failure, Joined, Node, NodeEvent, Output, Refusal, Reply, WatchId};
+use rallypoint_core::round::{
+    Change, CloseOutcome, Corrupt, Failure, Joined, Node, NodeEvent, Output, Refusal, Reply, WatchId,
+};
+use rallypoint_etcd::Error;
 use rallypoint_etcd::v3::{Client, Lease, LeaseState, Watch, WatchUpdate};
-use rallypoint_etcd::{Error, ErrorKind};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tracing::{debug, warn};
@@ -17,18 +19,9 @@ use crate::handler::{GroupChange, Progress};
 /// What the handler asks of the task.
 #[derive(Debug)]
 pub(super) enum Command {
-    Join {
-        port: u16,
-        done: oneshot::Sender<Result<Joined, NoRound>>,
-    },
-    /// True if the run is closed now.
-    Close {
-        reason: String,
-        done: oneshot::Sender<bool>,
-    },
-    Leave {
-        done: oneshot::Sender<()>,
-    },
+    Join { port: u16, done: oneshot::Sender<Result<Joined, NoRound>> },
+    Close { reason: String, done: oneshot::Sender<CloseOutcome> },
+    Leave { done: oneshot::Sender<()> },
 }
 
 /// Why there is no round.
@@ -43,8 +36,9 @@ pub(super) enum NoRound {
 /// What the task tells.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Group {
-    /// The last round that this node was in.
+    /// The last round that this node was in, and its plan.
     pub(super) round: u64,
+    pub(super) plan: String,
     /// Why the group is no longer as it was then.
     pub(super) change: Option<GroupChange>,
 }
@@ -63,7 +57,7 @@ pub(super) struct Driver {
     joining: Option<oneshot::Sender<Result<Joined, NoRound>>>,
     /// A round that was completed after its caller had gone.
     undelivered: Option<Joined>,
-    closing: Vec<oneshot::Sender<bool>>,
+    closing: Vec<oneshot::Sender<CloseOutcome>>,
     leaving: Vec<oneshot::Sender<()>>,
 }
 
@@ -124,6 +118,7 @@ impl Driver {
                 match self.undelivered.take().filter(|_| whole) {
                     Some(joined) => self.undelivered = done.send(Ok(joined)).err().and_then(Result::ok),
                     None => {
+                        self.progress.send_modify(|progress| progress.spare = false);
                         self.joining = Some(done);
                         self.node.join(now, port);
                     }
@@ -146,15 +141,13 @@ impl Driver {
 
     fn replied(&mut self, id: u64, result: Result<Reply, Error>) {
         let now = self.began.elapsed();
-        let reply = result.map_err(|error| match error.kind() {
-            ErrorKind::LeaseNotFound => Failure::LeaseGone,
-            _ => {
-                debug!(%error, "a request of the rendezvous failed");
-                if !error.is_transient() {
-                    self.give_up(error);
-                }
-                Failure::Unknown
+        let reply = result.map_err(|error| {
+            let failure = translate::failure(&error);
+            debug!(%error, ?failure, "a request of the rendezvous failed");
+            if failure == Failure::Refused {
+                self.give_up(error);
             }
+            failure
         });
         self.node.handle_reply(now, id, reply);
     }
@@ -219,7 +212,8 @@ impl Driver {
     fn event(&mut self, event: NodeEvent) {
         match event {
             NodeEvent::Joined(joined) => {
-                self.group.send_replace(Group { round: joined.round, change: None });
+                let (round, plan) = (joined.round, joined.plan.clone());
+                self.group.send_replace(Group { round, plan, change: None });
                 let unwanted = match self.joining.take() {
                     Some(joining) => joining.send(Ok(joined)).err().and_then(Result::ok),
                     None => Some(joined),
@@ -266,18 +260,20 @@ fn translate_change(change: Change) -> GroupChange {
         Change::Left { node, rank } => GroupChange::Left { node, rank: Some(rank) },
         Change::Excluded => GroupChange::Excluded,
         Change::Closed(reason) => GroupChange::Closed { reason },
+        Change::Replaced { by } => GroupChange::Replaced { by },
+        Change::StateLost => GroupChange::StateLost,
+        Change::Corrupt(Corrupt { key, problem }) => {
+            GroupChange::Corrupt { problem: format!("{key}: {problem}") }
+        }
     }
 }
 
 /// The watch's next update; pending where there is no watch.
 async fn next_update(watch: &mut Option<Watch>) -> Result<WatchUpdate, Error> {
-    let Some(watch) = watch else { return std::future::pending().await };
-    let update = watch.next().await;
-    if update.is_err() {
-        // It will fail again at once.
-        tokio::time::sleep(Duration::from_secs(1)).await;
+    match watch {
+        Some(watch) => watch.next().await,
+        None => std::future::pending().await,
     }
-    update
 }
 
 async fn next_report(lease: &mut Option<Lease>) -> LeaseState {

@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use rallypoint_core::round::{Joined, Keys, Node, NodeConfig, Refusal};
+use rallypoint_core::round::{CloseOutcome, Corrupt, Joined, Keys, Node, NodeConfig, Refusal};
+use rallypoint_core::time::bounded;
 use rallypoint_etcd::v3::Client;
 use rallypoint_store::EtcdStore;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -165,10 +166,10 @@ impl NativeHandler {
             NoRound::Refused(Refusal::Mismatch { setting, ours, theirs }) => {
                 RendezvousError::Mismatch { run_id, setting, ours, theirs }
             }
-            NoRound::Refused(Refusal::Replaced) => {
-                RendezvousError::Replaced { run_id, node: self.node.clone() }
+            NoRound::Refused(Refusal::Replaced { by }) => {
+                RendezvousError::Replaced { run_id, node: self.node.clone(), by }
             }
-            NoRound::Refused(Refusal::Corrupt { key, problem }) => {
+            NoRound::Refused(Refusal::Corrupt(Corrupt { key, problem })) => {
                 RendezvousError::State { run_id, problem: format!("{key}: {problem}"), source: None }
             }
             NoRound::Etcd(error) => self.connection(error),
@@ -184,7 +185,7 @@ impl NativeHandler {
     }
 
     fn rendezvous(&self, joined: Joined) -> Rendezvous {
-        let prefix = self.keys.store(joined.round);
+        let prefix = self.keys.store(joined.round, &joined.plan);
         let held = (joined.rank == 0)
             .then(|| self.port.lock().expect("no code panics while it holds this lock").take())
             .flatten();
@@ -195,6 +196,38 @@ impl NativeHandler {
             master: Master { address: joined.address, port: joined.port },
             held_port: held,
             store: Arc::new(EtcdStore::on_lease(self.client.clone(), &prefix, joined.lease)),
+        }
+    }
+
+    /// Waits for an outcome, up to `time`. A spare waits for as long as the run lives: its time begins when it is no
+    /// spare any more.
+    async fn patiently<T>(
+        &self,
+        mut outcome: oneshot::Receiver<T>,
+        time: Duration,
+    ) -> Option<std::result::Result<T, oneshot::error::RecvError>> {
+        let mut progress = self.progress.clone();
+        loop {
+            let spare = progress.borrow_and_update().spare;
+            let limit = async {
+                match spare {
+                    true => std::future::pending().await,
+                    false => tokio::time::sleep(bounded(time)).await,
+                }
+            };
+            tokio::pin!(limit);
+            loop {
+                tokio::select! {
+                    biased;
+                    outcome = &mut outcome => return Some(outcome),
+                    () = &mut limit => return None,
+                    Ok(()) = progress.changed() => {
+                        if progress.borrow_and_update().spare != spare {
+                            break;
+                        }
+                    }
+                }
+            }
         }
     }
 
@@ -237,11 +270,11 @@ impl RendezvousHandler for NativeHandler {
         let port = self.hold_port()?;
         let outcome = self.command(|done| Command::Join { port, done });
         let after = self.settings.join_timeout;
-        match tokio::time::timeout(after, outcome).await {
-            Ok(Ok(Ok(joined))) => Ok(self.rendezvous(joined)),
-            Ok(Ok(Err(reason))) => Err(self.no_round(reason)),
-            Ok(Err(_)) => Err(self.no_round(NoRound::Left)),
-            Err(_) => {
+        match self.patiently(outcome, after).await {
+            Some(Ok(Ok(joined))) => Ok(self.rendezvous(joined)),
+            Some(Ok(Err(reason))) => Err(self.no_round(reason)),
+            Some(Err(_)) => Err(self.no_round(NoRound::Left)),
+            None => {
                 // A node that nobody waits for any more must not be counted on.
                 let _ = self.leave().await;
                 let Progress { joined, min_nodes, .. } = *self.progress.borrow();
@@ -259,9 +292,9 @@ impl RendezvousHandler for NativeHandler {
         Ok(round.map_err(|error| self.connection(error))?.is_some_and(|round| round.closed.is_some()))
     }
 
-    async fn set_closed(&self, reason: &str) -> Result<()> {
+    async fn set_closed(&self, reason: &str) -> Result<CloseOutcome> {
         let outcome = self.command(|done| Command::Close { reason: reason.to_owned(), done });
-        self.within("closing the run", outcome).await.map(|_| ())
+        self.within("closing the run", outcome).await
     }
 
     async fn num_nodes_waiting(&self) -> Result<usize> {
@@ -281,8 +314,8 @@ impl RendezvousHandler for NativeHandler {
     }
 
     async fn members(&self) -> Result<Vec<Member>> {
-        let round = self.group.borrow().round;
-        let members = operator::members(&self.client, &self.keys, round).await;
+        let plan = self.group.borrow().plan.clone();
+        let members = operator::members(&self.client, &self.keys, &plan).await;
         members.map_err(|error| self.connection(error))
     }
 
@@ -295,9 +328,9 @@ impl RendezvousHandler for NativeHandler {
         self.within("leaving the run", outcome).await
     }
 
-    async fn shutdown(&self, reason: &str) -> bool {
+    async fn shutdown(&self, reason: &str) -> Result<CloseOutcome> {
         let closed = self.set_closed(reason).await;
-        let left = self.leave().await;
-        closed.is_ok() && left.is_ok()
+        self.leave().await?;
+        closed
     }
 }

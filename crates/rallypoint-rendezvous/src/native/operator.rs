@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 
 use futures::stream::{StreamExt as _, TryStreamExt as _};
+use rallypoint_core::Backoff;
 use rallypoint_core::round::{
-    Condition, Entry, Keys, Lost, MasterRecord, News, NodeRecord, Op, OpReply, RankRecord, RoundRecord,
-    RunSettings, Txn, Wants,
+    CloseOutcome, CloseRun, CloseStep, Corrupt, Entry, Failure, Keys, Lost, MasterRecord, NodeRecord, Op,
+    OpReply, RankRecord, RoundRecord, RunSettings, Txn, Wants,
 };
 use rallypoint_etcd::v3::{Client, Entry as ServerEntry, KeyRange};
 use rallypoint_etcd::{Error, ErrorKind, Repeat, Result};
@@ -13,7 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::settings::{DEFAULT_ROOT, run_of, run_prefix};
-use super::translate::{read_all, transaction, txn_reply};
+use super::translate::{carry_out, failure, read_all, transaction, txn_reply};
 use crate::handler::Member;
 
 /// Leases whose time is asked for together.
@@ -115,8 +116,8 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
     let plan = round.as_ref().map(|round| round.plan.clone()).unwrap_or_default();
     let ranks = by_id(&keys, &ranks);
     let seat = |id: &str, incarnation| {
-        let rank = parse::<RankRecord>(ranks.get(id)?).ok()?;
-        (rank.plan == plan && rank.incarnation == incarnation && !plan.is_empty()).then_some(rank.rank)
+        let (rank, of) = parse::<RankRecord>(ranks.get(id)?).ok()?.in_plan(&plan)?;
+        (of == incarnation && !plan.is_empty()).then_some(rank)
     };
     let completed = round.as_ref().map_or(0, |round| round.round);
     let left = nodes.iter().map(|entry| client.lease_left(entry.lease));
@@ -154,7 +155,7 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
         }
     }
     let leader = group.iter().find(|entry| entry.key == keys.leader()).map(|entry| entry.value.clone());
-    let round = round.unwrap_or_else(|| empty_round(0));
+    let round = round.unwrap_or_else(|| RoundRecord::without_round(0, None, 0));
     Ok(Some(RunStatus {
         run_id: run_id.to_owned(),
         round: round.round,
@@ -171,42 +172,31 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
 /// Ends a run for all its nodes, for good. Late nodes learn of it for `mark`. False if it was over already.
 pub async fn close(client: &Client, run_id: &str, reason: &str, mark: std::time::Duration) -> Result<bool> {
     let keys = Keys::new(&run_prefix(run_id));
-    let (lease, _) = client.lease_grant(mark).await?;
-    let key = keys.round();
+    let mut close = CloseRun::by_operator(&keys, reason, mark);
+    let mut backoff = Backoff::default();
     loop {
-        let found = read_entry(client, &key).await?;
-        let record = found.as_ref().map(parse::<RoundRecord>).transpose()?;
-        if record.as_ref().is_some_and(|record| record.closed.is_some()) {
-            client.lease_revoke(lease).await?;
-            return Ok(false);
-        }
-        let when = match &found {
-            Some(entry) => Condition::ModifiedAt(key.clone(), entry.mod_revision),
-            None => Condition::Missing(key.clone()),
+        let request = match close.poll() {
+            CloseStep::Send(request) => request,
+            CloseStep::Done(outcome) => {
+                if let Some(unused) = close.unused_mark() {
+                    client.lease_revoke(unused).await?;
+                }
+                return match outcome {
+                    Ok(outcome) => Ok(outcome == CloseOutcome::Closed),
+                    Err(Corrupt { key, problem }) => Err(corrupt(&key, &problem)),
+                };
+            }
         };
-        let record = record.unwrap_or_else(|| empty_round(lease));
-        let closed = RoundRecord { closed: Some(reason.to_owned()), ..record };
-        let value = serde_json::to_string(&closed).map_err(|error| corrupt(&key, &error))?;
-        let put = Op::Put { key: key.clone(), value, lease };
-        let txn = Txn { when: vec![when], then: vec![put], otherwise: vec![] };
-        // Sent twice, it finds the run closed by itself, which comes to the same.
-        let answer = client.txn(key.as_bytes(), Repeat::Safe, || transaction(&txn)).await?;
-        if txn_reply(&answer)?.held {
-            return Ok(true);
+        let reply = match carry_out(client, request).await {
+            Ok(reply) => Ok(reply),
+            // Whether it was carried out is looked up; what fails for another reason fails the next time, too.
+            Err(error) if error.may_have_applied() => Err(Failure::Unknown),
+            Err(error) if failure(&error) == Failure::LeaseGone => Err(Failure::LeaseGone),
+            Err(error) => return Err(error),
+        };
+        if !close.handle(reply) {
+            tokio::time::sleep(backoff.next(fastrand::f64())).await;
         }
-    }
-}
-
-fn empty_round(lease: i64) -> RoundRecord {
-    RoundRecord {
-        round: 0,
-        plan: String::new(),
-        world_size: 0,
-        master: None,
-        settings: None,
-        lease,
-        closed: None,
-        news: News::default(),
     }
 }
 
@@ -223,24 +213,21 @@ async fn read_entry(client: &Client, key: &str) -> Result<Option<Entry>> {
     }
 }
 
-/// The members of `round`, by rank; none if it is not the last one.
-pub(super) async fn members(client: &Client, keys: &Keys, round: u64) -> Result<Vec<Member>> {
+/// The members of the round of `plan`, by rank; none if it is not the last one.
+pub(super) async fn members(client: &Client, keys: &Keys, plan: &str) -> Result<Vec<Member>> {
     let (_, ranks) = read_all(client, &keys.ranks()).await?;
     let (_, nodes) = read_all(client, &keys.nodes()).await?;
-    let Some(record) = read_round(client, keys).await?.filter(|record| record.round == round) else {
+    if read_round(client, keys).await?.is_none_or(|record| record.plan != plan || !record.has_round()) {
         return Ok(Vec::new());
-    };
+    }
     let nodes = by_id(keys, &nodes);
     let mut members = Vec::new();
     for entry in &ranks {
-        let rank: RankRecord = parse(entry)?;
-        if rank.plan != record.plan {
-            continue;
-        }
+        let Some((rank, _)) = parse::<RankRecord>(entry)?.in_plan(plan) else { continue };
         let id = keys.id_of(&entry.key);
         let node = nodes.get(id).copied().map(parse::<NodeRecord>).transpose()?;
         let (address, about) = node.map(|node| (node.address, node.about)).unwrap_or_default();
-        members.push(Member { node: id.to_owned(), rank: rank.rank, address, about });
+        members.push(Member { node: id.to_owned(), rank, address, about });
     }
     members.sort_by_key(|member| member.rank);
     Ok(members)
@@ -251,9 +238,9 @@ fn by_id<'a>(keys: &Keys, entries: &'a [Entry]) -> HashMap<&'a str, &'a Entry> {
 }
 
 fn parse<T: DeserializeOwned>(entry: &Entry) -> Result<T> {
-    serde_json::from_str(&entry.value).map_err(|error| corrupt(&entry.key, &error))
+    serde_json::from_str(&entry.value).map_err(|error| corrupt(&entry.key, &error.to_string()))
 }
 
-fn corrupt(key: &str, error: &serde_json::Error) -> Error {
-    Error::new(ErrorKind::Protocol, "read the run").key(key.as_bytes()).because(error.to_string())
+fn corrupt(key: &str, problem: &str) -> Error {
+    Error::new(ErrorKind::Protocol, "read the run").key(key.as_bytes()).because(problem.to_owned())
 }

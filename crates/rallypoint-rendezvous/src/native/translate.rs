@@ -1,7 +1,7 @@
 //! The machine's words of etcd, carried out by the client.
 
 use rallypoint_core::round::{
-    Condition, Entry, Event, Op, OpReply, Reply, Request, Txn, TxnReply, Update, Watched,
+    Condition, Entry, Event, Failure, Op, OpReply, Reply, Request, Txn, TxnReply, Update, Watched,
 };
 use rallypoint_etcd::v3::api::{self, CompareOp, DeleteOptions, PutOptions, TxnOp, TxnOpResponse};
 use rallypoint_etcd::v3::{self, Client, KeyRange, WatchUpdate, revision_of};
@@ -10,8 +10,8 @@ use rallypoint_etcd::{Error, ErrorKind, Repeat, Result};
 /// Keys in one answer: a thousand nodes' records are well within what a client reads.
 const PAGE: i64 = 1000;
 
-/// Carries out a request. All of the machine's transactions are safe to repeat: each holds only once, and the
-/// machine understands one that held before.
+/// Carries out a request. A transaction that may have been carried out is not sent again: the machine knows best what
+/// to ask then, and a second try would hide what became of the first.
 pub(super) async fn carry_out(client: &Client, request: Request) -> Result<Reply> {
     match request {
         Request::Grant(ttl) => client.lease_grant(ttl).await.map(|(id, _)| Reply::Granted(id)),
@@ -19,13 +19,22 @@ pub(super) async fn carry_out(client: &Client, request: Request) -> Result<Reply
         Request::Revoke(lease) => client.lease_revoke(lease).await.map(|()| Reply::Revoked),
         Request::Txn(txn) => {
             let key = first_key(&txn).as_bytes();
-            let answer = client.txn(key, Repeat::Safe, || transaction(&txn)).await?;
+            let answer = client.txn(key, Repeat::Unsafe, || transaction(&txn)).await?;
             txn_reply(&answer).map(Reply::Txn)
         }
         Request::Range(prefix) => {
             let (revision, entries) = read_all(client, &prefix).await?;
             Ok(Reply::Range { revision, entries })
         }
+    }
+}
+
+/// What an error means to the machine.
+pub(super) fn failure(error: &Error) -> Failure {
+    match error.kind() {
+        ErrorKind::LeaseNotFound => Failure::LeaseGone,
+        _ if error.is_transient() || error.may_have_applied() => Failure::Unknown,
+        _ => Failure::Refused,
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use rallypoint_etcd::v3::{Client, KeyRange};
-use rallypoint_rendezvous::RendezvousHandler as _;
+use rallypoint_rendezvous::{CloseOutcome, RendezvousHandler as _};
 use rallypoint_testkit::{Etcd, Version};
 
 use super::{change, node, nodes, round_of, settings, within};
@@ -49,9 +49,9 @@ async fn everything_hangs_on_a_lease_and_a_closed_run_leaves_only_its_mark() {
     gone(&client, "/store/2/").await;
     assert!(keys(&client).await.iter().any(|(key, _)| key.contains("/store/3/")));
 
-    assert!(group[0].shutdown("done").await);
+    assert_eq!(group[0].shutdown("done").await.unwrap(), CloseOutcome::Closed);
     change(&group[1]).await;
-    assert!(group[1].shutdown("done").await);
+    assert_eq!(group[1].shutdown("done").await.unwrap(), CloseOutcome::AlreadyClosed);
     let left = keys(&client).await;
     assert!(left.len() == 1 && left[0].0.ends_with("/group/round"), "{left:?}");
     gone(&client, "").await;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rallypoint_core::round::{RankPolicy, RunSettings};
 use rallypoint_rendezvous::native::{self, NativeSettings, NodeState};
 use rallypoint_rendezvous::{
-    GroupChange, Registry, RendezvousError, RendezvousHandler, RendezvousParameters,
+    CloseOutcome, GroupChange, Registry, RendezvousError, RendezvousHandler, RendezvousParameters,
 };
 use rallypoint_server::{Config, Server};
 use rallypoint_testkit::{Etcd, Version};
@@ -155,7 +155,7 @@ async fn a_closed_run_is_over_for_all_and_says_why() {
     let spare = node(&settings, "spare").await;
     let standby = meet(&spare);
     within(spare.progress().wait_for(|progress| progress.spare)).await.unwrap();
-    assert!(spare.shutdown("a spare says so").await);
+    assert_eq!(spare.shutdown("a spare says so").await.unwrap(), CloseOutcome::NotAMember);
     assert!(matches!(within(standby).await.unwrap(), Err(RendezvousError::GracefulExit { .. })));
     assert!(!group[0].is_closed().await.unwrap());
 
@@ -248,7 +248,7 @@ async fn the_registry_makes_it_from_torchruns_parameters() {
     let round = within(handler.next_rendezvous()).await.unwrap();
     assert_eq!((handler.backend(), handler.run_id()), ("rallypoint", "torchruns job"));
     assert_eq!((round.rank, round.world_size, round.master.address.as_str()), (0, 1, "node7.example"));
-    assert!(handler.shutdown("done").await);
+    assert_eq!(handler.shutdown("done").await.unwrap(), CloseOutcome::Closed);
     parameters.config.insert("lastcall".to_owned(), "1".to_owned());
     let error = Registry::with_defaults().create(parameters).await.unwrap_err().to_string();
     assert!(error.contains("'lastcall'"), "{error}");

@@ -72,7 +72,9 @@ pub(super) enum Word {
     /// This node's own key is gone.
     OwnKeyGone,
     /// Another process has this node's name, there.
-    Replaced { by: String },
+    Replaced {
+        by: String,
+    },
 }
 
 impl Leader {
@@ -472,12 +474,7 @@ impl Leader {
     }
 
     /// What the watch on the nodes tells.
-    pub(super) fn update(
-        &mut self,
-        context: &mut Context<'_>,
-        silence: &Silence,
-        update: Update,
-    ) -> Word {
+    pub(super) fn update(&mut self, context: &mut Context<'_>, silence: &Silence, update: Update) -> Word {
         if self.reading.is_some() {
             return Word::Nothing;
         }

@@ -196,7 +196,8 @@ impl Planner {
             more: BTreeMap::new(),
         };
         let members = nodes.iter().enumerate();
-        let members = members.map(|(rank, (id, node))| ((*id).clone(), Member::new(rank, node.record.incarnation)));
+        let members =
+            members.map(|(rank, (id, node))| ((*id).clone(), Member::new(rank, node.record.incarnation)));
         self.plan = Some(Plan {
             record,
             members: members.collect(),

@@ -197,11 +197,13 @@ impl Roster {
             (Some(member), Some(node)) if member.left && joins(node) => Class::Newcomer,
             (Some(member), None) if member.lost => Class::None,
             (Some(_), None) => Class::Missing,
-            (Some(member), Some(node)) if member.incarnation != node.record.incarnation => match joins(node) {
-                true if member.gone => Class::Newcomer,
-                true => Class::Survivor,
-                false => Class::None,
-            },
+            (Some(member), Some(node)) if member.incarnation != node.record.incarnation => {
+                match joins(node) {
+                    true if member.gone => Class::Newcomer,
+                    true => Class::Survivor,
+                    false => Class::None,
+                }
+            }
             (Some(_), Some(node)) if node.record.wants == Wants::Leave => Class::None,
             (Some(_), Some(node)) if joins(node) && node.record.round >= self.round => Class::Survivor,
             (Some(_), Some(_)) => Class::Running,
@@ -367,7 +369,10 @@ impl Roster {
     /// Whether there is a reason for another round.
     pub(super) fn wants_a_round(&self) -> bool {
         let room = self.settings.max_nodes > self.survivors() + self.outstanding();
-        self.round == 0 || self.plan.is_empty() || !self.is_whole() || (room && self.count(Class::Newcomer) > 0)
+        self.round == 0
+            || self.plan.is_empty()
+            || !self.is_whole()
+            || (room && self.count(Class::Newcomer) > 0)
     }
 
     /// The nodes of the next round, by rank.
