@@ -20,7 +20,7 @@ use tonic::transport::{Certificate, Channel as TonicChannel, ClientTlsConfig, En
 use tracing::warn;
 
 use super::classify::classify;
-use super::lease_hub::{self, Refresh, Refreshed};
+use super::refresh::{self, Refresh, Refreshed};
 use crate::failover::{Failover, after};
 use crate::tls::Pem;
 use crate::{Error, ErrorKind, Result};
@@ -230,10 +230,10 @@ impl Connection {
     /// The stream on which leases are refreshed. It is asked for without `etcd-client`, which has one for each lease.
     /// No etcd wants to know who asks.
     pub(super) async fn refreshes(&self, queue: UnboundedReceiver<Refresh>) -> Result<Streaming<Refreshed>> {
-        let failed = |status| self.error(lease_hub::WHAT, etcd_client::Error::GRpcStatus(status));
+        let failed = |status| self.error(refresh::WHAT, etcd_client::Error::GRpcStatus(status));
         let mut client = tonic::client::Grpc::new(self.channel.clone());
         let ready = client.ready().await;
-        ready.map_err(|error| self.error(lease_hub::WHAT, etcd_client::Error::TransportError(error)))?;
+        ready.map_err(|error| self.error(refresh::WHAT, etcd_client::Error::TransportError(error)))?;
         let mut request = tonic::Request::new(queue);
         // A server that has lost its cluster ends the stream instead of keeping silent.
         request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));

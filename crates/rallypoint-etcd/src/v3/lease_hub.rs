@@ -13,28 +13,10 @@ use tonic::Streaming;
 use tracing::{debug, warn};
 
 use super::connections::{Connection, Connections};
-use super::lease::LeaseState;
+use super::lease_state::LeaseState;
+use super::refresh::{Refresh, Refreshed, WHAT};
 use super::stream_task::{End, Mailbox};
 use crate::{Error, ErrorKind};
-
-/// What errors call it.
-pub(super) const WHAT: &str = "lease keep-alive";
-
-/// A request to refresh a lease.
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct Refresh {
-    #[prost(int64, tag = "1")]
-    id: i64,
-}
-
-/// The answer to it. No time to live is left of a lease that is not there.
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct Refreshed {
-    #[prost(int64, tag = "2")]
-    id: i64,
-    #[prost(int64, tag = "3")]
-    ttl: i64,
-}
 
 /// The way to the task that holds the stream. The task ends with the last handle.
 #[derive(Debug, Clone)]
@@ -43,7 +25,7 @@ pub(super) struct LeaseHub(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     connections: Arc<Connections>,
-    next_place: AtomicU64,
+    next_number: AtomicU64,
     task: Mailbox<Command>,
 }
 
@@ -55,13 +37,13 @@ enum Command {
 
 /// A lease that is refreshed until this is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct KeepAlive {
     hub: LeaseHub,
     lease: i64,
     number: u64,
 }
 
-impl Drop for Place {
+impl Drop for KeepAlive {
     fn drop(&mut self) {
         self.hub.0.task.send_if_running(Command::Forget(self.lease, self.number));
     }
@@ -69,28 +51,28 @@ impl Drop for Place {
 
 impl LeaseHub {
     pub(super) fn new(connections: Arc<Connections>) -> Self {
-        LeaseHub(Arc::new(Shared { connections, next_place: AtomicU64::new(1), task: Mailbox::new() }))
+        LeaseHub(Arc::new(Shared { connections, next_number: AtomicU64::new(1), task: Mailbox::new() }))
     }
 
     /// Refreshes a lease from now on, and tells of each answer.
-    pub(super) fn keep(&self, lease: i64, ttl: Duration, report: watch::Sender<LeaseState>) -> Place {
-        let place = self.0.next_place.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn keep(&self, lease: i64, ttl: Duration, report: watch::Sender<LeaseState>) -> KeepAlive {
+        let number = self.0.next_number.fetch_add(1, Ordering::Relaxed);
         // Three refreshes fit into the time to live, so that one that fails is no death.
         let (now, interval) = (Instant::now(), ttl / 3);
         // Not all at once, when many leases were granted together; and soon enough for a second try.
         let turn = Turn::Due(now + interval.mul_f64(1.2 + 0.3 * fastrand::f64()));
-        let kept = Kept { place, interval, last_answer: now, turn, report };
+        let kept = Kept { number, interval, last_answer: now, turn, report };
         self.0.task.send(Command::Keep(lease, kept), |commands| {
             tokio::spawn(Task::new(Arc::clone(&self.0.connections), commands).run());
         });
-        Place { hub: self.clone(), lease, number: place }
+        KeepAlive { hub: self.clone(), lease, number }
     }
 }
 
 #[derive(Debug)]
 struct Kept {
     /// Tells it from another that was kept under the same id.
-    place: u64,
+    number: u64,
     interval: Duration,
     /// When the last refresh that was answered had been sent.
     last_answer: Instant,
@@ -232,8 +214,8 @@ impl Task {
                 self.leases.insert(id, kept);
                 self.file(id, turn);
             }
-            Command::Forget(id, place) => {
-                if self.leases.get(&id).is_some_and(|kept| kept.place == place) {
+            Command::Forget(id, number) => {
+                if self.leases.get(&id).is_some_and(|kept| kept.number == number) {
                     self.remove(id);
                 }
             }

@@ -11,9 +11,13 @@ use tracing::debug;
 
 use super::connections::{Connection, Connections};
 use super::entry::Event;
+use super::range::KeyRange;
 use super::stream_task::{End, Mailbox};
-use super::watch::{BACKLOG, KeyRange, Subscription};
 use crate::{Error, ErrorKind, Result};
+
+/// How many messages may lie between the hub and a slow reader. Beyond that the reader gets a fresh read
+/// instead, so that nobody's memory grows with somebody else's writes.
+const BACKLOG: usize = 1024;
 
 /// The way to the task that holds the stream. The task ends with the last handle.
 #[derive(Debug, Clone)]
@@ -42,6 +46,23 @@ struct Watcher {
     messages: mpsc::Sender<Result<Vec<Event>>>,
 }
 
+/// What the hub sends to a watch. The channel's end means: read afresh.
+type Messages = mpsc::Receiver<Result<Vec<Event>>>;
+
+/// A place in the hub, given back when dropped.
+#[derive(Debug)]
+pub(super) struct Subscription {
+    pub(super) hub: WatchHub,
+    id: i64,
+    pub(super) messages: Messages,
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.hub.0.task.send_if_running(Command::Cancel(self.id));
+    }
+}
+
 impl WatchHub {
     pub(super) fn new(connections: Arc<Connections>) -> Self {
         WatchHub(Arc::new(Shared { connections, next_id: AtomicI64::new(1), task: Mailbox::new() }))
@@ -57,10 +78,6 @@ impl WatchHub {
             tokio::spawn(Task { connections, commands, watchers: HashMap::new(), heard: false }.run());
         });
         Subscription { hub: self.clone(), id, messages }
-    }
-
-    pub(super) fn cancel(&self, id: i64) {
-        self.0.task.send_if_running(Command::Cancel(id));
     }
 }
 
