@@ -28,6 +28,9 @@ const BACKLOG: usize = 1024;
 /// After a silence of this length the server is asked whether it still serves the stream.
 const SILENCE: Duration = Duration::from_secs(30);
 
+/// How long it has for an answer where a newer connection was answered and this one was not.
+const SUSPECTED: Duration = Duration::from_secs(1);
+
 /// The way to the task that holds the stream. The task ends with the last handle.
 #[derive(Debug, Clone)]
 pub(super) struct WatchHub(Arc<Shared>);
@@ -265,6 +268,10 @@ impl Task {
                     }
                     Err(error) => return End::Failed(on.error("watch", error)),
                 },
+                () = on.suspected(), if self.answer_by.is_none() => {
+                    let _ = requests.send(Request::Progress);
+                    self.answer_by = Some(self.limit().min(Instant::now() + SUSPECTED));
+                }
                 () = sleep_until(self.answer_by.unwrap_or(heard_at + SILENCE)) => {
                     if self.answer_by.is_some() {
                         return End::Failed(Error::new(ErrorKind::Timeout, "watch").endpoint(&on.url));
