@@ -1,4 +1,4 @@
-//! Keeps a lease alive, and says how it is: `keep_lease <endpoints> <seconds>`.
+//! Keeps a lease alive, and says how it is with each refresh: `keep_lease <endpoints> <seconds>`.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut lease = client.lease(Duration::from_secs(seconds)).await?;
     println!("alive");
     loop {
-        match lease.changed().await {
+        match lease.next().await {
             LeaseState::Alive => println!("alive"),
             LeaseState::Unsure { .. } => println!("unsure"),
             LeaseState::Lost => {

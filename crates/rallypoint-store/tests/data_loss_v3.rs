@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 use rallypoint_core::EtcdSettings;
 use rallypoint_etcd::v3::{Client, KeyRange, Watch, WatchUpdate};
 use rallypoint_server::{Config, Server};
-use rallypoint_store::{EtcdStore, Store};
+use rallypoint_store::{EtcdStore, Store, StoreError};
 use rallypoint_testkit::{Etcd, Proxy, Version, http_get};
+use tokio::task::{JoinError, JoinHandle};
+use tokio::time::error::Elapsed;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -150,4 +152,113 @@ async fn who_waits_for_a_key_finds_it_on_a_server_that_lost_its_data() {
             assert_eq!(value, b"value");
         }
     }
+}
+
+/// One write of each kind, twice, and what must be there after it.
+async fn write_everything(store: &EtcdStore) {
+    for n in 1..=2_u8 {
+        store.set(b"set", &[n]).await.unwrap();
+        assert_eq!(store.get(b"set").await.unwrap(), [n]);
+        assert_eq!(store.add(b"add", 1).await.unwrap(), i64::from(n));
+        store.append(b"append", b"x").await.unwrap();
+        assert_eq!(store.get(b"append").await.unwrap(), vec![b'x'; n.into()]);
+        let before = if n == 1 { vec![] } else { vec![n - 1] };
+        assert_eq!(store.compare_set(b"chain", &before, &[n]).await.unwrap(), [n]);
+        store.multi_set(&[b"a", b"b"], &[&[n], &[n]]).await.unwrap();
+        assert!(store.delete_key(b"a").await.unwrap());
+        store.queue_push(b"queue", &[n]).await.unwrap();
+        assert_eq!(store.queue_pop(b"queue", true).await.unwrap(), [n]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_go_on_with_a_server_that_lost_its_data() {
+    for mut server in Forgetful::all() {
+        let store = open(&server.endpoint()).await;
+        write_everything(&store).await;
+        for _ in 0..2 {
+            server.restart_empty().await;
+            tokio::time::timeout(LIMIT, write_everything(&store)).await.expect("nothing hangs");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_go_on_with_a_server_restored_to_an_earlier_state() {
+    for version in Version::ALL {
+        let mut etcd = Etcd::start(version);
+        let store = open(&etcd.endpoint()).await;
+        store.add(b"kept", 1).await.unwrap();
+        let snapshot = etcd.dir().join("snapshot");
+        etcd.save(&snapshot);
+        write_everything(&store).await;
+        store.add(b"kept", 1).await.unwrap();
+
+        etcd.restore(&snapshot);
+        tokio::time::timeout(LIMIT, write_everything(&store)).await.expect("nothing hangs");
+        assert_eq!(store.add(b"kept", 1).await.unwrap(), 2, "the second add is not of this history");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_was_under_way_while_data_was_lost_is_there_or_not_known_to_be() {
+    for mut server in Forgetful::all() {
+        let proxy = Proxy::start(&server.endpoint());
+        let store = open(&proxy.endpoint()).await;
+        store.add(b"c", 1).await.unwrap();
+        proxy.drop_replies(true);
+        let adding = tokio::spawn({
+            let store = store.clone();
+            async move { store.add(b"c", 1).await }
+        });
+        let direct = open(&server.endpoint()).await;
+        while direct.get(b"c").await.unwrap() != b"2" {}
+        server.restart_empty().await;
+        proxy.drop_replies(false);
+        proxy.cut();
+        let added = tokio::time::timeout(LIMIT, adding).await.expect("nothing hangs").unwrap();
+        let there = direct.check(&[b"c"]).await.unwrap();
+        match added {
+            Ok(sum) => assert_eq!((sum, there), (1, true), "carried out in the new history"),
+            Err(StoreError::OutcomeUnknown { .. }) => assert!(!there, "and never carried out late"),
+            Err(error) => panic!("{error}"),
+        }
+        store.set(b"after", b"").await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_on_a_lease_that_is_gone_fails_and_names_it() {
+    for mut server in Forgetful::all() {
+        let client = connect(&server.endpoint()).await;
+        let (lease, _) = client.lease_grant(Duration::from_secs(600)).await.unwrap();
+        let store = EtcdStore::on_lease(client, "/store", lease).with_timeout(Duration::from_secs(300));
+        store.set(b"key", b"").await.unwrap();
+        let waiting = tokio::spawn({
+            let store = store.clone();
+            async move { store.get(b"never").await.map(|_| ()) }
+        });
+        let waiting_too = tokio::spawn({
+            let store = store.clone();
+            async move { store.wait(&[b"key", b"never"], None).await }
+        });
+        let popping = tokio::spawn({
+            let store = store.clone();
+            async move { store.queue_pop(b"never", true).await.map(|_| ()) }
+        });
+        server.has_watches(4);
+        server.restart_empty().await;
+        let name = format!("{lease:016x}");
+        let written = store.set(b"key", b"").await;
+        for failed in [Ok(Ok(written)), timed(waiting).await, timed(waiting_too).await, timed(popping).await]
+        {
+            let error = failed.expect("nothing hangs").unwrap().unwrap_err();
+            assert!(matches!(error, StoreError::LeaseGone { .. }), "{error}");
+            assert!(error.to_string().contains(&name), "{error}");
+        }
+    }
+}
+
+async fn timed<T>(task: JoinHandle<T>) -> Result<Result<T, JoinError>, Elapsed> {
+    tokio::time::timeout(LIMIT, task).await
 }
