@@ -84,9 +84,9 @@ fn a_lease_of_5_s_outlives_cuts_of_3_s() {
     leases.iter().for_each(|(_, lease)| refreshed(lease));
     for cut in 0..cuts {
         if cut % 4 == 3 {
-            network.cut(0)
+            network.cut(0);
         } else {
-            network.lose(0)
+            network.lose(0);
         }
         std::thread::sleep(Duration::from_secs(3));
         for (_, lease) in &leases {

@@ -23,6 +23,11 @@ pub(super) fn classify(error: &etcd_client::Error) -> ErrorKind {
     }
 }
 
+/// Whether a server said so: then its connection works.
+pub(super) fn is_said_by_server(status: &Status) -> bool {
+    status.source().is_none() && !status.message().contains("h2 protocol error")
+}
+
 /// Whether the server wants to be shown the password again: its users have changed since.
 pub(super) fn is_outdated_login(error: &etcd_client::Error) -> bool {
     matches!(error, etcd_client::Error::GRpcStatus(status) if says_outdated_login(status))

@@ -122,6 +122,11 @@ impl Connections {
         self.failover.failed(connection.index);
     }
 
+    /// Moves on from the server of a connection, unless somebody has.
+    pub(super) fn move_on(&self, from: &Link) {
+        self.failover.failed(from.index);
+    }
+
     /// A new connection to whichever endpoint takes one before `deadline`, past those that may hang.
     ///
     /// A try begins with every `step`, and goes on beside the next ones: the first packet of one that was lost in a cut

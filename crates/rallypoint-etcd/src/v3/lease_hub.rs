@@ -17,9 +17,9 @@ use tracing::{debug, warn};
 
 use super::connections::Connections;
 use super::lease_state::LeaseState;
-use super::refresh::{RefreshStream, Refreshed, WHAT};
-use super::stream_task::Mailbox;
-use crate::{Error, ErrorKind, Result};
+use super::mailbox::Mailbox;
+use super::refresh::{Broken, RefreshStream, Refreshed, WHAT};
+use crate::{Error, ErrorKind};
 
 /// The way to the task that holds the stream. The task ends with the last handle.
 #[derive(Debug, Clone)]
@@ -107,7 +107,7 @@ struct Task {
 struct Unused;
 
 /// A stream that is being opened.
-type Opening = BoxFuture<'static, Result<RefreshStream>>;
+type Opening = BoxFuture<'static, Result<RefreshStream, Broken>>;
 
 impl Task {
     fn new(connections: Arc<Connections>, commands: mpsc::UnboundedReceiver<Command>) -> Self {
@@ -164,9 +164,14 @@ impl Task {
                             (opening, doubtful) = (None, false);
                             self.answered(&answer);
                         }
-                        Err(error) => {
+                        Err(Broken { error, by_server }) => {
                             debug!(%error, leases = self.leases.len(), "refreshes failed");
-                            (stream, doubtful) = (None, true);
+                            // One that has no leader says so. Its connection will do, or another server's.
+                            if let Some(stream) = stream.take().filter(|_| by_server) {
+                                self.connections.move_on(&stream.link);
+                                not_before = self.pause();
+                            }
+                            doubtful = !by_server;
                             self.unsure();
                             self.send_again();
                         }
@@ -182,15 +187,15 @@ impl Task {
                             self.sent.iter().for_each(|(_, id)| opened.send(*id));
                             (stream, self.heard) = (Some(opened), Instant::now());
                         }
-                        Err(error) => {
+                        Err(Broken { error, by_server }) => {
                             debug!(%error, leases = self.leases.len(), "no connection for refreshes");
                             self.unanswered += u32::from(error.kind() == ErrorKind::Timeout);
-                            doubtful = true;
+                            doubtful = !by_server;
                             self.unsure();
                             if stream.is_none() {
                                 self.send_again();
                             }
-                            not_before = Instant::now() + self.step().mul_f64(0.5 + 0.5 * fastrand::f64());
+                            not_before = self.pause();
                         }
                     }
                 }
@@ -222,6 +227,11 @@ impl Task {
         if self.heard.elapsed() > self.shortest * 2 { step.max(Duration::from_secs(1)) } else { step }
     }
 
+    /// When to try again after a failure.
+    fn pause(&self) -> Instant {
+        Instant::now() + self.step().mul_f64(0.5 + 0.5 * fastrand::f64())
+    }
+
     /// Opens a stream by refreshing the lease that is the latest.
     fn open(&mut self, anew: bool) -> Option<Opening> {
         let (_, id) = self.sent.first().or(self.due.first()).copied()?;
@@ -243,7 +253,11 @@ impl Task {
                 let opened = timeout_at(Instant::now() + to_answer, RefreshStream::open(link, id)).await;
                 return opened.map_err(|_| late(&url))?;
             }
-            let current = async { RefreshStream::open(connections.current().await?.link(), id).await };
+            let current = async {
+                let link = connections.current().await?.link();
+                let opened = RefreshStream::open(link.clone(), id).await;
+                opened.inspect_err(|_| connections.move_on(&link))
+            };
             let opened = timeout_at(begun + silence, current).await;
             opened.map_err(|_| Error::new(ErrorKind::Interrupted, WHAT).because("no answer in time"))?
         };

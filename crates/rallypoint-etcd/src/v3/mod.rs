@@ -14,10 +14,10 @@ mod entry;
 mod lease;
 mod lease_hub;
 mod lease_state;
+mod mailbox;
 mod range;
 mod refresh;
 mod requests;
-mod stream_task;
 mod watch;
 mod watch_hub;
 
