@@ -116,6 +116,38 @@ async fn a_watch_tells_what_a_server_holds_that_lost_its_data_and_is_further_tha
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_watch_tells_what_is_there_after_a_restore_to_an_earlier_state_that_others_have_written_past() {
+    for version in Version::ALL {
+        let mut etcd = Etcd::start(version);
+        let proxy = Proxy::start(&etcd.endpoint());
+        let client = connect(&proxy.endpoint()).await;
+        let writer = connect(&etcd.endpoint()).await;
+        writer.put("key", "early", None).await.unwrap();
+        let snapshot = etcd.dir().join("snapshot");
+        etcd.save(&snapshot);
+        let mut watch = client.watch(KeyRange::prefix("key"), 1);
+        writer.put("key", "late", None).await.unwrap();
+        let old = writer.put("key2", "gone", None).await.unwrap().header().unwrap().revision();
+        let mut told_of = 0;
+        while told_of < 3 {
+            match told(&mut watch).await {
+                WatchUpdate::Events(events) => told_of += events.len(),
+                other => panic!("{other:?}"),
+            }
+        }
+
+        proxy.refuse(true);
+        proxy.cut();
+        etcd.restore(&snapshot);
+        overtake(&connect(&etcd.endpoint()).await, old + 10).await;
+        proxy.refuse(false);
+        let WatchUpdate::Snapshot { entries, .. } = told(&mut watch).await else { panic!("a fresh read") };
+        let found: Vec<_> = entries.iter().map(|entry| (&entry.key[..], &entry.value[..])).collect();
+        assert_eq!(found, [(&b"key"[..], &b"early"[..])]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn who_waits_for_a_key_finds_it_on_a_server_that_lost_its_data() {
     for mut server in Forgetful::all() {
         let proxy = Proxy::start(&server.endpoint());
