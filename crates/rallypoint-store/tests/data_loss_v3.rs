@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use rallypoint_core::EtcdSettings;
-use rallypoint_etcd::v3::{Client, KeyRange, Watch, WatchUpdate};
+use rallypoint_etcd::v3::{Client, KeyRange, LeaseState, Watch, WatchUpdate};
 use rallypoint_server::{Config, Server};
 use rallypoint_store::{EtcdStore, Store, StoreError};
 use rallypoint_testkit::{Etcd, Proxy, Version, http_get};
@@ -206,10 +206,13 @@ async fn write_everything(store: &EtcdStore) {
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_go_on_with_a_server_that_lost_its_data() {
     for mut server in Forgetful::all() {
-        let store = open(&server.endpoint()).await;
+        let client = connect(&server.endpoint()).await;
+        let store = EtcdStore::new(client.clone(), "/store").with_timeout(LIMIT);
         write_everything(&store).await;
         for _ in 0..2 {
             server.restart_empty().await;
+            // No write is under way on the connection that ended.
+            client.status().await.unwrap();
             tokio::time::timeout(LIMIT, write_everything(&store)).await.expect("nothing hangs");
         }
     }
@@ -219,7 +222,8 @@ async fn writes_go_on_with_a_server_that_lost_its_data() {
 async fn writes_go_on_with_a_server_restored_to_an_earlier_state() {
     for version in Version::ALL {
         let mut etcd = Etcd::start(version);
-        let store = open(&etcd.endpoint()).await;
+        let client = connect(&etcd.endpoint()).await;
+        let store = EtcdStore::new(client.clone(), "/store").with_timeout(LIMIT);
         store.add(b"kept", 1).await.unwrap();
         let snapshot = etcd.dir().join("snapshot");
         etcd.save(&snapshot);
@@ -227,6 +231,7 @@ async fn writes_go_on_with_a_server_restored_to_an_earlier_state() {
         store.add(b"kept", 1).await.unwrap();
 
         etcd.restore(&snapshot);
+        client.status().await.unwrap();
         tokio::time::timeout(LIMIT, write_everything(&store)).await.expect("nothing hangs");
         assert_eq!(store.add(b"kept", 1).await.unwrap(), 2, "the second add is not of this history");
     }
@@ -264,7 +269,8 @@ async fn a_store_on_a_lease_that_is_gone_fails_and_names_it() {
     for mut server in Forgetful::all() {
         let client = connect(&server.endpoint()).await;
         let (lease, _) = client.lease_grant(Duration::from_secs(600)).await.unwrap();
-        let store = EtcdStore::on_lease(client, "/store", lease).with_timeout(Duration::from_secs(300));
+        let store =
+            EtcdStore::on_lease(client.clone(), "/store", lease).with_timeout(Duration::from_secs(300));
         store.set(b"key", b"").await.unwrap();
         let waiting = tokio::spawn({
             let store = store.clone();
@@ -280,6 +286,7 @@ async fn a_store_on_a_lease_that_is_gone_fails_and_names_it() {
         });
         server.has_watches(4);
         server.restart_empty().await;
+        client.status().await.unwrap();
         let name = format!("{lease:016x}");
         let written = store.set(b"key", b"").await;
         for failed in [Ok(Ok(written)), timed(waiting).await, timed(waiting_too).await, timed(popping).await]
@@ -293,4 +300,16 @@ async fn a_store_on_a_lease_that_is_gone_fails_and_names_it() {
 
 async fn timed<T>(task: JoinHandle<T>) -> Result<Result<T, JoinError>, Elapsed> {
     tokio::time::timeout(LIMIT, task).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_holder_of_a_lease_learns_that_it_went_with_the_data() {
+    for mut server in Forgetful::all() {
+        let client = connect(&server.endpoint()).await;
+        let lease = client.lease(Duration::from_secs(3)).await.unwrap();
+        server.restart_empty().await;
+        tokio::time::timeout(LIMIT, lease.lost()).await.expect("it is told");
+        let again = client.lease(Duration::from_secs(3)).await.unwrap();
+        assert_eq!(again.state(), LeaseState::Alive);
+    }
 }
