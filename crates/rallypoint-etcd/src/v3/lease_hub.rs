@@ -218,7 +218,7 @@ impl Task {
     /// How long an answer may take before another connection is tried beside.
     fn silence(&self) -> Duration {
         let longest = self.connections.settings.request_timeout;
-        (self.shortest / 8).clamp(Duration::from_millis(200).min(longest), longest)
+        (self.shortest / 6).clamp(Duration::from_millis(200).min(longest), longest)
     }
 
     /// The time between two tries to connect: short, while there is a lease to save.
