@@ -47,6 +47,11 @@ impl Failover {
         let _ = self.current.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
+    /// Stays with an endpoint that answered.
+    pub(crate) fn settle(&self, at: usize) {
+        self.current.store(at, Ordering::Relaxed);
+    }
+
     /// Finds an endpoint that answers before `deadline`, and stays with it.
     ///
     /// They are asked one after the other, each a moment after the one before, so that one that is dead or
@@ -71,7 +76,7 @@ impl Failover {
         loop {
             match tokio::time::timeout_at(deadline, asked.next()).await {
                 Ok(Some((at, Ok(())))) => {
-                    self.current.store(at, Ordering::Relaxed);
+                    self.settle(at);
                     return Ok(());
                 }
                 Ok(Some((_, Err(error)))) => {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rallypoint_core::{Credentials, EtcdSettings};
 use rallypoint_etcd::v3::api::PutOptions;
 use rallypoint_etcd::v3::{Client, KeyRange, Lease, LeaseState, WatchUpdate};
-use rallypoint_testkit::{Etcd, Proxy, Version};
+use rallypoint_testkit::{Cluster, Etcd, Proxy, Version};
 
 const TTL: Duration = Duration::from_secs(2);
 
@@ -110,6 +110,33 @@ async fn a_lease_outlives_a_server_that_was_away_for_longer() {
     let alive = tokio::time::timeout(Duration::from_secs(5), lease.changed()).await.unwrap();
     assert_eq!(alive, LeaseState::Alive);
     assert!(is_there(&client, "key").await);
+}
+
+#[tokio::test]
+async fn a_lease_outlives_its_servers_leader() {
+    let mut cluster = Cluster::start(Version::V35, 3);
+    let client = connect(&cluster.endpoints()).await;
+    let mut leases = Vec::new();
+    for n in 0..5 {
+        let lease = client.lease(TTL).await.unwrap();
+        put(&client, &format!("key{n}"), &lease).await;
+        leases.push(lease);
+    }
+    let leader = cluster.leader();
+    cluster.node(leader).kill();
+    // Each is refreshed by somebody else, and none was lost in between.
+    for lease in &mut leases {
+        let since = tokio::time::Instant::now();
+        let again = async {
+            while since.elapsed() < TTL * 2 || lease.state() != LeaseState::Alive {
+                assert_ne!(lease.next().await, LeaseState::Lost);
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), again).await.expect("refreshed again");
+    }
+    for n in 0..5 {
+        assert!(is_there(&client, &format!("key{n}")).await);
+    }
 }
 
 #[tokio::test]

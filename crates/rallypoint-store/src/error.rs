@@ -70,6 +70,21 @@ pub enum StoreError {
         /// Why the reply was lost.
         source: rallypoint_etcd::Error,
     },
+    /// The lease that this store's keys hang on has ended, and took them with it.
+    #[error(
+        "cannot {what} {}: lease {lease:016x}, which all keys of this store hang on, is gone: {source}",
+        Key(key)
+    )]
+    LeaseGone {
+        /// The operation.
+        what: &'static str,
+        /// The key.
+        key: Vec<u8>,
+        /// The lease, as `etcdctl lease list` shows it in hexadecimal.
+        lease: i64,
+        /// What etcd said.
+        source: rallypoint_etcd::Error,
+    },
     /// What is stored was not written by a store of this kind.
     #[error("the value of {} is damaged: {problem}", Key(key))]
     Corrupt {

@@ -225,6 +225,41 @@ impl Etcd {
         self.wait_ready();
     }
 
+    /// Saves what it holds into a file, for a later [`Etcd::restore`].
+    pub fn save(&self, snapshot: &Path) {
+        let _ = self.etcdctl(&["snapshot", "save", &snapshot.to_string_lossy()]);
+    }
+
+    /// Kills it if it runs, and starts it on the same ports without anything that it held.
+    pub fn restart_empty(&mut self) {
+        self.forget_data();
+        self.launch();
+        self.wait_ready();
+    }
+
+    /// Kills it if it runs, and starts it on the same ports with what a snapshot holds.
+    pub fn restore(&mut self, snapshot: &Path) {
+        self.forget_data();
+        let mut command = Command::new(Version::V35.etcdctl());
+        forget_settings(&mut command);
+        command.env("ETCDCTL_API", "3").args(["snapshot", "restore"]).arg(snapshot);
+        command
+            .arg(format!("--name={}", self.name))
+            .arg(joined("--data-dir=", &self.data()))
+            .arg(format!("--initial-cluster={}", self.peer_entry()))
+            .arg(format!("--initial-advertise-peer-urls={}", self.peer_url()));
+        let output = command.output().expect("etcdctl can be run");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "cannot restore {self}: {}", said.trim());
+        self.launch();
+        self.wait_ready();
+    }
+
+    fn forget_data(&mut self) {
+        self.kill();
+        fs::remove_dir_all(self.data()).expect("the data of a dead etcd can be removed");
+    }
+
     /// Runs etcdctl against this server; its output. A failure is a panic with what it said.
     ///
     /// After `auth enable`, `--user=name:password` goes among the arguments.
@@ -295,7 +330,7 @@ impl Etcd {
         let log_too = log.try_clone().expect("an open file can be shared");
         command
             .arg(format!("--name={}", self.name))
-            .arg(joined("--data-dir=", &self.dir.path().join("data")))
+            .arg(joined("--data-dir=", &self.data()))
             .arg(format!("--listen-client-urls={}", self.url()))
             .arg(format!("--advertise-client-urls={}", self.url()))
             .arg(format!("--listen-peer-urls={}", self.peer_url()))
@@ -342,6 +377,10 @@ impl Etcd {
 
     fn peer_url(&self) -> String {
         format!("http://127.0.0.1:{}", self.peer.number())
+    }
+
+    fn data(&self) -> PathBuf {
+        self.dir.path().join("data")
     }
 
     fn log(&self) -> PathBuf {

@@ -29,6 +29,17 @@ echo ready
 exec sleep infinity
 "#;
 
+/// Takes the `$0`th node's cable out at the far end. Both sides know each other's hardware address for good, as behind a
+/// router: a kernel that has to ask for it finds out that nobody is there.
+const LOSE: &str = r#"
+hub=$(ip -br link show hub | awk '{ print $3 }')
+ip link set hub address "$hub"
+ip -n "node$0" neigh replace 10.77.0.254 lladdr "$hub" dev net0 nud permanent
+node=$(ip -n "node$0" -br link show net0 | awk '{ print $3 }')
+ip neigh replace "10.77.0.1$0" lladdr "$node" dev hub nud permanent
+ip link set "up$0" nomaster
+"#;
+
 /// A network of a hub and some nodes, each with a network namespace of its own. What runs in them is the caller's to
 /// end; it is killed when the thread that started it ends.
 #[derive(Debug)]
@@ -77,17 +88,25 @@ impl Network {
 
     /// Cuts the `n`th node off: nothing gets to it or from it.
     pub fn cut(&self, n: usize) {
-        self.link(n, "down");
+        self.link(n, &["down"]);
     }
 
-    /// Ends what [`cut`](Self::cut) began.
+    /// Loses whatever goes to the `n`th node or comes from it, while its own link stays up, as when a switch further on
+    /// fails: the node's kernel does not know, and waits longer from one try to the next.
+    pub fn lose(&self, n: usize) {
+        let status = self.enter(&["sh", "-ec", LOSE, &n.to_string()]).status();
+        assert!(status.is_ok_and(|status| status.success()), "cannot lose what node {n} sends");
+    }
+
+    /// Ends what [`cut`](Self::cut) or [`lose`](Self::lose) began.
     pub fn mend(&self, n: usize) {
-        self.link(n, "up");
+        self.link(n, &["master", "hub", "up"]);
     }
 
-    fn link(&self, n: usize, state: &str) {
-        let status = self.enter(&["ip", "link", "set", &format!("up{n}"), state]).status();
-        assert!(status.is_ok_and(|status| status.success()), "cannot set the link of node {n} {state}");
+    fn link(&self, n: usize, state: &[&str]) {
+        let link = format!("up{n}");
+        let status = self.enter(&[&["ip", "link", "set", &link], state].concat()).status();
+        assert!(status.is_ok_and(|status| status.success()), "cannot set the link of node {n} {state:?}");
     }
 
     fn enter(&self, args: &[&str]) -> Command {

@@ -23,6 +23,11 @@ pub(super) fn classify(error: &etcd_client::Error) -> ErrorKind {
     }
 }
 
+/// Whether a server said so: then its connection works.
+pub(super) fn is_said_by_server(status: &Status) -> bool {
+    status.source().is_none() && !status.message().contains("h2 protocol error")
+}
+
 /// Whether the server wants to be shown the password again: its users have changed since.
 pub(super) fn is_outdated_login(error: &etcd_client::Error) -> bool {
     matches!(error, etcd_client::Error::GRpcStatus(status) if says_outdated_login(status))
@@ -71,6 +76,8 @@ fn never_sent(status: &Status) -> Option<ErrorKind> {
     let mut source = status.source();
     while let Some(error) = source {
         connecting |= error.is::<ConnectError>();
+        // Of a connection that closed before the request was handed to it.
+        connecting |= error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_canceled);
         // Of a TLS 1.3 client certificate the server complains only after the handshake, as an alert.
         let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
         if error.is::<rustls::Error>() || matches!(inner, Some(inner) if inner.is::<rustls::Error>()) {

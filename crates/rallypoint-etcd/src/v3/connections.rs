@@ -10,17 +10,14 @@ use std::time::Duration;
 use etcd_client::{
     Channel, ConnectOptions, KvClient, KvClientPrefix, LeaseClient, MaintenanceClient, WatchClient,
 };
-use futures::channel::mpsc::UnboundedReceiver;
+use futures::stream::{FuturesUnordered, StreamExt};
 use rallypoint_core::EtcdSettings;
-use tokio::sync::Semaphore;
-use tonic::Streaming;
-use tonic::codegen::http::uri::PathAndQuery;
-use tonic::metadata::MetadataValue;
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tonic::transport::{Certificate, Channel as TonicChannel, ClientTlsConfig, Endpoint, Identity};
 use tracing::warn;
 
 use super::classify::classify;
-use super::lease_hub::{self, Refresh, Refreshed};
 use crate::failover::{Failover, after};
 use crate::tls::Pem;
 use crate::{Error, ErrorKind, Result};
@@ -46,6 +43,16 @@ pub(super) struct Connection {
     watch: WatchClient,
     maintenance: MaintenanceClient,
     channel: TonicChannel,
+    /// A newer connection was answered while this one was silent.
+    suspected: Notify,
+}
+
+/// A bare connection, for what needs no password.
+#[derive(Debug, Clone)]
+pub(super) struct Link {
+    index: usize,
+    pub(super) url: String,
+    pub(super) channel: TonicChannel,
 }
 
 pub(super) struct Connections {
@@ -61,6 +68,8 @@ struct Slot {
     url: String,
     endpoint: Endpoint,
     connection: Mutex<Option<Arc<Connection>>>,
+    /// One that is known to work, to make the next connection of.
+    adopted: Mutex<Option<TonicChannel>>,
     /// Held by whoever makes the connection.
     making: tokio::sync::Mutex<()>,
 }
@@ -68,6 +77,10 @@ struct Slot {
 impl Slot {
     fn connection(&self) -> MutexGuard<'_, Option<Arc<Connection>>> {
         self.connection.lock().expect("no code panics while it holds this lock")
+    }
+
+    fn adopted(&self) -> MutexGuard<'_, Option<TonicChannel>> {
+        self.adopted.lock().expect("no code panics while it holds this lock")
     }
 }
 
@@ -89,7 +102,8 @@ impl Connections {
             if url.starts_with("https:") {
                 endpoint = endpoint.tls_config(tls_config(pem.as_ref())).map_err(invalid)?;
             }
-            Ok(Slot { url, endpoint, connection: Mutex::new(None), making: tokio::sync::Mutex::new(()) })
+            let (connection, adopted) = (Mutex::new(None), Mutex::new(None));
+            Ok(Slot { url, endpoint, connection, adopted, making: tokio::sync::Mutex::new(()) })
         };
         let endpoints = settings.urls().into_iter().map(slot).collect::<Result<Vec<_>>>()?;
         let failover = Failover::new(endpoints.len());
@@ -108,11 +122,67 @@ impl Connections {
         self.failover.failed(connection.index);
     }
 
+    /// Moves on from the server of a connection, unless somebody has.
+    pub(super) fn move_on(&self, from: &Link) {
+        self.failover.failed(from.index);
+    }
+
+    /// A new connection to whichever endpoint takes one before `deadline`, past those that may hang.
+    ///
+    /// A try begins with every `step`, and goes on beside the next ones: the first packet of one that was lost in a cut
+    /// is sent again only after a second, and one over a long way must have the time for it.
+    pub(super) async fn fresh(&self, step: Duration, deadline: Instant) -> Result<Link> {
+        let mut tries = FuturesUnordered::new();
+        let (mut at, mut next) = (self.failover.current(), Instant::now());
+        let mut failure = Error::new(ErrorKind::Unreachable, "connect").endpoint(self.url(at));
+        loop {
+            tokio::select! {
+                () = sleep_until(next.min(deadline)) => {
+                    if next >= deadline {
+                        return Err(failure);
+                    }
+                    tries.push(self.link(at));
+                    at = (at + 1) % self.endpoints.len();
+                    // Clients that were cut off together do not come back together.
+                    next = Instant::now() + step.mul_f64(0.7 + 0.3 * fastrand::f64());
+                }
+                Some(tried) = tries.next() => match tried {
+                    Ok(link) => return Ok(link),
+                    Err(error) => failure = error,
+                }
+            }
+        }
+    }
+
+    async fn link(&self, index: usize) -> Result<Link> {
+        let Slot { url, endpoint, .. } = &self.endpoints[index];
+        let failed = |error| {
+            let error = etcd_client::Error::TransportError(error);
+            Error::new(classify(&error), "connect").endpoint(url).because(error)
+        };
+        let channel = endpoint.connect().await.map_err(failed)?;
+        Ok(Link { index, url: url.clone(), channel })
+    }
+
+    /// Sends all requests on over a connection that was answered, unless the password would have to be shown again:
+    /// all clients that were cut off together would show theirs together, and that is dear for etcd.
+    pub(super) fn adopt(&self, link: &Link) {
+        self.failover.settle(link.index);
+        if self.settings.credentials.is_some() {
+            return;
+        }
+        let slot = &self.endpoints[link.index];
+        *slot.adopted() = Some(link.channel.clone());
+        if let Some(old) = slot.connection().take() {
+            old.suspected.notify_one();
+        }
+    }
+
     /// Finds an endpoint that answers, and stays with it.
     pub(super) async fn connect(&self) -> Result<()> {
         let deadline = after(self.settings.connect_timeout);
         let ask = async |at: usize| {
-            let answer = tokio::time::timeout_at(deadline, self.answers(at)).await;
+            let answer = timeout_at(deadline, self.answers(at)).await;
             answer.unwrap_or_else(|_| {
                 Err(Error::new(ErrorKind::Timeout, "connect").endpoint(&self.endpoints[at].url))
             })
@@ -152,7 +222,8 @@ impl Connections {
         if let Some(connection) = slot.connection().clone() {
             return Ok(connection);
         }
-        let channel = slot.endpoint.connect_lazy();
+        let adopted = slot.adopted().take();
+        let channel = adopted.unwrap_or_else(|| slot.endpoint.connect_lazy());
         let authenticate = self.client(slot, channel.clone());
         let client = match tokio::time::timeout(self.settings.request_timeout, authenticate).await {
             Ok(Ok(client)) => client,
@@ -174,6 +245,7 @@ impl Connections {
             watch: client.watch_client().max_decoding_message_size(MAX_ANSWER),
             maintenance: client.maintenance_client(),
             channel,
+            suspected: Notify::new(),
         });
         *slot.connection() = Some(Arc::clone(&connection));
         Ok(connection)
@@ -227,19 +299,14 @@ impl Connection {
         self.maintenance.clone()
     }
 
-    /// The stream on which leases are refreshed. It is asked for without `etcd-client`, which has one for each lease.
-    /// No etcd wants to know who asks.
-    pub(super) async fn refreshes(&self, queue: UnboundedReceiver<Refresh>) -> Result<Streaming<Refreshed>> {
-        let failed = |status| self.error(lease_hub::WHAT, etcd_client::Error::GRpcStatus(status));
-        let mut client = tonic::client::Grpc::new(self.channel.clone());
-        let ready = client.ready().await;
-        ready.map_err(|error| self.error(lease_hub::WHAT, etcd_client::Error::TransportError(error)))?;
-        let mut request = tonic::Request::new(queue);
-        // A server that has lost its cluster ends the stream instead of keeping silent.
-        request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
-        let path = PathAndQuery::from_static("/etcdserverpb.Lease/LeaseKeepAlive");
-        let codec = tonic_prost::ProstCodec::default();
-        client.streaming(request, path, codec).await.map(tonic::Response::into_inner).map_err(failed)
+    /// It without the password.
+    pub(super) fn link(&self) -> Link {
+        Link { index: self.index, url: self.url.clone(), channel: self.channel.clone() }
+    }
+
+    /// Waits for a reason to doubt that it still works.
+    pub(super) async fn suspected(&self) {
+        self.suspected.notified().await;
     }
 
     pub(super) fn error(&self, what: &'static str, error: etcd_client::Error) -> Error {

@@ -3,28 +3,16 @@
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::Instant;
 
-use super::client::Client;
-use super::lease_hub::{LeaseHub, Place};
+use super::lease_hub::{KeepAlive, LeaseHub};
+use super::lease_state::LeaseState;
+use super::requests::Requests;
 use crate::Result;
 
-/// What is known of a lease.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LeaseState {
-    /// The last refresh was answered.
-    Alive,
-    /// Refreshes go unanswered since then. The lease may live on: while etcd has no leader no lease ends, and
-    /// a new leader gives each its full time again.
-    Unsure {
-        /// When the last answered refresh was sent.
-        since: Instant,
-    },
-    /// etcd says that it is not there any more. Its keys are gone. This is final.
-    Lost,
-}
-
 /// A lease that is refreshed until it is dropped, revoked or lost.
+///
+/// It is refreshed four times in its time to live, and outlives a cut of 0.6 of that: while answers are late, new
+/// connections are tried in short steps.
 ///
 /// Dropped, it lives on for its time to live and then takes its keys with it; [`revoke`](Lease::revoke) does so
 /// at once.
@@ -36,15 +24,15 @@ pub struct Lease {
     reports: watch::Receiver<LeaseState>,
     /// What [`changed`](Lease::changed) has told.
     told: LeaseState,
-    client: Client,
-    place: Place,
+    requests: Requests,
+    keep_alive: KeepAlive,
 }
 
 impl Lease {
-    pub(super) fn keep(client: Client, hub: &LeaseHub, id: i64, ttl: Duration) -> Self {
+    pub(super) fn keep(requests: Requests, hub: &LeaseHub, id: i64, ttl: Duration) -> Self {
         let (report, reports) = watch::channel(LeaseState::Alive);
-        let place = hub.keep(id, ttl, report);
-        Lease { id, ttl, reports, told: LeaseState::Alive, client, place }
+        let keep_alive = hub.keep(id, ttl, report);
+        Lease { id, ttl, reports, told: LeaseState::Alive, requests, keep_alive }
     }
 
     /// The id to attach keys with.
@@ -94,7 +82,7 @@ impl Lease {
 
     /// Ends the lease and deletes its keys.
     pub async fn revoke(self) -> Result<()> {
-        drop(self.place);
-        self.client.lease_revoke(self.id).await
+        drop(self.keep_alive);
+        self.requests.lease_revoke(self.id).await
     }
 }

@@ -1,40 +1,25 @@
-//! All leases of a client refreshed on one gRPC stream, opened when the first is due and again when it breaks.
+//! All leases of a client refreshed on one gRPC stream.
+//!
+//! The stream is opened on the client's connection when the first lease is due. While an answer is late, new connections
+//! are tried in short steps beside the stream, and the first that is answered takes over: a connection that was cut hangs
+//! for about as long again as the cut took, and a lease has not that much time.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures::channel::mpsc::{UnboundedSender as Requests, unbounded as request_stream};
-use rallypoint_core::Backoff;
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
-use tonic::Streaming;
 use tracing::{debug, warn};
 
-use super::connections::{Connection, Connections};
-use super::lease::LeaseState;
-use super::stream_task::{End, Mailbox};
+use super::connections::Connections;
+use super::lease_state::LeaseState;
+use super::mailbox::Mailbox;
+use super::refresh::{Broken, RefreshStream, Refreshed, WHAT};
 use crate::{Error, ErrorKind};
-
-/// What errors call it.
-pub(super) const WHAT: &str = "lease keep-alive";
-
-/// A request to refresh a lease.
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct Refresh {
-    #[prost(int64, tag = "1")]
-    id: i64,
-}
-
-/// The answer to it. No time to live is left of a lease that is not there.
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct Refreshed {
-    #[prost(int64, tag = "2")]
-    id: i64,
-    #[prost(int64, tag = "3")]
-    ttl: i64,
-}
 
 /// The way to the task that holds the stream. The task ends with the last handle.
 #[derive(Debug, Clone)]
@@ -43,7 +28,7 @@ pub(super) struct LeaseHub(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     connections: Arc<Connections>,
-    next_place: AtomicU64,
+    next_number: AtomicU64,
     task: Mailbox<Command>,
 }
 
@@ -55,13 +40,13 @@ enum Command {
 
 /// A lease that is refreshed until this is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct KeepAlive {
     hub: LeaseHub,
     lease: i64,
     number: u64,
 }
 
-impl Drop for Place {
+impl Drop for KeepAlive {
     fn drop(&mut self) {
         self.hub.0.task.send_if_running(Command::Forget(self.lease, self.number));
     }
@@ -69,29 +54,28 @@ impl Drop for Place {
 
 impl LeaseHub {
     pub(super) fn new(connections: Arc<Connections>) -> Self {
-        LeaseHub(Arc::new(Shared { connections, next_place: AtomicU64::new(1), task: Mailbox::new() }))
+        LeaseHub(Arc::new(Shared { connections, next_number: AtomicU64::new(1), task: Mailbox::new() }))
     }
 
     /// Refreshes a lease from now on, and tells of each answer.
-    pub(super) fn keep(&self, lease: i64, ttl: Duration, report: watch::Sender<LeaseState>) -> Place {
-        let place = self.0.next_place.fetch_add(1, Ordering::Relaxed);
-        // Three refreshes fit into the time to live, so that one that fails is no death.
-        let (now, interval) = (Instant::now(), ttl / 3);
-        // Not all at once, when many leases were granted together; and soon enough for a second try.
-        let turn = Turn::Due(now + interval.mul_f64(1.2 + 0.3 * fastrand::f64()));
-        let kept = Kept { place, interval, last_answer: now, turn, report };
+    pub(super) fn keep(&self, lease: i64, ttl: Duration, report: watch::Sender<LeaseState>) -> KeepAlive {
+        let number = self.0.next_number.fetch_add(1, Ordering::Relaxed);
+        let now = Instant::now();
+        // Spread over the time between two refreshes, as many leases may have been granted together.
+        let turn = Turn::Due(now + ttl.mul_f64(0.05 + 0.25 * fastrand::f64()));
+        let kept = Kept { number, ttl, last_answer: now, turn, report };
         self.0.task.send(Command::Keep(lease, kept), |commands| {
             tokio::spawn(Task::new(Arc::clone(&self.0.connections), commands).run());
         });
-        Place { hub: self.clone(), lease, number: place }
+        KeepAlive { hub: self.clone(), lease, number }
     }
 }
 
 #[derive(Debug)]
 struct Kept {
     /// Tells it from another that was kept under the same id.
-    place: u64,
-    interval: Duration,
+    number: u64,
+    ttl: Duration,
     /// When the last refresh that was answered had been sent.
     last_answer: Instant,
     turn: Turn,
@@ -111,113 +95,173 @@ struct Task {
     leases: HashMap<i64, Kept>,
     due: BTreeSet<(Instant, i64)>,
     sent: BTreeSet<(Instant, i64)>,
-    /// How long a stream may be silent: the shortest interval of a lease, or the time for a request.
-    limit: Duration,
-    /// When the server was last heard on the stream.
-    heard: Option<Instant>,
+    /// The shortest time to live, by which all go.
+    shortest: Duration,
+    /// When the server was last heard.
+    heard: Instant,
+    /// New connections that were taken and then not answered, one after the other.
+    unanswered: u32,
 }
+
+/// All handles are gone.
+struct Unused;
+
+/// A stream that is being opened.
+type Opening = BoxFuture<'static, Result<RefreshStream, Broken>>;
 
 impl Task {
     fn new(connections: Arc<Connections>, commands: mpsc::UnboundedReceiver<Command>) -> Self {
-        let limit = connections.settings.request_timeout;
         let (leases, due, sent) = (HashMap::new(), BTreeSet::new(), BTreeSet::new());
-        Task { connections, commands, leases, due, sent, limit, heard: None }
+        let (shortest, heard) = (Duration::MAX, Instant::now());
+        Task { connections, commands, leases, due, sent, shortest, heard, unanswered: 0 }
     }
 
     async fn run(mut self) {
-        let mut backoff = self.backoff();
-        // After a failure, not before then.
-        let mut not_before = Instant::now();
         loop {
-            let begin = self.due.first().map(|(at, _)| not_before.max(*at));
+            let first = self.due.first().map(|(at, _)| *at);
             tokio::select! {
                 command = self.commands.recv() => match command {
                     None => return,
-                    Some(command) => {
-                        self.apply(command);
-                        continue;
-                    }
-                },
-                () = sleep_until(begin.unwrap_or(not_before)), if begin.is_some() => {}
-            }
-            self.heard = None;
-            match self.refresh().await {
-                End::Unused => return,
-                End::Idle => {}
-                End::Failed(error) => {
-                    if self.heard.is_some() {
-                        backoff = self.backoff();
-                    }
-                    debug!(%error, leases = self.leases.len(), "refreshes failed");
-                    self.unanswered();
-                    not_before = Instant::now() + backoff.next(fastrand::f64());
-                }
-            }
-        }
-    }
-
-    fn backoff(&self) -> Backoff {
-        Backoff::new(Duration::from_millis(50), self.limit.min(Duration::from_secs(2)))
-    }
-
-    /// Refreshes on one stream for as long as that goes well.
-    async fn refresh(&mut self) -> End {
-        let connection = match self.connections.current().await {
-            Ok(connection) => connection,
-            Err(error) => return End::Failed(error),
-        };
-        let (requests, queue) = request_stream();
-        // A server answers an open stream with the first of its answers, and that needs a request.
-        self.send_due(&requests);
-        let opened = timeout_at(Instant::now() + self.limit, connection.refreshes(queue)).await;
-        let end = match opened {
-            Ok(Ok(answers)) => self.serve(&connection, &requests, answers).await,
-            Ok(Err(error)) => End::Failed(error),
-            Err(_) => End::Failed(late(&connection)),
-        };
-        if matches!(end, End::Failed(_)) {
-            self.connections.failed(&connection);
-        }
-        end
-    }
-
-    async fn serve(
-        &mut self,
-        on: &Connection,
-        requests: &Requests<Refresh>,
-        mut answers: Streaming<Refreshed>,
-    ) -> End {
-        loop {
-            if self.leases.is_empty() {
-                return End::Idle;
-            }
-            self.send_due(requests);
-            // A server that answers others is slow and not gone.
-            let silent = self.sent.first().map(|(sent, _)| self.heard.max(Some(*sent)));
-            let silent = silent.flatten().map(|since| since + self.limit);
-            let due = self.due.first().map(|(at, _)| *at);
-            let wake = [silent, due].into_iter().flatten().min();
-            tokio::select! {
-                command = self.commands.recv() => match command {
-                    None => return End::Unused,
                     Some(command) => self.apply(command),
                 },
-                answer = answers.message() => match answer {
-                    Ok(Some(answer)) => self.answered(&answer),
-                    Ok(None) => {
-                        return End::Failed(Error::new(ErrorKind::Interrupted, WHAT).endpoint(&on.url));
-                    }
-                    Err(status) => {
-                        return End::Failed(on.error(WHAT, etcd_client::Error::GRpcStatus(status)));
-                    }
-                },
-                () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {
-                    if silent.is_some_and(|at| at <= Instant::now()) {
-                        return End::Failed(late(on));
+                () = sleep_until(first.unwrap_or_else(Instant::now)), if first.is_some() => {
+                    if let Err(Unused) = self.refresh().await {
+                        return;
                     }
                 }
             }
         }
+    }
+
+    /// Refreshes for as long as there are leases.
+    async fn refresh(&mut self) -> Result<(), Unused> {
+        let mut stream: Option<RefreshStream> = None;
+        let mut opening: Option<Opening> = None;
+        // The connection of the client did not do: a new one is needed.
+        let mut doubtful = false;
+        // After a failure, not before then.
+        let mut not_before = Instant::now();
+        // There is nobody to hold a stream for without leases; it would only cost.
+        while !self.leases.is_empty() {
+            if let Some(stream) = &stream {
+                self.send_due(stream);
+            }
+            let late = self.late_at(stream.is_some()).map(|at| at.max(not_before));
+            if opening.is_none() && late.is_some_and(|at| at <= Instant::now()) {
+                opening = self.open(doubtful || stream.is_some());
+            }
+            let due = self.due.first().map(|(at, _)| *at).filter(|_| stream.is_some());
+            let wake = [late.filter(|_| opening.is_none()), due].into_iter().flatten().min();
+            tokio::select! {
+                command = self.commands.recv() => match command {
+                    None => return Err(Unused),
+                    Some(command) => self.apply(command),
+                },
+                answer = async { stream.as_mut().expect("there is one").answer().await }, if stream.is_some() => {
+                    match answer {
+                        Ok(answer) => {
+                            // A server that answers at last is slow and not gone.
+                            (opening, doubtful) = (None, false);
+                            self.answered(&answer);
+                        }
+                        Err(Broken { error, by_server }) => {
+                            debug!(%error, leases = self.leases.len(), "refreshes failed");
+                            // One that has no leader says so. Its connection will do, or another server's.
+                            if let Some(stream) = stream.take().filter(|_| by_server) {
+                                self.connections.move_on(&stream.link);
+                                not_before = self.pause();
+                            }
+                            doubtful = !by_server;
+                            self.unsure();
+                            self.send_again();
+                        }
+                    }
+                }
+                opened = async { opening.as_mut().expect("there is one").await }, if opening.is_some() => {
+                    opening = None;
+                    match opened {
+                        Ok(opened) => {
+                            if doubtful || stream.is_some() {
+                                self.connections.adopt(&opened.link);
+                            }
+                            self.sent.iter().for_each(|(_, id)| opened.send(*id));
+                            (stream, self.heard) = (Some(opened), Instant::now());
+                        }
+                        Err(Broken { error, by_server }) => {
+                            debug!(%error, leases = self.leases.len(), "no connection for refreshes");
+                            self.unanswered += u32::from(error.kind() == ErrorKind::Timeout);
+                            doubtful = !by_server;
+                            self.unsure();
+                            if stream.is_none() {
+                                self.send_again();
+                            }
+                            not_before = self.pause();
+                        }
+                    }
+                }
+                () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// When something is late: a refresh that has no stream to go out on, or an answer. A server that answers others
+    /// is slow and not gone.
+    fn late_at(&self, on_stream: bool) -> Option<Instant> {
+        if on_stream {
+            self.sent.first().map(|(sent, _)| self.heard.max(*sent) + self.silence())
+        } else {
+            self.due.first().map(|(at, _)| *at)
+        }
+    }
+
+    /// How long an answer may take before another connection is tried beside.
+    fn silence(&self) -> Duration {
+        let longest = self.connections.settings.request_timeout;
+        (self.shortest / 6).clamp(Duration::from_millis(200).min(longest), longest)
+    }
+
+    /// The time between two tries to connect: short, while there is a lease to save.
+    fn step(&self) -> Duration {
+        let step = (self.shortest / 16).clamp(Duration::from_millis(100), Duration::from_secs(1));
+        if self.heard.elapsed() > self.shortest * 2 { step.max(Duration::from_secs(1)) } else { step }
+    }
+
+    /// When to try again after a failure.
+    fn pause(&self) -> Instant {
+        Instant::now() + self.step().mul_f64(0.5 + 0.5 * fastrand::f64())
+    }
+
+    /// Opens a stream by refreshing the lease that is the latest.
+    fn open(&mut self, anew: bool) -> Option<Opening> {
+        let (_, id) = self.sent.first().or(self.due.first()).copied()?;
+        if let Some(Turn::Due(_)) = self.leases.get(&id).map(|kept| kept.turn) {
+            self.turn(id, Turn::Sent(Instant::now()));
+        }
+        let connections = Arc::clone(&self.connections);
+        let (step, silence) = (self.step(), self.silence());
+        let to_connect = (step * 4).max(Duration::from_secs(1));
+        // A server that takes connections and answers on none of them does not need more of them.
+        let most = connections.settings.request_timeout.min(self.shortest / 2).max(silence);
+        let to_answer = (silence * 2u32.saturating_pow(self.unanswered.min(8))).min(most);
+        let opening = async move {
+            let late = |url: &str| Error::new(ErrorKind::Timeout, WHAT).endpoint(url);
+            let begun = Instant::now();
+            if anew {
+                let link = connections.fresh(step, begun + to_connect).await?;
+                let url = link.url.clone();
+                let opened = timeout_at(Instant::now() + to_answer, RefreshStream::open(link, id)).await;
+                return opened.map_err(|_| late(&url))?;
+            }
+            let current = async {
+                let link = connections.current().await?.link();
+                let opened = RefreshStream::open(link.clone(), id).await;
+                opened.inspect_err(|_| connections.move_on(&link))
+            };
+            let opened = timeout_at(begun + silence, current).await;
+            opened.map_err(|_| Error::new(ErrorKind::Interrupted, WHAT).because("no answer in time"))?
+        };
+        Some(opening.boxed())
     }
 
     fn apply(&mut self, command: Command) {
@@ -225,15 +269,15 @@ impl Task {
             Command::Keep(id, kept) => {
                 self.remove(id);
                 if self.leases.is_empty() {
-                    self.limit = self.connections.settings.request_timeout;
+                    (self.shortest, self.heard) = (kept.ttl, Instant::now());
                 }
-                self.limit = self.limit.min(kept.interval);
+                self.shortest = self.shortest.min(kept.ttl);
                 let turn = kept.turn;
                 self.leases.insert(id, kept);
                 self.file(id, turn);
             }
-            Command::Forget(id, place) => {
-                if self.leases.get(&id).is_some_and(|kept| kept.place == place) {
+            Command::Forget(id, number) => {
+                if self.leases.get(&id).is_some_and(|kept| kept.number == number) {
                     self.remove(id);
                 }
             }
@@ -268,17 +312,16 @@ impl Task {
         }
     }
 
-    fn send_due(&mut self, requests: &Requests<Refresh>) {
+    fn send_due(&mut self, stream: &RefreshStream) {
         let now = Instant::now();
         while let Some((_, id)) = self.due.first().copied().filter(|(at, _)| *at <= now) {
             self.turn(id, Turn::Sent(now));
-            // A stream that is over already shows in its answers.
-            let _ = requests.unbounded_send(Refresh { id });
+            stream.send(id);
         }
     }
 
     fn answered(&mut self, answer: &Refreshed) {
-        self.heard = Some(Instant::now());
+        (self.heard, self.unanswered) = (Instant::now(), 0);
         let Some(kept) = self.leases.get_mut(&answer.id) else { return };
         if answer.ttl <= 0 {
             warn!(lease = answer.id, "the lease is lost");
@@ -287,25 +330,28 @@ impl Task {
         } else if let Turn::Sent(sent) = kept.turn {
             kept.last_answer = sent;
             kept.report.send_replace(LeaseState::Alive);
-            let next = sent + kept.interval;
+            // Four fit into the time to live: a cut may take more than half of it. Never all at the same time.
+            let next = sent + kept.ttl.mul_f64(0.225 + 0.025 * fastrand::f64());
             self.turn(answer.id, Turn::Due(next));
         }
     }
 
-    /// The stream is gone: whoever waits for an answer, or for a stream to ask on, does not know how things are.
-    fn unanswered(&mut self) {
+    /// Whoever waits for an answer, or for a stream to ask on, does not know how things are.
+    fn unsure(&self) {
         let now = Instant::now();
         let late = self.due.iter().take_while(|(at, _)| *at <= now);
-        let late: Vec<i64> = self.sent.iter().chain(late).map(|(_, id)| *id).collect();
-        for id in late {
-            self.turn(id, Turn::Due(now));
-            if let Some(kept) = self.leases.get(&id) {
+        for (_, id) in self.sent.iter().chain(late) {
+            if let Some(kept) = self.leases.get(id) {
                 kept.report.send_replace(LeaseState::Unsure { since: kept.last_answer });
             }
         }
     }
-}
 
-fn late(on: &Connection) -> Error {
-    Error::new(ErrorKind::Timeout, WHAT).endpoint(&on.url)
+    /// The stream is gone, and with it the answers to what was sent.
+    fn send_again(&mut self) {
+        let now = Instant::now();
+        while let Some((_, id)) = self.sent.first().copied() {
+            self.turn(id, Turn::Due(now));
+        }
+    }
 }

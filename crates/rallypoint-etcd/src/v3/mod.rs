@@ -13,14 +13,21 @@ mod connections;
 mod entry;
 mod lease;
 mod lease_hub;
-mod stream_task;
+mod lease_state;
+mod mailbox;
+mod range;
+mod refresh;
+mod requests;
 mod watch;
 mod watch_hub;
 
-pub use client::{Client, revision_of};
+pub use client::Client;
 pub use entry::{Entry, Event};
-pub use lease::{Lease, LeaseState};
-pub use watch::{KeyRange, Watch, WatchUpdate};
+pub use lease::Lease;
+pub use lease_state::LeaseState;
+pub use range::KeyRange;
+pub use requests::revision_of;
+pub use watch::{Watch, WatchUpdate};
 
 pub use crate::Repeat;
 

@@ -1,89 +1,32 @@
 //! Every event of a range of keys, or a fresh read; never a silent gap.
 
-use etcd_client::GetOptions;
+use std::time::Duration;
+
 use rallypoint_core::Backoff;
-use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until};
 use tracing::debug;
 
-use super::client::Client;
-use super::client::revision_of;
 use super::entry::{Entry, Event};
-use super::watch_hub::WatchHub;
-use crate::Result;
+use super::range::KeyRange;
+use super::requests::{Requests, revision_of};
+use super::watch_hub::{Subscription, WatchHub};
+use crate::{Error, ErrorKind, Result};
 
-/// How many messages may lie between the hub and a slow reader. Beyond that the reader gets a fresh read
-/// instead, so that nobody's memory grows with somebody else's writes.
-pub(super) const BACKLOG: usize = 1024;
+/// After an error, which waiting does not mend, somebody may still mend it.
+const AFTER_AN_ERROR: Duration = Duration::from_secs(1);
 
-/// The keys from `start` up to `end`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeyRange {
-    pub(super) start: Vec<u8>,
-    /// Empty for the key `start` alone.
-    pub(super) end: Vec<u8>,
-}
-
-impl KeyRange {
-    /// One key.
-    pub fn key(key: impl Into<Vec<u8>>) -> Self {
-        KeyRange { start: key.into(), end: Vec::new() }
-    }
-
-    /// All keys that begin with `prefix`.
-    pub fn prefix(prefix: impl Into<Vec<u8>>) -> Self {
-        let start = prefix.into();
-        let mut end = start.clone();
-        while let Some(last) = end.pop() {
-            if last < 0xff {
-                end.push(last + 1);
-                break;
-            }
-        }
-        // Nothing is left of 0xff 0xff...: every key from there on.
-        if end.is_empty() {
-            end.push(0);
-        }
-        KeyRange { start, end }
-    }
-
-    /// The range under `prefix`, as it is on the server.
-    pub(super) fn under(&self, prefix: &[u8]) -> KeyRange {
-        let mut start = [prefix, &self.start].concat();
-        // There is no empty key: the first that can be is the one before all others.
-        if start.is_empty() {
-            start.push(0);
-        }
-        if prefix.is_empty() {
-            return KeyRange { start, end: self.end.clone() };
-        }
-        let end = match self.end.as_slice() {
-            [] => Vec::new(),
-            [0] => KeyRange::prefix(prefix).end,
-            end => [prefix, end].concat(),
-        };
-        KeyRange { start, end }
-    }
-
-    /// Options to read it with.
-    #[must_use]
-    pub fn get_options(&self) -> GetOptions {
-        if self.end.is_empty() { GetOptions::new() } else { GetOptions::new().with_range(self.end.clone()) }
-    }
-
-    /// Where it begins.
-    #[must_use]
-    pub fn start(&self) -> &[u8] {
-        &self.start
-    }
-}
+/// A server whose watches are behind its reads, or that ends them at once, is not read again and again without a pause.
+const AFTER_A_READ: Duration = Duration::from_millis(100);
 
 /// What a watch has to tell.
 #[derive(Debug, Clone)]
 pub enum WatchUpdate {
     /// What happened, in order, nothing left out.
     Events(Vec<Event>),
-    /// What is there at `revision`. It stands for the events that can no longer be had: etcd compacted them
-    /// away, or the reader was too slow. Events from the next revision on follow.
+    /// What is there at `revision`. It stands for everything before, told or not, and its revision may be lower than
+    /// one that was told: the stream was cut, and whoever answers now may have lost data or been restored; or etcd
+    /// compacted the events away; or the reader was too slow. Events from the next revision on follow.
     Snapshot {
         /// The revision of the read.
         revision: i64,
@@ -95,83 +38,103 @@ pub enum WatchUpdate {
 /// A watch on a range of keys. It heals by itself and ends when dropped.
 #[derive(Debug)]
 pub struct Watch {
-    client: Client,
+    requests: Requests,
+    hub: WatchHub,
     range: KeyRange,
-    subscription: Subscription,
+    source: Source,
+    /// No fresh read before then.
+    not_before: Instant,
 }
 
-/// What the hub sends to a watch. The channel's end means: read afresh.
-pub(super) type Messages = mpsc::Receiver<Result<Vec<Event>>>;
-
-/// A place in the hub, given back when dropped.
+/// Where the next update comes from.
 #[derive(Debug)]
-pub(super) struct Subscription {
-    pub(super) hub: WatchHub,
-    pub(super) id: i64,
-    pub(super) messages: Messages,
+enum Source {
+    Stream(Subscription),
+    Reading(Reading),
 }
 
-impl Drop for Subscription {
+/// A fresh read, by a task of its own: it gets on while its owner looks at other things, and starts over for nobody.
+#[derive(Debug)]
+struct Reading(JoinHandle<Result<Fresh>>);
+
+impl Drop for Reading {
     fn drop(&mut self) {
-        self.hub.cancel(self.id);
+        self.0.abort();
     }
+}
+
+/// What was read, and the watch from there on.
+#[derive(Debug)]
+struct Fresh {
+    revision: i64,
+    entries: Vec<Entry>,
+    then: Subscription,
 }
 
 impl Watch {
-    pub(super) fn new(client: Client, hub: &WatchHub, range: KeyRange, from: Option<i64>) -> Self {
-        let subscription = hub.subscribe(range.under(client.settings().prefix.as_bytes()), from);
-        Watch { client, range, subscription }
+    pub(super) fn new(requests: Requests, hub: &WatchHub, range: KeyRange, from: Option<i64>) -> Self {
+        let on_server = range.under(requests.settings().prefix.as_bytes());
+        let source = Source::Stream(hub.subscribe(on_server, from));
+        Watch { requests, hub: hub.clone(), range, source, not_before: Instant::now() }
     }
 
     /// Waits for the next update, through cuts and elections, without an end of its own: put a timeout around
-    /// it. An error is one that waiting does not mend. Dropping the future loses nothing.
+    /// it. An error is one that waiting does not mend; the call after it looks again, a second later. Dropping the
+    /// future loses nothing, and costs no time.
     pub async fn next(&mut self) -> Result<WatchUpdate> {
-        match self.subscription.messages.recv().await {
-            Some(Ok(events)) => Ok(WatchUpdate::Events(events)),
-            Some(Err(error)) => Err(error.key(self.range.start.clone())),
-            // In a box, as it is rare, and somebody may wait for thousands of watches.
-            None => Box::pin(self.read_afresh()).await,
+        loop {
+            match &mut self.source {
+                Source::Stream(subscription) => match subscription.messages.recv().await {
+                    Some(Ok(events)) => return Ok(WatchUpdate::Events(events)),
+                    Some(Err(error)) => return Err(self.failed(error)),
+                    None => self.read_afresh(),
+                },
+                Source::Reading(reading) => {
+                    let down = |_| Error::new(ErrorKind::Interrupted, "watch").because("the runtime ends");
+                    let read = (&mut reading.0).await.map_err(down).and_then(|read| read);
+                    match read {
+                        Ok(Fresh { revision, entries, then }) => {
+                            self.source = Source::Stream(then);
+                            self.not_before = Instant::now() + AFTER_A_READ;
+                            return Ok(WatchUpdate::Snapshot { revision, entries });
+                        }
+                        Err(error) => return Err(self.failed(error)),
+                    }
+                }
+            }
         }
     }
 
-    async fn read_afresh(&mut self) -> Result<WatchUpdate> {
-        let mut backoff = Backoff::default();
-        let mut answer = loop {
-            match self.client.read(&self.range).await {
-                Ok(answer) => break answer,
-                Err(error) if error.is_transient() => {
-                    debug!(%error, "reading afresh");
-                    tokio::time::sleep(backoff.next(fastrand::f64())).await;
-                }
-                Err(error) => return Err(error),
-            }
-        };
-        let revision = revision_of(answer.header())?;
-        let on_server = self.range.under(self.client.settings().prefix.as_bytes());
-        self.subscription = self.subscription.hub.subscribe(on_server, Some(revision + 1));
-        let entries = answer.take_kvs().into_iter().map(Entry::from).collect();
-        Ok(WatchUpdate::Snapshot { revision, entries })
+    fn failed(&mut self, error: Error) -> Error {
+        self.not_before = Instant::now() + AFTER_AN_ERROR;
+        self.read_afresh();
+        error.key(self.range.start())
+    }
+
+    fn read_afresh(&mut self) {
+        let not_before = self.not_before.max(self.hub.not_before());
+        let read = read(self.requests.clone(), self.hub.clone(), self.range.clone(), not_before);
+        self.source = Source::Reading(Reading(tokio::spawn(read)));
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_range_of_a_prefix_ends_right_after_it() {
-        for (prefix, end) in
-            [(&b"a"[..], &b"b"[..]), (b"a/", b"a0"), (b"a\xff", b"b"), (b"\xff\xff", b"\0"), (b"", b"\0")]
-        {
-            assert_eq!(KeyRange::prefix(prefix).end, end, "{prefix:?}");
+async fn read(requests: Requests, hub: WatchHub, range: KeyRange, not_before: Instant) -> Result<Fresh> {
+    sleep_until(not_before).await;
+    let mut backoff = Backoff::default();
+    let mut answer = loop {
+        match requests.read(&range).await {
+            Ok(answer) => break answer,
+            Err(error) if error.is_transient() => {
+                debug!(%error, "reading afresh");
+                sleep(backoff.next(fastrand::f64())).await;
+            }
+            Err(error) => return Err(error),
         }
-    }
-
-    #[test]
-    fn ranges_stay_within_the_clients_prefix() {
-        assert_eq!(KeyRange::key("k").under(b"p/"), KeyRange::key("p/k"));
-        assert_eq!(KeyRange::prefix("k").under(b"p/"), KeyRange { start: b"p/k".into(), end: b"p/l".into() });
-        assert_eq!(KeyRange::prefix("").under(b"p/"), KeyRange::prefix("p/"));
-        assert_eq!(KeyRange::prefix("").under(b""), KeyRange { start: b"\0".into(), end: b"\0".into() });
-    }
+    };
+    let revision = revision_of(answer.header())?;
+    // At once, whatever its owner does meanwhile: the longer after the read, the less is it one history.
+    let on_server = range.under(requests.settings().prefix.as_bytes());
+    let then = hub.subscribe(on_server, Some(revision + 1));
+    let entries = answer.take_kvs().into_iter().map(Entry::from).collect();
+    Ok(Fresh { revision, entries, then })
 }

@@ -1,19 +1,35 @@
-//! All watches of a client on one gRPC stream, taken up again where they were when the stream breaks.
+//! All watches of a client on one gRPC stream.
+//!
+//! A stream that was cut is never taken up again where it was. Who answers next may have lost its data or been restored
+//! to an earlier state, with the same name and a revision that is as high: its events would not be of the history that
+//! a watch was told before. So every watch on the stream ends, and its owner reads afresh.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use etcd_client::{WatchOptions, WatchRequestSender, WatchResponse, WatchResponseStream};
 use rallypoint_core::Backoff;
 use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
 use super::connections::{Connection, Connections};
 use super::entry::Event;
-use super::stream_task::{End, Mailbox};
-use super::watch::{BACKLOG, KeyRange, Subscription};
+use super::mailbox::Mailbox;
+use super::range::KeyRange;
 use crate::{Error, ErrorKind, Result};
+
+/// How many messages may lie between the hub and a slow reader. Beyond that the reader gets a fresh read
+/// instead, so that nobody's memory grows with somebody else's writes.
+const BACKLOG: usize = 1024;
+
+/// After a silence of this length the server is asked whether it still serves the stream.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// How long it has for an answer where a newer connection was answered and this one was not.
+const SUSPECTED: Duration = Duration::from_secs(1);
 
 /// The way to the task that holds the stream. The task ends with the last handle.
 #[derive(Debug, Clone)]
@@ -24,6 +40,22 @@ struct Shared {
     connections: Arc<Connections>,
     next_id: AtomicI64,
     task: Mailbox<Command>,
+    pause: Pause,
+}
+
+/// After a cut, nobody reads and no stream is opened before then: all clients of a server are cut at once, and must not
+/// be back at once.
+#[derive(Debug, Clone)]
+struct Pause(Arc<Mutex<Instant>>);
+
+impl Pause {
+    fn end(&self) -> Instant {
+        *self.0.lock().expect("no code panics while it holds this lock")
+    }
+
+    fn begin(&self, time: Duration) {
+        *self.0.lock().expect("no code panics while it holds this lock") = Instant::now() + time;
+    }
 }
 
 #[derive(Debug)]
@@ -39,37 +71,67 @@ struct Watcher {
     next_revision: Option<i64>,
     /// Whether the server has taken it in, on the stream that is open.
     created: bool,
+    /// The highest revision that an answer to it has named, that to its creation apart: a write of the same moment may
+    /// be told after it.
+    highest: i64,
     messages: mpsc::Sender<Result<Vec<Event>>>,
+}
+
+/// What the hub sends to a watch. The channel's end means: read afresh.
+type Messages = mpsc::Receiver<Result<Vec<Event>>>;
+
+/// A place in the hub, given back when dropped.
+#[derive(Debug)]
+pub(super) struct Subscription {
+    hub: WatchHub,
+    id: i64,
+    pub(super) messages: Messages,
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.hub.0.task.send_if_running(Command::Cancel(self.id));
+    }
 }
 
 impl WatchHub {
     pub(super) fn new(connections: Arc<Connections>) -> Self {
-        WatchHub(Arc::new(Shared { connections, next_id: AtomicI64::new(1), task: Mailbox::new() }))
+        let pause = Pause(Arc::new(Mutex::new(Instant::now())));
+        WatchHub(Arc::new(Shared { connections, next_id: AtomicI64::new(1), task: Mailbox::new(), pause }))
+    }
+
+    /// When ranges may be read afresh.
+    pub(super) fn not_before(&self) -> Instant {
+        self.0.pause.end()
     }
 
     /// Watches from this revision on; if there is none, from now on, of which an empty message tells.
     pub(super) fn subscribe(&self, range: KeyRange, from: Option<i64>) -> Subscription {
         let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
         let (sender, messages) = mpsc::channel(BACKLOG);
-        let watcher = Watcher { range, next_revision: from, created: false, messages: sender };
+        let watcher = Watcher { range, next_revision: from, created: false, highest: 0, messages: sender };
         self.0.task.send(Command::Subscribe(id, watcher), |commands| {
-            let connections = Arc::clone(&self.0.connections);
-            tokio::spawn(Task { connections, commands, watchers: HashMap::new(), heard: false }.run());
+            let (connections, pause) = (Arc::clone(&self.0.connections), self.0.pause.clone());
+            let watchers = HashMap::new();
+            let task =
+                Task { connections, commands, pause, watchers, heard: false, cluster: 0, answer_by: None };
+            tokio::spawn(task.run());
         });
         Subscription { hub: self.clone(), id, messages }
-    }
-
-    pub(super) fn cancel(&self, id: i64) {
-        self.0.task.send_if_running(Command::Cancel(id));
     }
 }
 
 struct Task {
     connections: Arc<Connections>,
     commands: mpsc::UnboundedReceiver<Command>,
+    pause: Pause,
     watchers: HashMap<i64, Watcher>,
     /// The server has said something on the stream that was no refusal.
     heard: bool,
+    /// The cluster that answers on the stream; 0 before the first answer.
+    cluster: u64,
+    /// The server was asked something, and must say anything at all by then.
+    answer_by: Option<Instant>,
 }
 
 /// The requests of one stream, sent by a task of their own: whoever reads answers must not wait for room to
@@ -79,25 +141,38 @@ type Requests = mpsc::UnboundedSender<Request>;
 enum Request {
     Create(i64, KeyRange, Option<i64>),
     Cancel(i64),
+    Progress,
+}
+
+/// Why a stream is over.
+enum End {
+    /// All handles are gone.
+    Unused,
+    /// There is nobody to hold it for; it would only cost.
+    Idle,
+    Failed(Error),
 }
 
 impl Task {
     async fn run(mut self) {
-        let mut backoff = Backoff::default();
+        let new_backoff = || Backoff::new(Duration::from_millis(200), Duration::from_secs(2));
+        let mut backoff = new_backoff();
         loop {
-            while self.watchers.is_empty() {
-                match self.commands.recv().await {
-                    None => return,
-                    Some(command) => self.apply(command, None),
+            while self.watchers.is_empty() || self.pause.end() > Instant::now() {
+                tokio::select! {
+                    command = self.commands.recv() => match command {
+                        None => return,
+                        Some(command) => self.apply(command, None),
+                    },
+                    () = sleep_until(self.pause.end()), if !self.watchers.is_empty() => {}
                 }
             }
             let end = match self.open().await {
                 Ok((connection, requests, mut answers)) => {
-                    self.heard = false;
                     let end = self.serve(&connection, &requests, &mut answers).await;
                     // A stream that opens and refuses everything must not be opened again and again at once.
                     if self.heard {
-                        backoff = Backoff::default();
+                        backoff = new_backoff();
                     }
                     if matches!(end, End::Failed(_)) {
                         self.connections.failed(&connection);
@@ -111,17 +186,8 @@ impl Task {
                 End::Idle => {}
                 End::Failed(error) if error.is_transient() => {
                     debug!(%error, watches = self.watchers.len(), "the watch stream broke");
-                    let wait = tokio::time::sleep(backoff.next(fastrand::f64()));
-                    tokio::pin!(wait);
-                    loop {
-                        tokio::select! {
-                            () = &mut wait => break,
-                            command = self.commands.recv() => match command {
-                                None => return,
-                                Some(command) => self.apply(command, None),
-                            }
-                        }
-                    }
+                    self.pause.begin(backoff.next(fastrand::f64()));
+                    self.distrust();
                 }
                 // Waiting does not mend it: each watch tells its owner, who reads afresh and sees for himself.
                 End::Failed(error) => {
@@ -135,10 +201,20 @@ impl Task {
         }
     }
 
+    /// Ends every watch that knows of a revision: it is one of a history that may be over. What was to begin with the
+    /// next stream still does.
+    fn distrust(&mut self) {
+        // Whoever asked before the cut was known had its revision from before the cut as well.
+        while let Ok(command) = self.commands.try_recv() {
+            self.apply(command, None);
+        }
+        self.watchers.retain(|_, watcher| watcher.next_revision.is_none());
+    }
+
     /// Opens a stream with all watches on it, each from where it was.
     async fn open(&mut self) -> Result<(Arc<Connection>, Requests, WatchResponseStream)> {
         let connection = self.connections.current().await?;
-        self.watchers.values_mut().for_each(|watcher| watcher.created = false);
+        (self.heard, self.cluster) = (false, 0);
         let mut watchers = self.watchers.iter();
         let (&id, first) = watchers.next().expect("a stream is opened only for watches");
         let options = options(id, &first.range, first.next_revision);
@@ -161,7 +237,13 @@ impl Task {
             // A stream that is over already shows in its answers.
             let _ = requests.send(Request::Create(id, watcher.range.clone(), watcher.next_revision));
         }
+        self.answer_by = Some(self.limit());
         Ok((connection, requests, answers))
+    }
+
+    /// When a server that was asked something now is late.
+    fn limit(&self) -> Instant {
+        Instant::now() + self.connections.settings.request_timeout
     }
 
     async fn serve(
@@ -170,6 +252,7 @@ impl Task {
         requests: &Requests,
         answers: &mut WatchResponseStream,
     ) -> End {
+        let mut heard_at = Instant::now();
         loop {
             tokio::select! {
                 command = self.commands.recv() => match command {
@@ -183,6 +266,8 @@ impl Task {
                 },
                 answer = answers.message() => match answer {
                     Ok(Some(answer)) => {
+                        heard_at = Instant::now();
+                        self.answer_by = None;
                         if let Err(error) = self.handle(&answer, on, requests) {
                             return End::Failed(error);
                         }
@@ -191,6 +276,18 @@ impl Task {
                         return End::Failed(Error::new(ErrorKind::Interrupted, "watch").endpoint(&on.url));
                     }
                     Err(error) => return End::Failed(on.error("watch", error)),
+                },
+                () = on.suspected(), if self.answer_by.is_none() => {
+                    let _ = requests.send(Request::Progress);
+                    self.answer_by = Some(self.limit().min(Instant::now() + SUSPECTED));
+                }
+                () = sleep_until(self.answer_by.unwrap_or(heard_at + SILENCE)) => {
+                    if self.answer_by.is_some() {
+                        return End::Failed(Error::new(ErrorKind::Timeout, "watch").endpoint(&on.url));
+                    }
+                    // Pings tell of a connection that hangs, and nothing of a stream that does.
+                    let _ = requests.send(Request::Progress);
+                    self.answer_by = Some(self.limit());
                 }
             }
         }
@@ -201,6 +298,7 @@ impl Task {
             Command::Subscribe(id, watcher) => {
                 let request = Request::Create(id, watcher.range.clone(), watcher.next_revision);
                 self.watchers.insert(id, watcher);
+                self.answer_by = self.answer_by.or(Some(self.limit()));
                 request
             }
             Command::Cancel(id) => match self.watchers.remove(&id) {
@@ -220,8 +318,12 @@ impl Task {
             return self.canceled(answer, on);
         }
         self.heard = true;
+        let (cluster, revision) =
+            answer.header().map_or((0, 0), |header| (header.cluster_id(), header.revision()));
+        if ![0, cluster].contains(&std::mem::replace(&mut self.cluster, cluster)) {
+            return Err(interrupted(on, "another cluster answers"));
+        }
         let Some(watcher) = self.watchers.get_mut(&id) else { return Ok(()) };
-        let revision = answer.header().map_or(0, etcd_client::ResponseHeader::revision);
         if answer.created() {
             watcher.created = true;
             // A server behind what this watch has seen has lost data, or lags: what it would send from there on
@@ -237,6 +339,11 @@ impl Task {
             }
             return Ok(());
         }
+        if revision < watcher.highest {
+            self.read_afresh(id, requests);
+            return Ok(());
+        }
+        watcher.highest = revision;
         let prefix = self.connections.settings.prefix.len();
         let events: Vec<Event> =
             answer.events().iter().filter_map(|event| Event::from_api(event, prefix)).collect();
@@ -272,12 +379,17 @@ impl Task {
         }
         // One that is gone already was cancelled by its owner; the server only says that it has heard.
         let asked_for = self.watchers.len() == before;
-        if asked_for || answer.compact_revision() > 0 || self.watchers.is_empty() {
+        if asked_for || answer.compact_revision() > 0 {
             return Ok(());
         }
-        // Whatever else it was, it is the stream's affair: its token, or its server.
-        Err(Error::new(ErrorKind::Interrupted, "watch").endpoint(&on.url).because(reason.to_owned()))
+        // Whatever else it was, it is the stream's affair: its token, or its server. On this one a new watch would fare
+        // no better.
+        Err(interrupted(on, reason))
     }
+}
+
+fn interrupted(on: &Connection, reason: &str) -> Error {
+    Error::new(ErrorKind::Interrupted, "watch").endpoint(&on.url).because(reason.to_owned())
 }
 
 async fn send_requests(mut sender: WatchRequestSender, mut queue: mpsc::UnboundedReceiver<Request>) {
@@ -288,6 +400,7 @@ async fn send_requests(mut sender: WatchRequestSender, mut queue: mpsc::Unbounde
                 sender.watch(range.start, Some(options)).await
             }
             Request::Cancel(id) => sender.cancel(id).await,
+            Request::Progress => sender.request_progress().await,
         };
         if sent.is_err() {
             return;
@@ -300,3 +413,7 @@ fn options(id: i64, range: &KeyRange, from: Option<i64>) -> WatchOptions {
     let options = options.with_start_revision(from.unwrap_or(0));
     if range.end.is_empty() { options } else { options.with_range(range.end.clone()) }
 }
+
+#[cfg(test)]
+#[path = "watch_hub_tests.rs"]
+mod tests;

@@ -26,23 +26,24 @@ impl EtcdStore {
             let txn = || Txn::new().and_then(reads.as_slice());
             let answer = self.client(deadline).txn(keys[0], Repeat::Safe, txn).await?;
             let from = revision_of(answer.header())? + 1;
-            let answers = answer.op_responses();
-            let chunk: FuturesOrdered<_> = keys
-                .iter()
-                .zip(answers)
-                .map(|(key, answer)| async move {
-                    let entry = match answer {
-                        TxnOpResponse::Get(mut read) => read.take_kvs().pop().map(Entry::from),
-                        _ => None,
-                    };
+            let found = answer.op_responses().into_iter().map(|answer| match answer {
+                TxnOpResponse::Get(mut read) => read.take_kvs().pop().map(Entry::from),
+                _ => None,
+            });
+            let found: Vec<(&[u8], Option<Entry>)> = keys.iter().copied().zip(found).collect();
+            let missing: Vec<&[u8]> =
+                found.iter().filter(|(_, entry)| entry.is_none()).map(|(key, _)| *key).collect();
+            let chunk: FuturesOrdered<_> = found
+                .into_iter()
+                .map(|(key, entry)| async move {
                     let entry = match entry {
                         Some(entry) => entry,
-                        None => self.await_value("multi_get", key, from, deadline).await?,
+                        None => self.await_value(key, from).await?,
                     };
                     Ok::<_, StoreError>(Stored::parse(key, &entry.value, entry.version)?.into_value())
                 })
                 .collect();
-            values.extend(chunk.try_collect::<Vec<_>>().await?);
+            values.extend(self.until("multi_get", &missing, deadline, chunk.try_collect::<Vec<_>>()).await?);
         }
         Ok(values)
     }

@@ -115,6 +115,7 @@ impl Once {
         // Never the same twice, not even in two processes that were one before a fork.
         let id = Uuid::new_v4();
         let mut backoff = Backoff::default();
+        let mut changes = Changes::default();
         // The reply to an earlier try that was lost, if one was.
         let mut lost: Option<Error> = None;
         let mut lean = write.lean;
@@ -163,8 +164,10 @@ impl Once {
                             if let Some(source) = lost {
                                 return Err(unknown(write, source));
                             }
+                            // Or the server lost its data, or was restored to an earlier state.
                             debug!(place = %place.key.escape_ascii(), "a place was lost");
                             place.revision = now;
+                            changes.pause(write, deadline).await?;
                             continue;
                         }
                     }
@@ -179,6 +182,8 @@ impl Once {
                     if current.is_some_and(|current| current.id == lease) {
                         *current = None;
                     }
+                    drop(current);
+                    changes.pause(write, deadline).await?;
                     continue;
                 }
                 _ if error.is_transient() && !deadline.is_over() => {
@@ -187,6 +192,10 @@ impl Once {
                         lost = Some(error);
                     }
                     tokio::time::sleep(backoff.next(fastrand::f64())).await;
+                }
+                ErrorKind::LeaseNotFound if self.given.is_some() => {
+                    let (what, key) = (write.what, write.key.to_vec());
+                    return Err(StoreError::LeaseGone { what, key, lease, source: error });
                 }
                 _ => return Err(give_up(write, error, lost)),
             }
@@ -223,6 +232,26 @@ impl Drop for Once {
                 }
             });
         }
+    }
+}
+
+/// How often the place or its lease was not as it was left. Once is a server that lost its data, and the next try
+/// succeeds; again and again is one that makes no sense, and must not be asked without a pause.
+#[derive(Default)]
+struct Changes {
+    seen: bool,
+    backoff: Backoff,
+}
+
+impl Changes {
+    async fn pause(&mut self, write: &Write<'_>, deadline: Deadline) -> Result<()> {
+        if deadline.is_over() {
+            return Err(deadline.missed(write.what, &[write.key]));
+        }
+        if std::mem::replace(&mut self.seen, true) {
+            tokio::time::sleep(self.backoff.next(fastrand::f64())).await;
+        }
+        Ok(())
     }
 }
 

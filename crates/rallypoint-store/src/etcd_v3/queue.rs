@@ -52,8 +52,7 @@ impl EtcdStore {
                     return Err(StoreError::QueueEmpty { key: name.to_vec() });
                 }
                 let mut watch = self.shared.client.watch(queue.clone(), revision + 1);
-                let arrival = deadline.wait(next_put(&mut watch)).await;
-                first = Some(arrival.ok_or_else(|| deadline.missed("queue_pop", &[name]))??);
+                first = Some(self.until("queue_pop", &[name], deadline, next_put(&mut watch)).await?);
                 continue;
             };
             let write = Write {

@@ -1,10 +1,8 @@
-//! What the tasks that hold a stream for many have in common: how they are reached, and why a stream ends.
+//! How the tasks are reached that hold a stream for many.
 
 use std::sync::Mutex;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-
-use crate::Error;
 
 /// The way to a task that is started with its first command, and again when it has ended. It ends with this.
 #[derive(Debug)]
@@ -37,13 +35,4 @@ impl<C> Mailbox<C> {
             let _ = task.send(command);
         }
     }
-}
-
-/// Why a stream is over.
-pub(super) enum End {
-    /// All handles are gone.
-    Unused,
-    /// There is nobody to hold it for; it would only cost.
-    Idle,
-    Failed(Error),
 }

@@ -1,0 +1,95 @@
+//! One request, tried at one endpoint after the other until its deadline; and the few that watches and leases make
+//! themselves.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use etcd_client::{GetOptions, GetResponse, ResponseHeader};
+use rallypoint_core::EtcdSettings;
+use tokio::time::Instant;
+
+use super::classify::is_outdated_login;
+use super::connections::{Connection, Connections};
+use super::range::KeyRange;
+use crate::failover::after;
+use crate::{Error, ErrorKind, Repeat, Result};
+
+/// Sends requests, each for as long as `retry_timeout`.
+#[derive(Debug, Clone)]
+pub(super) struct Requests {
+    pub(super) connections: Arc<Connections>,
+    pub(super) retry_timeout: Duration,
+}
+
+impl Requests {
+    pub(super) fn settings(&self) -> &EtcdSettings {
+        &self.connections.settings
+    }
+
+    pub(super) async fn get(&self, key: Vec<u8>, options: Option<GetOptions>) -> Result<GetResponse> {
+        self.call("get", &key, Repeat::Safe, |on| {
+            let (key, options) = (key.clone(), options.clone());
+            async move { on.kv().get(key, options).await }
+        })
+        .await
+    }
+
+    pub(super) async fn read(&self, range: &KeyRange) -> Result<GetResponse> {
+        let first =
+            if range.start().is_empty() && self.settings().prefix.is_empty() { b"\0" } else { range.start() };
+        self.get(first.to_vec(), Some(range.get_options())).await
+    }
+
+    pub(super) async fn lease_revoke(&self, id: i64) -> Result<()> {
+        let revoked = self
+            .call("lease revoke", b"", Repeat::Safe, |on| async move { on.lease().revoke(id).await })
+            .await;
+        match revoked {
+            Err(error) if error.kind() == ErrorKind::LeaseNotFound => Ok(()),
+            result => result.map(|_| ()),
+        }
+    }
+
+    /// Tries `request` until it succeeds, fails for good, or its time is over.
+    pub(super) async fn call<T, F>(
+        &self,
+        what: &'static str,
+        key: &[u8],
+        repeat: Repeat,
+        request: impl Fn(Arc<Connection>) -> F,
+    ) -> Result<T>
+    where
+        F: Future<Output = Result<T, etcd_client::Error>>,
+    {
+        let send = async |at, deadline: Instant| {
+            let late = |kind| Error::new(kind, what).endpoint(self.connections.url(at));
+            let turn = tokio::time::timeout_at(deadline, self.connections.turns.acquire()).await;
+            let _turn = turn.map_err(|_| late(ErrorKind::Busy).because("this client's other requests"))?;
+            let limit = deadline.min(after(self.settings().request_timeout));
+            // Until there is a connection, nothing can have been carried out.
+            let connecting = tokio::time::timeout_at(limit, self.connections.at(at)).await;
+            let connection =
+                connecting.map_err(|_| late(ErrorKind::Unreachable).because("no answer in time"))??;
+            match tokio::time::timeout_at(limit, request(Arc::clone(&connection))).await {
+                Ok(Ok(answer)) => Ok(answer),
+                Ok(Err(error)) => {
+                    if is_outdated_login(&error) {
+                        self.connections.forget(at);
+                    }
+                    Err(connection.error(what, error))
+                }
+                Err(_) => Err(late(ErrorKind::Timeout)),
+            }
+        };
+        let answer = self.connections.failover.call(repeat, self.retry_timeout, send).await;
+        answer.map_err(|error| if key.is_empty() { error } else { error.key(key) })
+    }
+}
+
+/// The revision that an answer was given at. etcd sends it with every answer.
+pub fn revision_of(header: Option<&ResponseHeader>) -> Result<i64> {
+    header
+        .map(ResponseHeader::revision)
+        .ok_or_else(|| Error::new(ErrorKind::Protocol, "read an answer").because("it has no header"))
+}
