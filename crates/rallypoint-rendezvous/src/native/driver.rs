@@ -118,7 +118,7 @@ impl Driver {
                 match self.undelivered.take().filter(|_| whole) {
                     Some(joined) => self.undelivered = done.send(Ok(joined)).err().and_then(Result::ok),
                     None => {
-                        self.progress.send_modify(|progress| progress.spare = false);
+                        self.progress.send_if_modified(|progress| std::mem::take(&mut progress.spare));
                         self.joining = Some(done);
                         self.node.join(now, port);
                     }

@@ -45,9 +45,9 @@ async fn everything_hangs_on_a_lease_and_a_closed_run_leaves_only_its_mark() {
     assert!(all.len() > 20, "{all:?}");
     assert!(all.iter().all(|(_, lease)| *lease != 0), "{all:?}");
     // Only the last round's data is kept.
-    gone(&client, "/store/1/").await;
-    gone(&client, "/store/2/").await;
-    assert!(keys(&client).await.iter().any(|(key, _)| key.contains("/store/3/")));
+    gone(&client, "/store/1-").await;
+    gone(&client, "/store/2-").await;
+    assert!(keys(&client).await.iter().any(|(key, _)| key.contains("/store/3-")));
 
     assert_eq!(group[0].shutdown("done").await.unwrap(), CloseOutcome::Closed);
     change(&group[1]).await;
