@@ -11,8 +11,9 @@
 //! whatever goes wrong is a panic that says what to do. Everything ends when its value is dropped, and no
 //! process outlives the one that started it, however that one ends.
 //!
-//! Programs are looked up in `.tools`, where `scripts/setup` puts them; `RALLYPOINT_ETCD_35`,
-//! `RALLYPOINT_ETCD_34`, `RALLYPOINT_ETCDCTL`, `RALLYPOINT_ETCDCTL_34` and `RALLYPOINT_TORCH_PYTHON` name others.
+//! Programs are looked up in `.tools`, where `scripts/setup` puts them; `RALLYPOINT_ETCD_35`, `RALLYPOINT_ETCDCTL`,
+//! `RALLYPOINT_ETCD_34`, `RALLYPOINT_ETCDCTL_34` and `RALLYPOINT_TORCH_PYTHON` name others. `RALLYPOINT_ETCD_36` names
+//! an etcd 3.6 to try as well.
 
 mod certs;
 mod cluster;
