@@ -89,6 +89,17 @@ fn a_cluster_on_machines_loses_its_leader_to_a_cut_and_to_a_pause_and_takes_it_b
     put(&cluster.nodes()[second], "2");
 }
 
+#[test]
+fn names_are_not_found_where_no_resolver_answers() {
+    let network = Network::start(1).unwrap();
+    let look_up = |name: &str| {
+        let mut command = network.host(0).command_without_names("timeout");
+        command.args(["3", "getent", "hosts", name]).output().unwrap().status.code()
+    };
+    assert_eq!(look_up("localhost"), Some(0));
+    assert_eq!(look_up("rallypoint.example"), Some(124), "it is still being looked up");
+}
+
 /// What is started in a namespace can be listed there; nothing of it is on this machine's own network.
 #[test]
 fn a_network_is_apart_from_this_machines_own() {
