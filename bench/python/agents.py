@@ -18,6 +18,7 @@ Prints what it does, and last, as JSON, what it has measured.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import logging
 import os
@@ -34,6 +35,7 @@ import uuid
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 logging.disable(logging.CRITICAL)
 
+from torch.distributed import TCPStore  # noqa: E402
 from torch.distributed.elastic.rendezvous import RendezvousParameters, registry  # noqa: E402
 
 # Imported before the fork. The registry would do it in each agent.
@@ -92,6 +94,10 @@ class Agents:
         os.close(report)
 
     def _work(self, backend, endpoint, run_id, number, minimum, options, gate, report) -> None:
+        if backend == "c10d" and number == 0:
+            # It listens before anybody connects, as etcd does. The handler's own store shares the server.
+            host, _, port = endpoint.rpartition(":")
+            server = TCPStore(host, int(port), None, True, multi_tenant=True, wait_for_workers=False)  # noqa: F841
         os.write(report, b"ready\n")
         os.read(gate, 1)
         params = RendezvousParameters(
@@ -226,6 +232,9 @@ def torchrun_loses_one() -> float:
 # Private, but there is no other way to have torchrun's registry in a program of one's own.
 registry._register_default_handlers()
 registry._register_out_of_tree_handlers()
+# As in nodes.py: not looked through again in each agent.
+gc.collect()
+gc.freeze()
 times: dict[str, list[float | None]] = {backend: [] for backend in BACKENDS}
 again, torchrun = [], []
 for round in range(ROUNDS):

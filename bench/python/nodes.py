@@ -10,6 +10,7 @@ Imports the modules too, which the forked nodes then share. Prints "ready". Then
 What a node is told is in bench/src/nodes/mod.rs.
 """
 import ctypes
+import gc
 import importlib
 import logging
 import os
@@ -96,6 +97,9 @@ def nvidia_resiliency_ext(index, parameters):
     return handler
 
 
+# Those whose store is in the node with index 0.
+HOSTED = ("c10d", "lm_resiliency", "nvidia_resiliency_ext")
+
 BACKENDS = {
     "etcd": etcd,
     "etcd-v2": etcd,
@@ -128,6 +132,11 @@ def node(port):
                 local_addr="127.0.0.1",
                 last_call_timeout=1,
             )
+            if backend in HOSTED and index == "0":
+                # An etcd listens before anybody connects, and so does this. The handler's own store shares the server,
+                # as both are of one process.
+                host, _, at = endpoint.rpartition(":")
+                server = dist.TCPStore(host, int(at), None, True, multi_tenant=True, wait_for_workers=False)  # noqa: F841
             answer = "ready"
         elif what == "meet":
             try:
@@ -154,6 +163,9 @@ def node(port):
             return
 
 
+# What was imported is not looked through again in each node, where every page that is touched has to be copied.
+gc.collect()
+gc.freeze()
 print("ready")
 nodes = []
 for line in sys.stdin:

@@ -1,9 +1,9 @@
 //! The machine and the programs that figures come from. No names and no paths: they are nobody's business.
 
-use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::{fs, io};
 
 use rallypoint_testkit::Version;
 use serde::{Deserialize, Serialize};
@@ -89,6 +89,21 @@ fn utc(seconds: u64) -> String {
         month += 1;
     }
     format!("{year}-{:02}-{:02} {:02}:{:02} UTC", month + 1, days + 1, minutes / 60, minutes % 60)
+}
+
+/// PyTorch's TCPStore looks up the name of each peer. Where nobody answers, what it is measured with is the resolver.
+pub(crate) fn names_are_found_at_once() -> io::Result<()> {
+    let began = Instant::now();
+    // Whether there is a name does not matter.
+    let _ = Command::new("getent").args(["hosts", "::ffff:127.0.0.1"]).output();
+    let took = began.elapsed();
+    if took < Duration::from_secs(1) {
+        return Ok(());
+    }
+    Err(io::Error::other(format!(
+        "the name of ::ffff:127.0.0.1 was looked up for {took:.1?}, which would be measured with PyTorch's TCPStore: \
+         put `::ffff:127.0.0.1 localhost` into /etc/hosts, or run it where `unshare --mount` is allowed, or --no-torch"
+    )))
 }
 
 #[cfg(test)]

@@ -101,6 +101,9 @@ fn measure(options: &Options, wanted: &[Which]) -> io::Result<Vec<String>> {
     std::fs::create_dir_all(file.parent().expect("it is in a folder"))?;
     let mut results = if file.is_file() { Results::read(&file)? } else { Results::default() };
     let pythons = options.pythons();
+    if !pythons.is_empty() {
+        machine::names_are_found_at_once()?;
+    }
     let machine = Machine::here(&pythons.iter().map(PathBuf::as_path).collect::<Vec<_>>());
     let mut broken = Vec::new();
     for (at, which) in wanted.iter().enumerate() {

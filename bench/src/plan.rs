@@ -63,7 +63,7 @@ impl Options {
             ("python", needs(Which::Agents)),
         ];
         let needed = optional.into_iter().filter_map(|(name, needed)| needed.then_some(name));
-        ["etcd-3.5", "etcd-3.4"].into_iter().chain(needed).collect()
+        ["etcd", "etcd-3.4"].into_iter().chain(needed).collect()
     }
 
     pub(crate) fn out(&self) -> PathBuf {
@@ -165,11 +165,11 @@ mod tests {
             let options = options(words);
             options.components(&options.wanted().unwrap()).join(" ")
         };
-        assert_eq!(needs(&[]), "etcd-3.5 etcd-3.4 torch rivals python");
-        assert_eq!(needs(&["--no-torch"]), "etcd-3.5 etcd-3.4");
-        assert_eq!(needs(&["scale", "server"]), "etcd-3.5 etcd-3.4");
-        assert_eq!(needs(&["store", "server"]), "etcd-3.5 etcd-3.4 torch");
-        assert_eq!(needs(&["agents"]), "etcd-3.5 etcd-3.4 torch python");
+        assert_eq!(needs(&[]), "etcd etcd-3.4 torch rivals python");
+        assert_eq!(needs(&["--no-torch"]), "etcd etcd-3.4");
+        assert_eq!(needs(&["scale", "server"]), "etcd etcd-3.4");
+        assert_eq!(needs(&["store", "server"]), "etcd etcd-3.4 torch");
+        assert_eq!(needs(&["agents"]), "etcd etcd-3.4 torch python");
         assert!(options(&["agents", "--no-torch"]).wanted().is_err());
     }
 }

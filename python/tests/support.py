@@ -17,7 +17,7 @@ import urllib.error
 import urllib.request
 
 ROOT = pathlib.Path(os.environ["RALLYPOINT_ROOT"])
-ETCD = os.environ.get("RALLYPOINT_ETCD_35", str(ROOT / ".tools/etcd-3.5/etcd"))
+ETCD = os.environ.get("RALLYPOINT_ETCD_35", str(ROOT / ".tools/etcd/etcd"))
 # Put before a command: it ends with this process, however that comes about.
 TIED = ["setpriv", "--pdeathsig", "KILL"]
 

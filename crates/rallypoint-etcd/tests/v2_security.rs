@@ -9,8 +9,6 @@ use rallypoint_etcd::v2::{Client, Get};
 use rallypoint_etcd::{Error, ErrorKind};
 use rallypoint_testkit::{Certs, Etcd, Version, run_python};
 
-const VERSIONS: [Version; 2] = [Version::V34, Version::V35];
-
 fn settings(etcd: &Etcd, tls: Option<TlsSettings>) -> EtcdSettings {
     let mut settings = EtcdSettings::new(&etcd.endpoint()).unwrap();
     settings.tls = tls;
@@ -48,7 +46,7 @@ async fn refused(client: &Client) -> Error {
 #[tokio::test]
 async fn tls_works_with_the_right_authority_and_fails_at_once_with_another() {
     let certs = Certs::generate();
-    for version in VERSIONS {
+    for version in Version::WITH_V2 {
         let etcd = Etcd::builder(version).v2().tls(&certs).start();
         let ours = client(&etcd, Some(trusting(&certs)));
         ours.set("/k", "1").await.unwrap();
@@ -76,7 +74,7 @@ async fn a_certificate_of_another_host_is_refused() {
 #[tokio::test]
 async fn mutual_tls_works_with_a_certificate_and_fails_without() {
     let certs = Certs::generate();
-    for version in VERSIONS {
+    for version in Version::WITH_V2 {
         let etcd = Etcd::builder(version).v2().mutual_tls(&certs).start();
         client(&etcd, Some(with_identity(&certs))).set("/k", "1").await.unwrap();
         let error = refused(&client(&etcd, Some(trusting(&certs)))).await;
@@ -152,7 +150,7 @@ call("PUT", "roles/guest", {"role": "guest", "revoke": rights}, "root:secret:wit
 
 #[tokio::test]
 async fn a_password_works_and_a_wrong_one_is_named_as_such() {
-    for version in VERSIONS {
+    for version in Version::WITH_V2 {
         let etcd = Etcd::builder(version).v2().start();
         let open = client(&etcd, None);
         open.set("/k", "1").await.unwrap();

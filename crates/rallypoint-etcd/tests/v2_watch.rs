@@ -9,8 +9,6 @@ use rallypoint_etcd::v2::{Action, Client, Delete, Get, Put, Response, Watched};
 use rallypoint_testkit::{Etcd, Proxy, Version};
 use tokio::time::timeout;
 
-const VERSIONS: [Version; 2] = [Version::V34, Version::V35];
-
 fn client(endpoint: &str) -> Client {
     let mut settings = EtcdSettings::new(endpoint).unwrap();
     settings.request_timeout = Duration::from_secs(1);
@@ -40,7 +38,7 @@ async fn event_during<T>(
 
 #[tokio::test]
 async fn every_change_of_a_key_comes_in_order_and_no_other() {
-    for version in VERSIONS {
+    for version in Version::WITH_V2 {
         let etcd = Etcd::builder(version).v2().start();
         let client = client(&etcd.endpoint());
         let before = client.find("/k", Get::new()).await.unwrap().etcd_index;
@@ -75,7 +73,7 @@ async fn every_change_of_a_key_comes_in_order_and_no_other() {
 
 #[tokio::test]
 async fn a_recursive_watch_sees_what_is_below() {
-    for version in VERSIONS {
+    for version in Version::WITH_V2 {
         let etcd = Etcd::builder(version).v2().start();
         let client = client(&etcd.endpoint());
         let before = client.set("/d/a", "1").await.unwrap().node.modified_index;
@@ -90,7 +88,7 @@ async fn a_recursive_watch_sees_what_is_below() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watch_goes_on_after_the_server_was_killed_and_restarted() {
-    for version in VERSIONS {
+    for version in Version::WITH_V2 {
         let mut etcd = Etcd::builder(version).v2().start();
         let client = client(&etcd.endpoint());
         let before = client.set("/k", "1").await.unwrap().node.modified_index;
@@ -107,7 +105,7 @@ async fn a_watch_goes_on_after_the_server_was_killed_and_restarted() {
 
 #[tokio::test]
 async fn a_watch_goes_on_after_the_server_was_stopped_and_continued() {
-    for version in VERSIONS {
+    for version in Version::WITH_V2 {
         let mut etcd = Etcd::builder(version).v2().start();
         let client = client(&etcd.endpoint());
         let before = client.set("/k", "1").await.unwrap().node.modified_index;
@@ -150,7 +148,7 @@ async fn a_cut_loses_no_change() {
 
 #[tokio::test]
 async fn an_index_that_is_no_longer_kept_is_said_to_be() {
-    for version in VERSIONS {
+    for version in Version::WITH_V2 {
         let etcd = Etcd::builder(version).v2().start();
         let client = client(&etcd.endpoint());
         let before = client.set("/k", "1").await.unwrap().node.modified_index;

@@ -39,7 +39,7 @@ async fn refused(settings: EtcdSettings, limit: Duration) -> Error {
 
 #[tokio::test]
 async fn keys_are_written_read_compared_and_deleted() {
-    for version in Version::ALL {
+    for version in Version::all() {
         let etcd = Etcd::start(version);
         let client = connect(&etcd.endpoint()).await;
         client.put("a", "1", None).await.unwrap();
@@ -91,7 +91,7 @@ async fn one_of_three_endpoints_dead_from_the_start_does_no_harm() {
 
 #[tokio::test]
 async fn when_a_server_of_a_cluster_dies_requests_go_on() {
-    let mut cluster = Cluster::start(Version::V34, 3);
+    let mut cluster = Cluster::start(Version::V35, 3);
     let client = Client::connect(settings(&cluster.endpoints())).await.unwrap();
     client.put("before", "1", None).await.unwrap();
     let leader = cluster.leader();
@@ -152,7 +152,7 @@ async fn a_server_that_is_no_etcd_is_an_error_in_time() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_wait_for_a_server_that_is_being_restarted() {
-    let mut etcd = Etcd::start(Version::V34);
+    let mut etcd = Etcd::start(Version::V35);
     let client = connect(&etcd.endpoint()).await;
     client.put("a", "1", None).await.unwrap();
     etcd.kill();

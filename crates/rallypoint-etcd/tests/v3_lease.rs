@@ -38,7 +38,7 @@ async fn deleted(client: &Client, key: &str) -> Duration {
 
 #[tokio::test]
 async fn a_lease_lives_on_while_it_is_held_and_ends_when_it_is_not() {
-    for version in Version::ALL {
+    for version in Version::all() {
         let etcd = Etcd::start(version);
         let client = connect(&etcd.endpoint()).await;
         let held = client.lease(TTL).await.unwrap();
@@ -97,7 +97,7 @@ async fn one_failed_refresh_is_no_death() {
 
 #[tokio::test]
 async fn a_lease_outlives_a_server_that_was_away_for_longer() {
-    let mut etcd = Etcd::start(Version::V34);
+    let mut etcd = Etcd::start(Version::V35);
     let client = connect(&etcd.endpoint()).await;
     let mut lease = client.lease(TTL).await.unwrap();
     put(&client, "key", &lease).await;
@@ -161,7 +161,7 @@ const STREAMS: &str = "grpc_server_started_total{grpc_method=\"LeaseKeepAlive\",
 
 #[tokio::test]
 async fn the_leases_of_a_client_share_a_stream_and_nothing_else() {
-    for version in Version::ALL {
+    for version in Version::all() {
         let etcd = Etcd::start(version);
         let client = connect(&etcd.endpoint()).await;
         let mut leases = Vec::new();
@@ -183,7 +183,7 @@ async fn the_leases_of_a_client_share_a_stream_and_nothing_else() {
 
 #[tokio::test]
 async fn a_lease_is_kept_where_a_password_is_asked_for() {
-    for version in Version::ALL {
+    for version in Version::all() {
         let etcd = Etcd::start(version);
         for args in [
             &["user", "add", "root:secret"][..],

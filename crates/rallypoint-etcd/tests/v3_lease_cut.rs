@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use rallypoint_testkit::{Network, Version};
+use rallypoint_testkit::{Etcd, Network, Version};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -36,24 +36,6 @@ impl Drop for Process {
     }
 }
 
-fn etcd(network: &Network, data: &std::path::Path) -> (Process, String) {
-    let endpoint = format!("{}:2379", Network::HUB);
-    let url = format!("http://{endpoint}");
-    let mut command = network.hub();
-    command.arg(Version::V35.binary()).arg("--data-dir").arg(data);
-    command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
-    command.args(["--listen-peer-urls", "http://127.0.0.1:0", "--log-level", "error"]);
-    let etcd = Process::start(command);
-    let mut health = network.hub();
-    health.arg(Version::V35.etcdctl()).args(["--endpoints", &endpoint, "endpoint", "health"]);
-    health.stdout(Stdio::null()).stderr(Stdio::null());
-    let began = Instant::now();
-    while !health.status().unwrap().success() {
-        assert!(began.elapsed() < LIMIT, "etcd does not answer");
-    }
-    (etcd, endpoint)
-}
-
 #[test]
 fn a_lease_of_5_s_outlives_cuts_of_3_s() {
     // Many at a time, each at another point between two refreshes.
@@ -61,14 +43,14 @@ fn a_lease_of_5_s_outlives_cuts_of_3_s() {
     let cuts: u32 = std::env::var("RALLYPOINT_CUTS").map_or(2, |cuts| cuts.parse().unwrap());
     // The second node keeps the hub's own link up.
     let network = Network::start(2).expect("this needs user namespaces and iproute2");
-    let data = tempfile::tempdir().unwrap();
-    let (_etcd, endpoint) = etcd(&network, data.path());
+    let etcd = Etcd::builder(Version::V35).on(&network.hub()).start();
+    let endpoint = etcd.endpoint();
     let example = std::env::current_exe().unwrap();
     let example = example.parent().unwrap().parent().unwrap().join("examples/keep_lease");
     let leases: Vec<(Process, Receiver<String>)> = (0..holders)
         .map(|_| {
-            let mut command = network.node(0);
-            command.arg(&example).args([&endpoint, "5"]).stdout(Stdio::piped());
+            let mut command = network.host(0).command(&example);
+            command.args([&endpoint, "5"]).stdout(Stdio::piped());
             let mut process = Process::start(command);
             let lines = process.lines();
             (process, lines)
@@ -84,15 +66,15 @@ fn a_lease_of_5_s_outlives_cuts_of_3_s() {
     leases.iter().for_each(|(_, lease)| refreshed(lease));
     for cut in 0..cuts {
         if cut % 4 == 3 {
-            network.cut(0);
+            network.host(0).cut();
         } else {
-            network.lose(0);
+            network.host(0).lose();
         }
         std::thread::sleep(Duration::from_secs(3));
         for (_, lease) in &leases {
             assert!(lease.try_iter().all(|said| said != "lost"), "a short cut costs no lease");
         }
-        network.mend(0);
+        network.host(0).mend();
         let mended = Instant::now();
         leases.iter().for_each(|(_, lease)| refreshed(lease));
         eprintln!("all leases were refreshed {:?} after the network was back", mended.elapsed());

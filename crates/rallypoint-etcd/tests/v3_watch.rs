@@ -36,7 +36,7 @@ fn text(event: &Event) -> String {
 
 #[tokio::test]
 async fn events_come_in_order_from_the_revision_asked_for() {
-    for version in Version::ALL {
+    for version in Version::all() {
         let etcd = Etcd::start(version);
         let mut settings = EtcdSettings::new(&etcd.endpoint()).unwrap();
         settings.prefix = "/me/".into();
@@ -122,7 +122,7 @@ async fn a_connection_that_is_cut_again_and_again_loses_nothing() {
 
 #[tokio::test]
 async fn a_restarted_and_a_paused_server_lose_nothing() {
-    let mut etcd = Etcd::start(Version::V34);
+    let mut etcd = Etcd::start(Version::V35);
     let client = connect(&etcd.endpoint()).await;
     let mut watch = client.watch(KeyRange::key("n"), 1);
     count(&client, "n", 0, 5).await;
@@ -248,7 +248,7 @@ async fn connect_as(endpoint: &str, user: &str, password: &str) -> Client {
 
 #[tokio::test]
 async fn a_key_that_may_not_be_watched_is_an_error() {
-    for version in Version::ALL {
+    for version in Version::all() {
         let etcd = with_users(Etcd::start(version));
         let client = connect_as(&etcd.endpoint(), "guest", "guest").await;
         let mut watch = client.watch(KeyRange::key("secret"), 1);
@@ -311,7 +311,7 @@ async fn a_permission_that_is_lost_is_told_once_a_second_and_one_that_comes_back
 
 #[tokio::test]
 async fn a_password_whose_token_the_server_has_forgotten_is_shown_again() {
-    for version in Version::ALL {
+    for version in Version::all() {
         let mut etcd = with_users(Etcd::start(version));
         let client = connect_as(&etcd.endpoint(), "root", "secret").await;
         let mut watch = client.watch(KeyRange::key("n"), 1);
@@ -348,7 +348,7 @@ async fn a_server_that_comes_back_with_less_is_read_afresh() {
 
 #[tokio::test]
 async fn a_watch_from_now_on_tells_when_it_has_begun_and_loses_nothing_after_that() {
-    for version in Version::ALL {
+    for version in Version::all() {
         let etcd = Etcd::start(version);
         let proxy = Proxy::start(&etcd.endpoint());
         let client = connect(&proxy.endpoint()).await;

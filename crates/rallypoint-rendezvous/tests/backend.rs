@@ -166,7 +166,7 @@ fn settings(etcd: &Etcd) -> EtcdSettings {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_have_the_same_effect_as_in_pytorch() {
-    for version in Version::ALL {
+    for version in Version::WITH_V2 {
         let etcd = Etcd::builder(version).v2().start();
         let theirs: Value = serde_json::from_str(&run_python(STEPS, &[&etcd.endpoint()])).unwrap();
         let on_v2 = v2::Client::connect(settings(&etcd)).await.unwrap();

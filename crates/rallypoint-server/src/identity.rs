@@ -10,7 +10,7 @@ pub(crate) const MEMBER_ID: u64 = 0x6e74_5f65_7463_6431;
 pub(crate) const RAFT_TERM: u64 = 1;
 
 /// The release of etcd whose v3 behaviour this server has; clients choose features by it.
-pub(crate) const ETCD_VERSION: &str = "3.5.1";
+pub(crate) const ETCD_VERSION: &str = "3.5.30";
 
 /// What a member list says about this server.
 #[derive(Debug, Clone)]

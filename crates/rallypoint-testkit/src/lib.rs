@@ -1,21 +1,23 @@
 //! What the tests and benchmarks of Rallypoint run against. Nothing here is a mock.
 //!
-//! - [`Etcd`] and [`Cluster`]: real etcd servers on loopback, to pause, kill and restart. [`Version`] says
-//!   which etcd.
+//! - [`Etcd`] and [`Cluster`]: real etcd servers, on loopback or on machines of a [`Network`], to pause, kill and
+//!   restart, to restore from a snapshot, to empty, to fill up, to lock with passwords. [`Version`] says which etcd.
 //! - [`Certs`]: certificates for them, and the wrong ones to be refused with.
 //! - [`Proxy`], [`Silent`], [`refused_endpoint`]: networks and servers that misbehave. [`Network`]: machines with
-//!   addresses of their own, to be cut off.
+//!   addresses of their own ([`Host`]), to be cut off or slowed down.
 //! - [`Program`]: programs that are talked to line by line; [`Python`]: those that run PyTorch's own code.
 //!
 //! The API is synchronous, so that plain tests and tokio tests can both use it; its waits are bounded, and
 //! whatever goes wrong is a panic that says what to do. Everything ends when its value is dropped, and no
 //! process outlives the one that started it, however that one ends.
 //!
-//! Programs are looked up in `.tools`, where `scripts/setup` puts them; `RALLYPOINT_ETCD_35`,
-//! `RALLYPOINT_ETCD_34`, `RALLYPOINT_ETCDCTL`, `RALLYPOINT_ETCDCTL_34` and `RALLYPOINT_TORCH_PYTHON` name others.
+//! Programs are looked up in `.tools`, where `scripts/setup` puts them; `RALLYPOINT_ETCD_35`, `RALLYPOINT_ETCDCTL`,
+//! `RALLYPOINT_ETCD_34`, `RALLYPOINT_ETCDCTL_34` and `RALLYPOINT_TORCH_PYTHON` name others. `RALLYPOINT_ETCD_36` names
+//! an etcd 3.6 to try as well.
 
 mod certs;
 mod cluster;
+mod disasters;
 mod etcd;
 mod http;
 mod net;
@@ -34,7 +36,7 @@ pub use cluster::Cluster;
 pub use etcd::{Etcd, EtcdBuilder};
 pub use http::get as http_get;
 pub use net::{Silent, closed_port, refused_endpoint};
-pub use network::Network;
+pub use network::{Host, Network};
 pub use program::Program;
 pub use proxy::Proxy;
 pub use python::{Python, run_python};

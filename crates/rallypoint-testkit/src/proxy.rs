@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 /// A TCP proxy in front of an endpoint. Dropped, it cuts every connection and listens no more.
 #[derive(Debug)]
@@ -18,6 +19,8 @@ pub struct Proxy {
 #[derive(Debug)]
 struct Shared {
     drop_replies: AtomicBool,
+    /// In microseconds.
+    delay: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -39,6 +42,7 @@ impl Proxy {
         let address = listener.local_addr().expect("a bound socket has an address");
         let shared = Arc::new(Shared {
             drop_replies: AtomicBool::new(false),
+            delay: AtomicU64::new(0),
             state: Mutex::new(State { target: target.to_owned(), ..State::default() }),
         });
         let acceptor = thread::spawn({
@@ -79,6 +83,11 @@ impl Proxy {
     /// something cannot be mended: [`Proxy::cut`] it before replies pass again.
     pub fn drop_replies(&self, drop_replies: bool) {
         self.shared.drop_replies.store(drop_replies, Ordering::SeqCst);
+    }
+
+    /// How long what it has read lies before it is passed on, each way. Meanwhile nothing more is read.
+    pub fn delay(&self, by: Duration) {
+        self.shared.delay.store(by.as_micros().try_into().expect("not that long"), Ordering::SeqCst);
     }
 }
 
@@ -146,9 +155,19 @@ fn serve(client: &TcpStream, shared: &Shared) {
         }
         state.live.insert(id, (client, server));
     }
+    let server = &server;
+    let delay = || thread::sleep(Duration::from_micros(shared.delay.load(Ordering::SeqCst)));
+    let requests = || {
+        delay();
+        true
+    };
+    let replies = || {
+        delay();
+        !shared.drop_replies.load(Ordering::SeqCst)
+    };
     thread::scope(|both| {
-        both.spawn(|| pump(client, &server, &|| true));
-        both.spawn(|| pump(&server, client, &|| !shared.drop_replies.load(Ordering::SeqCst)));
+        both.spawn(|| pump(client, server, &requests));
+        both.spawn(|| pump(server, client, &replies));
     });
     shared.state().live.remove(&id);
 }

@@ -5,34 +5,54 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// A release of etcd to test against.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Version {
     /// etcd 3.4, the oldest supported.
     V34,
     /// etcd 3.5.
     V35,
+    /// etcd 3.6, where there is one.
+    V36,
 }
 
 impl Version {
-    /// Every release, oldest first.
-    pub const ALL: [Version; 2] = [Version::V34, Version::V35];
+    /// The releases that can serve the v2 API, oldest first.
+    pub const WITH_V2: [Version; 2] = [Version::V34, Version::V35];
+
+    /// Every release that there is, oldest first. `scripts/test` says when there is no 3.6.
+    #[must_use]
+    pub fn all() -> Vec<Version> {
+        let newest = find("RALLYPOINT_ETCD_36", "etcd-3.6/etcd").map(|_| Version::V36);
+        Version::WITH_V2.into_iter().chain(newest).collect()
+    }
 
     /// The program itself.
     #[must_use]
     pub fn binary(self) -> PathBuf {
         match self {
             Version::V34 => tool("RALLYPOINT_ETCD_34", "etcd-3.4/etcd", "etcd-3.4"),
-            Version::V35 => tool("RALLYPOINT_ETCD_35", "etcd-3.5/etcd", "etcd-3.5"),
+            Version::V35 => tool("RALLYPOINT_ETCD_35", "etcd/etcd", "etcd"),
+            Version::V36 => find("RALLYPOINT_ETCD_36", "etcd-3.6/etcd")
+                .expect("let RALLYPOINT_ETCD_36 name an etcd 3.6; `Version::all` tells whether there is one"),
         }
     }
 
-    /// Its command line client. Each talks to servers of both releases.
+    /// Its command line client. Each talks to servers of all releases; 3.6 has that of 3.5.
     #[must_use]
     pub fn etcdctl(self) -> PathBuf {
         match self {
             Version::V34 => tool("RALLYPOINT_ETCDCTL_34", "etcd-3.4/etcdctl", "etcd-3.4"),
-            Version::V35 => tool("RALLYPOINT_ETCDCTL", "etcd-3.5/etcdctl", "etcd-3.5"),
+            Version::V35 | Version::V36 => tool("RALLYPOINT_ETCDCTL", "etcd/etcdctl", "etcd"),
         }
+    }
+
+    /// What works on the files of a server: snapshots, for one.
+    #[must_use]
+    pub fn etcdutl(self) -> PathBuf {
+        assert!(self >= Version::V35, "etcdutl came with etcd 3.5");
+        let etcdutl = self.etcdctl().with_file_name("etcdutl");
+        assert!(etcdutl.is_file(), "{} is missing: it belongs beside etcdctl", etcdutl.display());
+        etcdutl
     }
 }
 
@@ -41,6 +61,7 @@ impl fmt::Display for Version {
         f.write_str(match self {
             Version::V34 => "3.4",
             Version::V35 => "3.5",
+            Version::V36 => "3.6",
         })
     }
 }
@@ -53,20 +74,28 @@ pub fn torch_python() -> PathBuf {
 
 /// The program at `path` in `.tools`, which the set-up of `component` brings, unless `variable` names another.
 fn tool(variable: &str, path: &str, component: &str) -> PathBuf {
-    if let Some(own) = env::var_os(variable) {
+    find(variable, path).unwrap_or_else(|| {
+        panic!(
+            "{} is missing: run `scripts/setup {component}`, or let {variable} name one",
+            in_tools(path).display()
+        )
+    })
+}
+
+fn find(variable: &str, path: &str) -> Option<PathBuf> {
+    // Set to nothing is not set.
+    if let Some(own) = env::var_os(variable).filter(|own| !own.is_empty()) {
         let own = PathBuf::from(own);
         assert!(own.is_file(), "{variable} names {}, which is not a file", own.display());
-        return own;
+        return Some(own);
     }
+    Some(in_tools(path)).filter(|found| found.is_file())
+}
+
+fn in_tools(path: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .ancestors()
         .nth(2)
         .expect("this crate is two folders below the root of the workspace");
-    let found = root.join(".tools").join(path);
-    assert!(
-        found.is_file(),
-        "{} is missing: run `scripts/setup {component}`, or let {variable} name one",
-        found.display()
-    );
-    found
+    root.join(".tools").join(path)
 }

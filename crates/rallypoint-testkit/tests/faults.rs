@@ -5,7 +5,7 @@
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rallypoint_testkit::{Proxy, Silent, closed_port, refused_endpoint};
 
@@ -62,6 +62,19 @@ fn refusing_closes_new_connections_and_leaves_live_ones() {
     assert_eq!(ask(&mut live), Some(*b"ping"));
     proxy.refuse(false);
     assert_eq!(ask(&mut connect(&proxy.endpoint())), Some(*b"ping"));
+}
+
+#[test]
+fn a_delay_holds_back_both_ways() {
+    let proxy = Proxy::start(&echo());
+    let mut stream = connect(&proxy.endpoint());
+    assert_eq!(ask(&mut stream), Some(*b"ping"));
+    proxy.delay(SHORT);
+    let began = Instant::now();
+    assert_eq!(ask(&mut stream), Some(*b"ping"));
+    assert!(began.elapsed() >= SHORT * 2, "{:?}", began.elapsed());
+    proxy.delay(Duration::ZERO);
+    assert_eq!(ask(&mut stream), Some(*b"ping"));
 }
 
 #[test]

@@ -144,7 +144,7 @@ fn the_log_goes_where_etcds_flag_says() {
 #[test]
 fn every_flag_of_etcd_is_known() {
     let mut checked = 0;
-    for version in Version::ALL {
+    for version in Version::WITH_V2 {
         let help = Command::new(version.binary()).arg("--help").output().unwrap();
         let help = String::from_utf8([help.stdout, help.stderr].concat()).unwrap();
         for line in help.lines().filter_map(|line| line.strip_prefix("  --")) {

@@ -119,30 +119,30 @@ enum Place {
     /// Processes of one machine, on an etcd there.
     Loopback(Etcd),
     /// Machines with addresses of their own, and the server on another.
-    Machines { network: Network, _server: Launcher },
+    Machines { network: Network, endpoint: String, _server: Launcher },
 }
 
 impl Place {
     /// None where this machine has no network namespaces; why not.
     fn machines() -> Result<Self, String> {
         let network = Network::start(4)?;
-        let mut command = network.hub();
-        command.args([RALLYPOINT, "serve", "--listen", &format!("{}:2379", Network::HUB)]);
+        let endpoint = format!("{}:2379", network.hub().address());
+        let mut command = network.hub().command(RALLYPOINT);
+        command.args(["serve", "--listen", &endpoint]);
         let mut server = Launcher::spawn(command);
         server.wait_for("address=");
-        Ok(Place::Machines { network, _server: server })
+        Ok(Place::Machines { network, endpoint, _server: server })
     }
 
     /// The beginning of a command on the `n`th node, and where the etcd is.
     fn node(&self, n: usize) -> (Command, String) {
         match self {
             Place::Loopback(etcd) => (Command::new(RALLYPOINT), etcd.endpoint()),
-            Place::Machines { network, .. } => {
-                let mut command = network.node(n);
-                command.arg(RALLYPOINT);
+            Place::Machines { network, endpoint, .. } => {
+                let mut command = network.host(n).command(RALLYPOINT);
                 // gloo looks its own address up by the machine's name, which all of these share.
                 command.env("GLOO_SOCKET_IFNAME", "net0");
-                (command, format!("{}:2379", Network::HUB))
+                (command, endpoint.clone())
             }
         }
     }
@@ -228,7 +228,7 @@ fn training_survives_a_death_and_grows_again_in_network_namespaces() {
         Ok(machines) => training_survives_a_death_and_grows_again(&machines),
         Err(why) => {
             // Said where a user of the tests looks, and the promise is still tried, on what there is.
-            eprintln!("no network namespaces on this machine ({why}): trying it with processes instead");
+            eprintln!("{why}: trying it with processes instead");
             training_survives_a_death_and_grows_again(&Place::Loopback(Etcd::start(Version::V34)));
         }
     }

@@ -14,7 +14,7 @@ use super::{change, completed, meet, node, nodes, round_of, settings, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_group_meets_at_once_on_every_etcd() {
-    let etcds = Version::ALL.map(Etcd::start);
+    let etcds: Vec<Etcd> = Version::all().into_iter().map(Etcd::start).collect();
     let embedded = Server::bind(Config::default()).unwrap();
     let mut endpoints: Vec<String> = etcds.iter().map(Etcd::endpoint).collect();
     endpoints.push(embedded.address().to_string());

@@ -52,7 +52,7 @@ impl Target {
         let etcd = tokio::task::spawn_blocking(move || Etcd::builder(version).v2().start()).await.unwrap();
         let name = match version {
             Version::V34 => "etcd 3.4",
-            Version::V35 => "etcd 3.5",
+            _ => "etcd 3.5",
         };
         Target { name, address: etcd.endpoint().parse().unwrap(), client: client(), _runs: Runs::Etcd(etcd) }
     }

@@ -1,4 +1,4 @@
-//! What clients rely on, asked of real etcd 3.4 and 3.5 and of this server with the same expectations.
+//! What clients rely on, asked of real etcd 3.4, 3.5 and 3.6 and of this server with the same expectations.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -57,6 +57,13 @@ async fn etcd_3_4_is_as_expected() {
 #[tokio::test(flavor = "multi_thread")]
 async fn etcd_3_5_is_as_expected() {
     conforms(Target::real(Version::V35), Some(Version::V35)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcd_3_6_is_as_expected_where_there_is_one() {
+    if Version::all().contains(&Version::V36) {
+        conforms(Target::real(Version::V36), Some(Version::V36)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

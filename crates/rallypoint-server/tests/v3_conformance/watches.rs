@@ -103,6 +103,8 @@ pub(super) async fn progress_and_cancel(client: &Raw) {
     let progress = watcher.next().await;
     assert_eq!((progress.watch_id, progress.events.len()), (-1, 0));
     assert_eq!(progress.header.unwrap().revision, revision(client).await);
+    // etcd 3.5 tells no progress to a stream without a watch.
+    assert_eq!(watcher.watch(Watch::key("g/other")).await, 1);
     watcher.cancel(99);
     watcher.cancel(0);
     let canceled = watcher.next().await;

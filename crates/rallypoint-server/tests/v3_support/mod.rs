@@ -33,7 +33,7 @@ pub(crate) enum Target {
 impl Target {
     pub(crate) fn real(version: Version) -> Self {
         let etcd = Etcd::builder(version);
-        Target::Real(if version == Version::V35 { etcd.unsafe_no_fsync() } else { etcd }.start())
+        Target::Real(if version >= Version::V35 { etcd.unsafe_no_fsync() } else { etcd }.start())
     }
 
     pub(crate) fn ours() -> Self {

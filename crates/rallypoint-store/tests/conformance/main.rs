@@ -52,6 +52,13 @@ async fn etcd_store_on_etcd_3_5() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn etcd_store_on_etcd_3_6_where_there_is_one() {
+    if Version::all().contains(&Version::V36) {
+        v3_store(&Etcd::start(Version::V36).endpoint()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn etcd_store_under_a_client_prefix_and_a_prefix_store() {
     let etcd = Etcd::start(Version::V35);
     let mut settings = EtcdSettings::new(&etcd.endpoint()).unwrap();
