@@ -260,7 +260,7 @@ async fn a_key_that_may_not_be_watched_is_an_error() {
 
 #[tokio::test]
 async fn a_permission_that_is_lost_is_told_once_a_second_and_one_that_comes_back_is_noticed() {
-    for version in Version::ALL {
+    for version in Version::all() {
         let etcd = with_users(Etcd::start(version));
         let root = |args: &[&str]| etcd.etcdctl(&[&["--user=root:secret"], args].concat());
         let _ = root(&["role", "add", "reader"]);
