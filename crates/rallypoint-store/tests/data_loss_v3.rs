@@ -36,7 +36,7 @@ impl Forgetful {
     fn all() -> impl Iterator<Item = Forgetful> {
         let embedded = || Forgetful::bind("127.0.0.1:0".parse().unwrap());
         std::iter::once_with(embedded)
-            .chain(Version::ALL.into_iter().map(|version| Forgetful::Etcd(Etcd::start(version))))
+            .chain(Version::all().into_iter().map(|version| Forgetful::Etcd(Etcd::start(version))))
     }
 
     fn bind(listen: SocketAddr) -> Forgetful {
@@ -117,7 +117,7 @@ async fn a_watch_tells_what_a_server_holds_that_lost_its_data_and_is_further_tha
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watch_tells_what_is_there_after_a_restore_to_an_earlier_state_that_others_have_written_past() {
-    for version in Version::ALL {
+    for version in Version::all() {
         let mut etcd = Etcd::start(version);
         let proxy = Proxy::start(&etcd.endpoint());
         let client = connect(&proxy.endpoint()).await;
@@ -220,7 +220,7 @@ async fn writes_go_on_with_a_server_that_lost_its_data() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_go_on_with_a_server_restored_to_an_earlier_state() {
-    for version in Version::ALL {
+    for version in Version::all() {
         let mut etcd = Etcd::start(version);
         let client = connect(&etcd.endpoint()).await;
         let store = EtcdStore::new(client.clone(), "/store").with_timeout(LIMIT);
