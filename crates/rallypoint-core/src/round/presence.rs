@@ -237,8 +237,7 @@ impl Presence {
         if !reply.held {
             let mut results = reply.results.into_iter().map(got);
             let (own, round) = (results.next().flatten(), results.next().flatten());
-            // Each refusal tells what stands there; one after the other would be a race for the name.
-            self.retry.failed(context);
+            self.retry.refused(context);
             return self.found(context, own.as_ref(), round.as_ref());
         }
         self.retry.succeeded();

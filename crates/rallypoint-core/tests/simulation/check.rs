@@ -187,7 +187,9 @@ impl Check {
                     }
                 }
                 Event::Delete { key, .. } if *key == self.keys.round() => {
-                    self.losses += u32::from(self.round.closed.is_none());
+                    if self.round.closed.is_none() {
+                        (self.losses, self.lost_at) = (self.losses + 1, change.revision);
+                    }
                     self.round = nothing();
                 }
                 Event::Delete { key, .. } if key.starts_with(&self.keys.nodes()) => {
@@ -289,12 +291,16 @@ impl Check {
         );
         let mut members = BTreeMap::new();
         let mut ranks = Vec::new();
+        let mut left = BTreeSet::new();
         let ranks_key = self.keys.ranks();
         for entry in etcd.prefix(&ranks_key) {
             let rank: RankRecord = parse(entry)?;
             if rank.plan == record.plan && rank.round == round {
                 members.insert((entry.key[ranks_key.len()..].to_owned(), rank.incarnation), rank.rank);
                 ranks.push(rank.rank);
+                if rank.left {
+                    left.insert(entry.key[ranks_key.len()..].to_owned());
+                }
             }
         }
         ranks.sort_unstable();
@@ -342,7 +348,8 @@ impl Check {
             let record = etcd.get(&self.keys.node(id)).map(parse::<NodeRecord>)?.ok()?;
             (record.incarnation == *incarnation && record.wants != Wants::Leave).then_some(())
         };
-        self.gone = members.keys().filter(|who| there(who).is_none()).map(|who| who.0.clone()).collect();
+        let gone = members.keys().filter(|who| there(who).is_none()).map(|who| who.0.clone());
+        self.gone = gone.chain(left).collect();
         let (lease, losses) = (record.lease, self.losses);
         let committed = Committed { round, world_size: n, master, lease, members, losses };
         let again = self.rounds.insert(record.plan.clone(), committed).is_some();
