@@ -15,6 +15,9 @@ use super::output::{Output, Refusal};
 use super::record::{NodeRecord, RoundRecord, json, parse};
 use super::view::{Sight, got};
 
+/// How many earlier processes of its name a node tells that they were replaced.
+const EVICTIONS: usize = 8;
+
 #[derive(Debug)]
 pub(super) struct Presence {
     lease: Lease,
@@ -286,8 +289,10 @@ impl Presence {
             return Found::Mismatch(Refusal::Mismatch { setting, ours, theirs });
         }
         if !self.inherited.contains(&entry.lease) {
-            // First in, so that the one whose end is under way stays the last.
+            // First in, so that the one whose end is under way stays the last. Where many processes fight for a name, the
+            // rest find out by themselves.
             self.inherited.insert(0, entry.lease);
+            self.inherited.truncate(EVICTIONS);
         }
         self.key = OwnKey::Others(key);
         Found::Nothing

@@ -128,6 +128,13 @@ impl Check {
         self.last.get(&(process.id.clone(), process.incarnation)).map(|(_, plan)| plan.as_str())
     }
 
+    /// Whether a node is there, or in the last round.
+    pub(crate) fn knows(&self, etcd: &Etcd, id: &str) -> bool {
+        let members = self.rounds.get(&self.round.plan).map(|round| &round.members);
+        etcd.get(&self.keys.node(id)).is_some()
+            || members.is_some_and(|members| members.keys().any(|(member, _)| member == id))
+    }
+
     /// Whether a process has its node's key.
     pub(crate) fn holds_key(&self, process: &Process) -> bool {
         self.holders.get(&process.id) == Some(&process.incarnation)

@@ -107,6 +107,8 @@ impl Planner {
     pub(super) fn forget(&mut self) {
         self.plan = None;
         self.tidying = false;
+        // etcd may have lost the round that made it so.
+        self.outdated_store = None;
     }
 
     /// The key of the plan, as it stands in etcd.
