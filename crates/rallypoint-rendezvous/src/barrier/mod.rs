@@ -19,7 +19,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures::FutureExt;
 use rallypoint_core::barrier::{Machine, Outcome, Place, Reply, Request, Status, Step};
 use rallypoint_etcd::v2::Client;
 use rallypoint_store::EtcdV2Store;
@@ -35,7 +34,6 @@ use self::wire::{Mark, Wire};
 use crate::error::{RendezvousError, Result};
 use crate::handler::{GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler};
 use crate::parameters::{ParameterError, RendezvousParameters};
-use crate::registry::Creator;
 
 /// The name of the backend, as in PyTorch.
 pub(crate) const NAME: &str = "etcd";
@@ -72,14 +70,6 @@ pub struct EtcdBarrier {
 struct Driving {
     machine: Machine,
     keeper: Option<Keeper>,
-}
-
-/// Makes handlers of this kind, for a [`Registry`](crate::Registry).
-pub(crate) fn creator() -> Creator {
-    Arc::new(|parameters| {
-        async move { Ok(Arc::new(EtcdBarrier::connect(&parameters).await?) as Arc<dyn RendezvousHandler>) }
-            .boxed()
-    })
 }
 
 impl EtcdBarrier {
