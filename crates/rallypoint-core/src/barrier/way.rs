@@ -1,0 +1,738 @@
+//! A node's way from no place at all to a final version.
+//!
+//! ```text
+//!          no record                published
+//! Entering ─────────► Creating ───────────────► Entering
+//!    │ ▲  joinable                      frozen            confirmed             final
+//!    │ │ ───────────► Gathering or LastCall ──► Confirming ──────► Completing ─────────► over: met
+//!    │ │ final
+//!    │ │ ───────────► Waiting ── its end ──► Entering
+//!    │ │ the reply to a join is lost
+//!    │ └ ───────────► Doubting ── ended or not joined ──► Entering
+//!    └ closed ──► over
+//! ```
+//!
+//! Whatever the record says that a stage does not expect leads back to `Entering`. One request is under way, or a
+//! watch, or a pause: never two of them.
+
+use std::time::Duration;
+
+use super::context::Context;
+use super::creating::{self, Creating};
+use super::etcd::{Failure, KeepAlive, Place, Reply, Request, Update, View, Watched};
+use super::last_call::{self, LastCall};
+use super::outbox::{Asked, Part};
+use super::output::{NodeEvent, WatchId};
+use super::pace::{self, Pace};
+use super::record::{Record, Status};
+use super::waiting::{self, Role, Surroundings, Waiting};
+use super::{FROZEN_TTL, LAST_CALL_TTL, SETUP_TTL};
+
+/// How long the members of a version that etcd has lost may take to put it back: they know it when their
+/// keep-alives are due.
+const PUTTING_BACK: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Default)]
+pub(super) struct Way {
+    stage: Stage,
+    asked: Asked,
+    rest: Rest,
+    /// The record as it was seen last.
+    view: View,
+    /// Whether it was seen because it changed: then others change it, too.
+    woken: bool,
+    pace: Pace,
+    /// The place in the last final version, until the node has another or has given it up.
+    past: Option<Place>,
+    /// The place whose keep-alive is to be kept.
+    kept: Option<Place>,
+    /// The version whose end this node has seen.
+    came_from: Option<u64>,
+    /// The last version that was seen to have members of PyTorch's.
+    mixed: Option<u64>,
+    /// The index at which the record of the version was created that this node is in, or may be.
+    joined_in: u64,
+    /// The index of its last write there. A server with an earlier state may not have this node in it.
+    joined_at: u64,
+    /// The latest version that this node was in.
+    last: u64,
+    /// The latest version that it has seen: one that it sets up is later still.
+    highest: u64,
+}
+
+/// Where on the way the node is.
+#[derive(Debug, Clone, PartialEq, Default)]
+enum Stage {
+    /// Not on the way.
+    #[default]
+    Off,
+    /// Looks for a version that takes nodes; `paced` after it kept out of the others' way.
+    Entering { paced: bool },
+    /// Sets a version up.
+    Creating(Creating),
+    /// To find out whether it has joined this version, which had so many nodes before.
+    Doubting { version: u64, joined: usize },
+    /// In a version that others will fix.
+    Gathering(Place),
+    /// In a version that this node will fix.
+    LastCall(LastCall),
+    /// The version is fixed; `written` once the keep-alive is there.
+    Confirming { place: Place, written: bool },
+    /// Confirmed.
+    Completing(Place),
+    /// Beside a final version.
+    Waiting(Waiting),
+    /// Beside one that etcd has lost: until then, its members may put it back.
+    Returning { version: u64, until: Duration },
+}
+
+/// What the way waits for, if it is no reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Rest {
+    #[default]
+    None,
+    /// A change, until then.
+    Watching { until: Option<Duration> },
+    /// To look at the record at that time.
+    Paused { until: Duration },
+}
+
+/// How far it has come.
+#[derive(Debug, Clone, PartialEq)]
+#[must_use]
+pub(super) enum Outcome {
+    /// It goes on.
+    Going,
+    /// The version is final, and this node in it.
+    Met {
+        place: Place,
+        record: Record,
+        index: u64,
+    },
+    Closed,
+}
+
+/// What a node that stops on its way may have in etcd.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Footing {
+    Nowhere,
+    /// It may have joined this version, which had so many nodes before.
+    Perhaps {
+        version: u64,
+        joined: usize,
+    },
+    /// It has; `kept` if it has a keep-alive there.
+    In {
+        place: Place,
+        kept: bool,
+    },
+}
+
+impl Way {
+    /// Begins the way to the next version, unless it is under way.
+    pub(super) fn start(&mut self, cx: &mut Context) {
+        if self.stage == Stage::Off {
+            self.came_from = self.past.map(|past| past.version).or(self.came_from);
+            self.stage = Stage::Entering { paced: false };
+            self.pace.succeeded();
+            let Outcome::Going = self.ask(cx, Request::ReadRecord) else { return };
+        }
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        self.stage != Stage::Off
+    }
+
+    /// Whether a request is under way: only its reply tells what this node has in etcd.
+    pub(super) fn is_asking(&self) -> bool {
+        self.asked.is_open()
+    }
+
+    /// Stops, and says where.
+    pub(super) fn stop(&mut self, cx: &mut Context) -> Footing {
+        let kept = |place| Footing::In { place, kept: true };
+        let footing = match &self.stage {
+            Stage::Doubting { version, joined } => Footing::Perhaps { version: *version, joined: *joined },
+            Stage::Gathering(place) => Footing::In { place: *place, kept: false },
+            Stage::LastCall(last_call) => Footing::In { place: last_call.place, kept: false },
+            Stage::Confirming { place, .. } | Stage::Completing(place) => kept(*place),
+            _ => self.past.map_or(Footing::Nowhere, kept),
+        };
+        self.asked.forget();
+        self.halt(cx);
+        (self.past, self.kept) = (None, None);
+        footing
+    }
+
+    /// The place whose keep-alive is to be kept.
+    pub(super) fn kept(&self) -> Option<Place> {
+        self.kept
+    }
+
+    /// The keep-alive is gone for good, and its key may be another node's.
+    pub(super) fn keep_alive_lost(&mut self) {
+        self.came_from = self.past.map(|past| past.version).or(self.came_from);
+        (self.past, self.kept) = (None, None);
+    }
+
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        match self.rest {
+            Rest::None => None,
+            Rest::Watching { until } => until,
+            Rest::Paused { until } => Some(until),
+        }
+    }
+
+    pub(super) fn handle_timeout(&mut self, cx: &mut Context) -> Outcome {
+        match self.rest {
+            Rest::Paused { until } if until <= cx.out.now => self.ask(cx, Request::ReadRecord),
+            Rest::Watching { until: Some(until) } if until <= cx.out.now => {
+                cx.out.unwatch(WatchId::Record);
+                self.rest = Rest::None;
+                self.woken = false;
+                // Whoever was given time to come back may have.
+                self.members_unknown();
+                self.judge(cx)
+            }
+            _ => Outcome::Going,
+        }
+    }
+
+    pub(super) fn handle_update(&mut self, cx: &mut Context, update: Update) -> Outcome {
+        if !matches!(self.rest, Rest::Watching { .. }) {
+            return Outcome::Going;
+        }
+        cx.out.unwatch(WatchId::Record);
+        self.rest = Rest::None;
+        match update {
+            Update::Record(view) => {
+                if let Stage::Waiting(waiting) = &mut self.stage {
+                    waiting.seen_up_to(view.next);
+                }
+                (self.view, self.woken) = (view, true);
+                self.judge(cx)
+            }
+            Update::Failed => {
+                self.members_unknown();
+                self.pause_after_failure(cx)
+            }
+            Update::Gone { .. } | Update::FolderGone | Update::Cleared => {
+                let beside = match &self.stage {
+                    Stage::Waiting(waiting) if !matches!(update, Update::Gone { .. }) => {
+                        Some(waiting.version)
+                    }
+                    Stage::Entering { .. } if update == Update::FolderGone => Some(self.highest),
+                    _ => None,
+                };
+                if let Some(version) = beside {
+                    self.stage = Stage::Returning { version, until: cx.out.now + PUTTING_BACK };
+                }
+                if update == Update::FolderGone {
+                    cx.silence.excuse(cx.out.now);
+                }
+                self.members_unknown();
+                self.woken = false;
+                self.ask(cx, Request::ReadRecord)
+            }
+        }
+    }
+
+    pub(super) fn handle_reply(
+        &mut self,
+        cx: &mut Context,
+        id: u64,
+        reply: Result<Reply, Failure>,
+    ) -> Outcome {
+        let Some(request) = self.asked.take(id) else { return Outcome::Going };
+        match (request, reply) {
+            (Request::ReadRecord, Ok(Reply::Record(view))) => {
+                (self.view, self.woken) = (view, false);
+                self.judge(cx)
+            }
+            (Request::CreateRecord { record, .. }, reply) => self.created(cx, record, &reply),
+            (Request::SwapRecord { record, ttl, .. }, reply) => self.swapped(cx, &record, ttl, &reply),
+            (Request::DeleteRecord { .. }, reply) => self.deleted(cx, &reply),
+            (Request::ListMembers { version }, Ok(Reply::Members { members, next })) => {
+                self.listed(cx, version, members, next)
+            }
+            (Request::WriteKeepAlive(place), Ok(Reply::Done { .. })) => self.written(cx, place),
+            // A server that lost what came later has given the rank to another node.
+            (Request::WriteKeepAlive(_), Ok(Reply::Refused)) => {
+                self.stage = Stage::Entering { paced: false };
+                self.pause_after_failure(cx)
+            }
+            (Request::DeleteKeepAlive(place), _) => {
+                // Whatever became of it: what is left of the key runs out.
+                self.past = self.past.filter(|past| *past != place);
+                self.judge(cx)
+            }
+            (Request::ExpireKeepAlive(_), _) => {
+                if let Stage::Waiting(waiting) = &mut self.stage {
+                    waiting.expiring();
+                }
+                self.judge(cx)
+            }
+            (
+                request @ (Request::MakeRun { .. }
+                | Request::ReadCounter
+                | Request::SwapCounter { .. }
+                | Request::MakeVersion { .. }),
+                reply,
+            ) => self.creating(cx, &request, &reply),
+            _ => self.pause_after_failure(cx),
+        }
+    }
+
+    /// What there is to say of it.
+    pub(super) fn progress(&self, now: Duration, max: usize) -> NodeEvent {
+        let record = self.view.record.as_ref().map(|(record, _)| record);
+        let joined = record.map_or(0, Record::joined);
+        NodeEvent::Progress {
+            version: record.and_then(|record| record.version),
+            joined,
+            last_call: match &self.stage {
+                Stage::LastCall(last_call) => Some(last_call.until.saturating_sub(now)),
+                _ => None,
+            },
+            spare: matches!(&self.stage, Stage::Waiting(waiting) if waiting.role == Role::Newcomer)
+                && joined >= max,
+        }
+    }
+
+    /// Goes on with the record as it was seen last.
+    fn judge(&mut self, cx: &mut Context) -> Outcome {
+        let seen = self.view.record.as_ref().and_then(|(record, _)| record.version);
+        self.highest = self.highest.max(seen.unwrap_or(0));
+        match self.stage.clone() {
+            Stage::Off => Outcome::Going,
+            Stage::Entering { paced } => self.enter(cx, paced),
+            Stage::Creating(_) => self.restart(cx),
+            Stage::Doubting { version, joined } => self.doubt(cx, version, joined),
+            Stage::Gathering(place) => self.gather(cx, place),
+            Stage::LastCall(last_call) => self.last_call(cx, last_call),
+            Stage::Confirming { place, written } => self.confirm(cx, place, written),
+            Stage::Completing(place) => self.complete(cx, place),
+            Stage::Waiting(waiting) => self.wait_for_end(cx, waiting),
+            Stage::Returning { version, until } => self.wait_for_return(cx, version, until),
+        }
+    }
+
+    /// Whoever removes a record is seen to do it. One that is just not there is put back by its members, if they
+    /// live; whoever sets up a version in the meantime makes them meet again for nothing.
+    fn wait_for_return(&mut self, cx: &mut Context, version: u64, until: Duration) -> Outcome {
+        if self.view.record.is_none() && cx.out.now < until {
+            cx.silence.excuse(cx.out.now);
+            self.stage = Stage::Returning { version, until };
+            return self.pause_after_failure(cx);
+        }
+        self.came_from = Some(version);
+        self.restart(cx)
+    }
+
+    fn restart(&mut self, cx: &mut Context) -> Outcome {
+        self.enter(cx, false)
+    }
+
+    fn enter(&mut self, cx: &mut Context, paced: bool) -> Outcome {
+        self.stage = Stage::Entering { paced };
+        let Some((record, index)) = self.view.record.clone() else {
+            let request = Request::CreateRecord { record: Record::setup(), ttl: Some(SETUP_TTL) };
+            return self.ask(cx, request);
+        };
+        let version = record.version.unwrap_or_default();
+        match record.status {
+            Status::Closed => {
+                self.halt(cx);
+                (self.past, self.kept) = (None, None);
+                Outcome::Closed
+            }
+            // Versions only grow. An earlier one is of a server that lost its data, begun by a node that did not
+            // know of ours.
+            Status::Joinable | Status::Frozen if version <= self.last => self.end_version(cx),
+            // A record that nodes with other settings wrote can be fuller than ours may be.
+            Status::Joinable if record.joined() < cx.settings.max => {
+                let rivals = cx.settings.max - record.joined();
+                if pace::is_crowd(rivals) && !paced {
+                    self.stage = Stage::Entering { paced: true };
+                    let pause = pace::before_entry(rivals, cx.out.random());
+                    return self.pause(cx, pause);
+                }
+                self.joined_in = self.view.created;
+                let (joined, _) = record.with_node(cx.settings.max);
+                let ttl = if joined.status == Status::Frozen {
+                    Some(FROZEN_TTL)
+                } else {
+                    (joined.joined() >= cx.settings.min).then_some(LAST_CALL_TTL)
+                };
+                self.ask(cx, Request::SwapRecord { record: joined, over: index, ttl })
+            }
+            Status::Final => {
+                let place = self.past.filter(|past| past.version == version);
+                match (place, self.past) {
+                    (None, Some(stale)) => self.ask(cx, Request::DeleteKeepAlive(stale)),
+                    (place, _) => {
+                        let role = place.map_or(Role::Newcomer, Role::Member);
+                        self.wait_for_end(cx, Waiting::new(version, role))
+                    }
+                }
+            }
+            Status::Setup | Status::Joinable | Status::Frozen => self.wait(cx, record.joined(), None),
+        }
+    }
+
+    fn created(&mut self, cx: &mut Context, record: Record, reply: &Result<Reply, Failure>) -> Outcome {
+        match *reply {
+            Ok(Reply::Done { index }) => {
+                self.view = View { record: Some((record, index)), created: index, next: index + 1 };
+                let (creating, request) = Creating::new(index, self.highest);
+                self.stage = Stage::Creating(creating);
+                self.ask(cx, request)
+            }
+            Ok(Reply::Refused) => self.pause_after_race(cx, cx.settings.max),
+            _ => self.pause_after_failure(cx),
+        }
+    }
+
+    fn creating(&mut self, cx: &mut Context, request: &Request, reply: &Result<Reply, Failure>) -> Outcome {
+        let Stage::Creating(creating) = &mut self.stage else { return self.pause_after_failure(cx) };
+        let over = creating.over;
+        match creating.reply(request, reply) {
+            creating::Next::Ask(request) => self.ask(cx, request),
+            creating::Next::Publish(record) => self.ask(cx, Request::SwapRecord { record, over, ttl: None }),
+            creating::Next::GiveUp => {
+                self.stage = Stage::Entering { paced: false };
+                self.pause_after_failure(cx)
+            }
+        }
+    }
+
+    /// A record was written over another; which one it was, the stage tells.
+    fn swapped(
+        &mut self,
+        cx: &mut Context,
+        record: &Record,
+        ttl: Option<Duration>,
+        reply: &Result<Reply, Failure>,
+    ) -> Outcome {
+        let done = if let &Ok(Reply::Done { index }) = reply {
+            self.view.record = Some((record.clone(), index));
+            self.joined_at = index;
+            self.view.next = index + 1;
+            self.woken = true;
+            self.pace.succeeded();
+            true
+        } else {
+            false
+        };
+        match self.stage.clone() {
+            // Published: whoever set a version up is the first to join it.
+            Stage::Creating(_) if done => self.enter(cx, true),
+            Stage::Creating(_) => {
+                self.stage = Stage::Entering { paced: false };
+                self.pause_after_failure(cx)
+            }
+            Stage::Entering { .. } if done => self.joined(cx, record),
+            Stage::Entering { .. } if reply.is_err() => {
+                let version = record.version.unwrap_or_default();
+                self.stage = Stage::Doubting { version, joined: record.joined() - 1 };
+                self.pause_after_failure(cx)
+            }
+            Stage::Entering { .. } => {
+                self.pause_after_race(cx, cx.settings.max.saturating_sub(record.joined()))
+            }
+            Stage::LastCall(mut last_call) if done => {
+                if ttl.is_some() {
+                    last_call.refreshed(cx.out.now);
+                }
+                self.last_call(cx, last_call)
+            }
+            Stage::Confirming { place, .. } if done => self.complete(cx, place),
+            Stage::Confirming { place, .. } => self.line_up(cx, place, record),
+            Stage::Waiting(mut waiting) if done => {
+                waiting.announced(cx.out.now);
+                self.wait_for_end(cx, waiting)
+            }
+            _ => self.pause_after_race(cx, record.joined()),
+        }
+    }
+
+    fn joined(&mut self, cx: &mut Context, record: &Record) -> Outcome {
+        let place =
+            Place { version: record.version.unwrap_or_default(), rank: record.joined().saturating_sub(1) };
+        self.stage = if record.status == Status::Frozen {
+            Stage::Confirming { place, written: false }
+        } else if place.rank + 1 == cx.settings.min {
+            let before = self.came_from.filter(|before| self.mixed != Some(*before));
+            let time = cx.settings.last_call;
+            Stage::LastCall(LastCall::new(place, cx.out.now, time, record.joined(), before))
+        } else {
+            Stage::Gathering(place)
+        };
+        // Only now: that no keep-alive of a version is left says that all who live have come back.
+        match self.past {
+            Some(past) => self.ask(cx, Request::DeleteKeepAlive(past)),
+            None => self.judge(cx),
+        }
+    }
+
+    /// The reply to a join was lost, and the record does not say whose a rank is. A rank that nobody confirms
+    /// would hold up the version until its TTL ends it, so where one may be ours we end it at once.
+    fn doubt(&mut self, cx: &mut Context, version: u64, joined: usize) -> Outcome {
+        match &self.view.record {
+            Some((record, _))
+                if record.is_open(version)
+                    && record.joined() > joined
+                    && self.view.created == self.joined_in =>
+            {
+                self.end_version(cx)
+            }
+            _ => self.restart(cx),
+        }
+    }
+
+    fn end_version(&mut self, cx: &mut Context) -> Outcome {
+        match self.view.record.clone() {
+            Some((_, over)) => self.ask(cx, Request::DeleteRecord { over }),
+            None => self.restart(cx),
+        }
+    }
+
+    fn deleted(&mut self, cx: &mut Context, reply: &Result<Reply, Failure>) -> Outcome {
+        match reply {
+            Ok(Reply::Done { .. }) => {
+                if let Stage::Waiting(waiting) = &self.stage {
+                    self.came_from = Some(waiting.version);
+                }
+                self.view.record = None;
+                self.restart(cx)
+            }
+            // Who was missing may be back by the time of the next try.
+            Ok(Reply::Refused) => {
+                self.members_unknown();
+                self.pause_after_race(cx, 1)
+            }
+            _ => {
+                self.members_unknown();
+                self.pause_after_failure(cx)
+            }
+        }
+    }
+
+    fn gather(&mut self, cx: &mut Context, place: Place) -> Outcome {
+        if self.seen_joined(Status::Frozen, place).is_some() {
+            return self.confirm(cx, place, false);
+        }
+        match self.seen_joined(Status::Joinable, place) {
+            Some((record, _)) => {
+                let joined = record.joined();
+                self.stage = Stage::Gathering(place);
+                self.wait(cx, joined, None)
+            }
+            None => self.restart(cx),
+        }
+    }
+
+    fn last_call(&mut self, cx: &mut Context, mut last_call: LastCall) -> Outcome {
+        let place = last_call.place;
+        let Some((record, over)) = self.seen_joined(Status::Joinable, place) else {
+            return self.gather(cx, place);
+        };
+        let next = last_call.next(cx.out.now, record.joined());
+        self.stage = Stage::LastCall(last_call);
+        let swap = |record, ttl| Request::SwapRecord { record, over, ttl: Some(ttl) };
+        match next {
+            last_call::Next::List(version) => self.ask(cx, Request::ListMembers { version }),
+            last_call::Next::Freeze => self.ask(cx, swap(record.frozen(), FROZEN_TTL)),
+            last_call::Next::Refresh => self.ask(cx, swap(record, LAST_CALL_TTL)),
+            last_call::Next::Wait { members_of: Some(version), until } => {
+                self.watch(cx, Watched::Version(version), Some(until))
+            }
+            last_call::Next::Wait { members_of: None, until } => self.wait(cx, record.joined(), Some(until)),
+        }
+    }
+
+    fn confirm(&mut self, cx: &mut Context, place: Place, written: bool) -> Outcome {
+        self.stage = Stage::Confirming { place, written };
+        let Some((record, over)) = self.seen_joined(Status::Frozen, place) else {
+            return self.complete(cx, place);
+        };
+        let key = cx.settings.keep_alive(place);
+        if !written {
+            return self.ask(cx, Request::WriteKeepAlive(place));
+        }
+        if record.has_confirmed(&key) {
+            return self.complete(cx, place);
+        }
+        let confirmed = record.with_confirmed(&key);
+        let ttl = (confirmed.status == Status::Frozen).then_some(FROZEN_TTL);
+        self.ask(cx, Request::SwapRecord { record: confirmed, over, ttl })
+    }
+
+    fn written(&mut self, cx: &mut Context, place: Place) -> Outcome {
+        self.kept = Some(place);
+        if !matches!(self.stage, Stage::Confirming { .. }) {
+            return self.judge(cx);
+        }
+        self.pace.succeeded();
+        match self.seen(Status::Frozen, place.version) {
+            Some((record, _)) if pace::is_crowd(record.joined()) => self.line_up(cx, place, &record),
+            _ => self.confirm(cx, place, true),
+        }
+    }
+
+    /// The nodes of a frozen version know their ranks, so they can take turns.
+    fn line_up(&mut self, cx: &mut Context, place: Place, record: &Record) -> Outcome {
+        self.stage = Stage::Confirming { place, written: true };
+        let before = (0..place.rank)
+            .filter(|&rank| !record.has_confirmed(&cx.settings.keep_alive(Place { rank, ..place })))
+            .count();
+        let pause = self.pace.turn(before, cx.out.random());
+        self.pause(cx, pause)
+    }
+
+    fn complete(&mut self, cx: &mut Context, place: Place) -> Outcome {
+        let key = cx.settings.keep_alive(place);
+        if let Some((record, index)) = self.seen_joined(Status::Final, place)
+            && record.has_confirmed(&key)
+        {
+            self.halt(cx);
+            self.past = Some(place);
+            self.last = place.version;
+            return Outcome::Met { place, record, index };
+        }
+        match self.seen_joined(Status::Frozen, place) {
+            Some((record, _)) => {
+                self.stage = Stage::Completing(place);
+                self.wait(cx, record.joined() - record.confirmed(), None)
+            }
+            // It came to nothing: our keep-alive must not be taken for a member's.
+            None => {
+                self.stage = Stage::Entering { paced: false };
+                self.ask(cx, Request::DeleteKeepAlive(place))
+            }
+        }
+    }
+
+    fn wait_for_end(&mut self, cx: &mut Context, mut waiting: Waiting) -> Outcome {
+        let version = waiting.version;
+        let Some((record, over)) = self.seen(Status::Final, version) else {
+            self.came_from = Some(version);
+            return self.restart(cx);
+        };
+        let around = Surroundings {
+            now: cx.out.now,
+            max: cx.settings.max,
+            next: self.view.next,
+            grace_until: cx.silence.grace_until(),
+            woken: self.woken,
+        };
+        let next = waiting.next(&record, &around);
+        self.stage = Stage::Waiting(waiting);
+        match next {
+            waiting::Next::List => self.ask(cx, Request::ListMembers { version }),
+            waiting::Next::End => self.ask(cx, Request::DeleteRecord { over }),
+            waiting::Next::Expire(place) => self.ask(cx, Request::ExpireKeepAlive(place)),
+            waiting::Next::Announce => {
+                let announced = record.with_waiting();
+                self.ask(cx, Request::SwapRecord { record: announced, over, ttl: None })
+            }
+            waiting::Next::Wait { crowd, until } => {
+                if self.woken && pace::is_crowd(crowd) {
+                    return self.wait(cx, crowd, until);
+                }
+                self.watch(cx, Watched::Version(version), until)
+            }
+        }
+    }
+
+    fn listed(&mut self, cx: &mut Context, version: u64, members: Vec<KeepAlive>, next: u64) -> Outcome {
+        let mixed = members.iter().any(|member| member.node.is_none());
+        if mixed {
+            self.mixed = Some(version);
+        }
+        if next < self.view.next {
+            // The server has lost what the record was read from.
+            self.members_unknown();
+            return self.pause_after_failure(cx);
+        }
+        match &mut self.stage {
+            // What went since the record was seen is among what the watch from there on tells.
+            Stage::Waiting(waiting) if waiting.version == version => {
+                waiting.listed(members, self.view.next);
+            }
+            Stage::LastCall(last_call) => last_call.listed(members.is_empty(), mixed),
+            _ => {}
+        }
+        self.judge(cx)
+    }
+
+    fn members_unknown(&mut self) {
+        match &mut self.stage {
+            Stage::Waiting(waiting) => waiting.look_again(),
+            Stage::LastCall(last_call) => last_call.look_again(),
+            _ => {}
+        }
+    }
+
+    /// The record seen last with its index, where it is of this version and status.
+    fn seen(&self, status: Status, version: u64) -> Option<(Record, u64)> {
+        self.view.record.clone().filter(|(record, _)| record.is(status, version))
+    }
+
+    /// The same, where it is the one that this node has joined: one of the same number can be made by nodes that
+    /// did not know of it, after etcd lost its data.
+    fn seen_joined(&self, status: Status, place: Place) -> Option<(Record, u64)> {
+        self.seen(status, place.version).filter(|(record, index)| {
+            self.view.created == self.joined_in && *index >= self.joined_at && record.joined() > place.rank
+        })
+    }
+
+    fn ask(&mut self, cx: &mut Context, request: Request) -> Outcome {
+        if let Request::DeleteKeepAlive(place) | Request::ExpireKeepAlive(place) = &request {
+            self.kept = self.kept.filter(|kept| kept != place);
+        }
+        self.rest = Rest::None;
+        self.asked.ask(&mut cx.out, Part::Way, request);
+        Outcome::Going
+    }
+
+    fn pause(&mut self, cx: &mut Context, pause: Duration) -> Outcome {
+        self.rest = Rest::Paused { until: cx.out.now + pause };
+        Outcome::Going
+    }
+
+    fn pause_after_failure(&mut self, cx: &mut Context) -> Outcome {
+        let pause = self.pace.after_failure(cx.out.random());
+        self.pause(cx, pause)
+    }
+
+    fn pause_after_race(&mut self, cx: &mut Context, rivals: usize) -> Outcome {
+        let pause = self.pace.after_race(rivals, cx.out.random());
+        self.pause(cx, pause)
+    }
+
+    /// Waits for the next change of the record, until `until` at most; where `crowd` nodes are about to change
+    /// it, it looks away for a while first.
+    fn wait(&mut self, cx: &mut Context, crowd: usize, until: Option<Duration>) -> Outcome {
+        if self.woken && pace::is_crowd(crowd) {
+            let time = until.unwrap_or(Duration::MAX).saturating_sub(cx.out.now);
+            let away = pace::look_away(crowd, cx.out.random()).min(time);
+            return self.pause(cx, away);
+        }
+        self.watch(cx, Watched::Record, until)
+    }
+
+    fn watch(&mut self, cx: &mut Context, keys: Watched, until: Option<Duration>) -> Outcome {
+        self.rest = Rest::Watching { until };
+        cx.out.watch(WatchId::Record, keys, self.view.next);
+        Outcome::Going
+    }
+
+    fn halt(&mut self, cx: &mut Context) {
+        if matches!(self.rest, Rest::Watching { .. }) {
+            cx.out.unwatch(WatchId::Record);
+        }
+        self.stage = Stage::Off;
+        self.rest = Rest::None;
+    }
+}
