@@ -8,14 +8,12 @@
 use std::time::Duration;
 
 use super::LAST_CALL_TTL;
-use super::etcd::Place;
 
 /// How long nobody must have joined before a last call ends early: those who waited are on their way.
 const SETTLE: Duration = Duration::from_millis(150);
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct LastCall {
-    pub(super) place: Place,
     pub(super) until: Duration,
     /// When the record last got a TTL of this node.
     refreshed: Duration,
@@ -52,16 +50,10 @@ pub(super) enum Next {
 }
 
 impl LastCall {
-    pub(super) fn new(
-        place: Place,
-        now: Duration,
-        time: Duration,
-        joined: usize,
-        before: Option<u64>,
-    ) -> Self {
+    pub(super) fn new(now: Duration, time: Duration, joined: usize, before: Option<u64>) -> Self {
         let until = now.saturating_add(time);
         let before = before.map_or(Before::Nothing, Before::Unknown);
-        LastCall { place, until, refreshed: now, joined, since: now, before }
+        LastCall { until, refreshed: now, joined, since: now, before }
     }
 
     /// What comes next, with so many nodes in the record.

@@ -6,7 +6,8 @@
 //! rendezvous. The promises are checked by simulation (`tests/barrier_simulation`).
 //!
 //! - `node`: what goes in and comes out, and which part it is for.
-//! - `way`: from no place at all to a final version. `creating`, `last_call` and `waiting` are stages of it.
+//! - `way`: from no place at all to a final version. `steps` takes its steps one by one; `creating`,
+//!   `seat` (with `last_call`) and `waiting` are the parts of it.
 //! - `group`: whether a group that has met is still whole. `keep_alive`: a node's keep-alive, and what is done when
 //!   etcd has lost it or more. `silence`: how long etcd was not heard of.
 //! - `departure`, `closing`, `run_folder`: how a node goes, how a run ends, and why its folder does not.
@@ -48,8 +49,10 @@ mod output;
 mod pace;
 mod record;
 mod run_folder;
+mod seat;
 mod settings;
 mod silence;
+mod steps;
 mod waiting;
 mod way;
 

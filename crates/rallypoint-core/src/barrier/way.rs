@@ -3,8 +3,8 @@
 //! ```text
 //!          no record                published
 //! Entering ─────────► Creating ───────────────► Entering
-//!    │ ▲  joinable                      frozen            confirmed             final
-//!    │ │ ───────────► Gathering or LastCall ──► Confirming ──────► Completing ─────────► over: met
+//!    │ ▲  joinable             final
+//!    │ │ ───────────► Seated ─────────► over: met
 //!    │ │ final
 //!    │ │ ───────────► Waiting ── its end ──► Entering
 //!    │ │ the reply to a join is lost
@@ -12,19 +12,18 @@
 //!    └ closed ──► over
 //! ```
 //!
-//! Whatever the record says that a stage does not expect leads back to `Entering`. One request is under way, or a
-//! watch, or a pause: never two of them.
+//! Whatever the record says that a stage does not expect leads back to `Entering`.
 
 use std::time::Duration;
 
 use super::context::Context;
 use super::creating::{self, Creating};
 use super::etcd::{Failure, KeepAlive, Place, Reply, Request, Update, View, Watched};
-use super::last_call::{self, LastCall};
-use super::outbox::{Asked, Part};
-use super::output::{NodeEvent, WatchId};
-use super::pace::{self, Pace};
+use super::output::NodeEvent;
+use super::pace;
 use super::record::{Record, Status};
+use super::seat::{self, Seat};
+use super::steps::Steps;
 use super::waiting::{self, Role, Surroundings, Waiting};
 use super::{FROZEN_TTL, LAST_CALL_TTL, SETUP_TTL};
 
@@ -35,13 +34,7 @@ const PUTTING_BACK: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(super) struct Way {
     stage: Stage,
-    asked: Asked,
-    rest: Rest,
-    /// The record as it was seen last.
-    view: View,
-    /// Whether it was seen because it changed: then others change it, too.
-    woken: bool,
-    pace: Pace,
+    steps: Steps,
     /// The place in the last final version, until the node has another or has given it up.
     past: Option<Place>,
     /// The place whose keep-alive is to be kept.
@@ -50,10 +43,8 @@ pub(super) struct Way {
     came_from: Option<u64>,
     /// The last version that was seen to have members of PyTorch's.
     mixed: Option<u64>,
-    /// The index at which the record of the version was created that this node is in, or may be.
+    /// The index at which the record was created that this node tried to join last.
     joined_in: u64,
-    /// The index of its last write there. A server with an earlier state may not have this node in it.
-    joined_at: u64,
     /// The latest version that this node was in.
     last: u64,
     /// The latest version that it has seen: one that it sets up is later still.
@@ -72,29 +63,12 @@ enum Stage {
     Creating(Creating),
     /// To find out whether it has joined this version, which had so many nodes before.
     Doubting { version: u64, joined: usize },
-    /// In a version that others will fix.
-    Gathering(Place),
-    /// In a version that this node will fix.
-    LastCall(LastCall),
-    /// The version is fixed; `written` once the keep-alive is there.
-    Confirming { place: Place, written: bool },
-    /// Confirmed.
-    Completing(Place),
+    /// In a version.
+    Seated(Seat),
     /// Beside a final version.
     Waiting(Waiting),
     /// Beside one that etcd has lost: until then, its members may put it back.
     Returning { version: u64, until: Duration },
-}
-
-/// What the way waits for, if it is no reply.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Rest {
-    #[default]
-    None,
-    /// A change, until then.
-    Watching { until: Option<Duration> },
-    /// To look at the record at that time.
-    Paused { until: Duration },
 }
 
 /// How far it has come.
@@ -134,7 +108,7 @@ impl Way {
         if self.stage == Stage::Off {
             self.came_from = self.past.map(|past| past.version).or(self.came_from);
             self.stage = Stage::Entering { paced: false };
-            self.pace.succeeded();
+            self.steps.pace.succeeded();
             let Outcome::Going = self.ask(cx, Request::ReadRecord) else { return };
         }
     }
@@ -145,7 +119,7 @@ impl Way {
 
     /// Whether a request is under way: only its reply tells what this node has in etcd.
     pub(super) fn is_asking(&self) -> bool {
-        self.asked.is_open()
+        self.steps.is_asking()
     }
 
     /// Stops, and says where.
@@ -153,12 +127,9 @@ impl Way {
         let kept = |place| Footing::In { place, kept: true };
         let footing = match &self.stage {
             Stage::Doubting { version, joined } => Footing::Perhaps { version: *version, joined: *joined },
-            Stage::Gathering(place) => Footing::In { place: *place, kept: false },
-            Stage::LastCall(last_call) => Footing::In { place: last_call.place, kept: false },
-            Stage::Confirming { place, .. } | Stage::Completing(place) => kept(*place),
+            Stage::Seated(seat) => Footing::In { place: seat.place(), kept: seat.may_be_kept() },
             _ => self.past.map_or(Footing::Nowhere, kept),
         };
-        self.asked.forget();
         self.halt(cx);
         (self.past, self.kept) = (None, None);
         footing
@@ -176,40 +147,28 @@ impl Way {
     }
 
     pub(super) fn timeout(&self) -> Option<Duration> {
-        match self.rest {
-            Rest::None => None,
-            Rest::Watching { until } => until,
-            Rest::Paused { until } => Some(until),
-        }
+        self.steps.timeout()
     }
 
     pub(super) fn handle_timeout(&mut self, cx: &mut Context) -> Outcome {
-        match self.rest {
-            Rest::Paused { until } if until <= cx.out.now => self.ask(cx, Request::ReadRecord),
-            Rest::Watching { until: Some(until) } if until <= cx.out.now => {
-                cx.out.unwatch(WatchId::Record);
-                self.rest = Rest::None;
-                self.woken = false;
-                // Whoever was given time to come back may have.
-                self.members_unknown();
-                self.judge(cx)
-            }
-            _ => Outcome::Going,
+        if !self.steps.handle_timeout(cx) {
+            return Outcome::Going;
         }
+        // Whoever was given time to come back may have.
+        self.members_unknown();
+        self.judge(cx)
     }
 
     pub(super) fn handle_update(&mut self, cx: &mut Context, update: Update) -> Outcome {
-        if !matches!(self.rest, Rest::Watching { .. }) {
+        if !self.steps.end_watch(cx) {
             return Outcome::Going;
         }
-        cx.out.unwatch(WatchId::Record);
-        self.rest = Rest::None;
         match update {
             Update::Record(view) => {
                 if let Stage::Waiting(waiting) = &mut self.stage {
                     waiting.seen_up_to(view.next);
                 }
-                (self.view, self.woken) = (view, true);
+                (self.steps.view, self.steps.woken) = (view, true);
                 self.judge(cx)
             }
             Update::Failed => {
@@ -231,7 +190,7 @@ impl Way {
                     cx.silence.excuse(cx.out.now);
                 }
                 self.members_unknown();
-                self.woken = false;
+                self.steps.woken = false;
                 self.ask(cx, Request::ReadRecord)
             }
         }
@@ -243,19 +202,28 @@ impl Way {
         id: u64,
         reply: Result<Reply, Failure>,
     ) -> Outcome {
-        let Some(request) = self.asked.take(id) else { return Outcome::Going };
+        let Some(request) = self.steps.answered(id) else { return Outcome::Going };
         match (request, reply) {
             (Request::ReadRecord, Ok(Reply::Record(view))) => {
-                (self.view, self.woken) = (view, false);
+                (self.steps.view, self.steps.woken) = (view, false);
                 self.judge(cx)
             }
             (Request::CreateRecord { record, .. }, reply) => self.created(cx, record, &reply),
-            (Request::SwapRecord { record, ttl, .. }, reply) => self.swapped(cx, &record, ttl, &reply),
+            (Request::SwapRecord { record, .. }, reply) => self.swapped(cx, &record, &reply),
             (Request::DeleteRecord { .. }, reply) => self.deleted(cx, &reply),
             (Request::ListMembers { version }, Ok(Reply::Members { members, next })) => {
                 self.listed(cx, version, members, next)
             }
-            (Request::WriteKeepAlive(place), Ok(Reply::Done { .. })) => self.written(cx, place),
+            (Request::WriteKeepAlive(place), Ok(Reply::Done { .. })) => {
+                self.kept = Some(place);
+                match self.stage.clone() {
+                    Stage::Seated(mut seat) => {
+                        let next = seat.kept(cx, &mut self.steps.pace, &self.steps.view);
+                        self.seated(cx, seat, next)
+                    }
+                    _ => self.judge(cx),
+                }
+            }
             // A server that lost what came later has given the rank to another node.
             (Request::WriteKeepAlive(_), Ok(Reply::Refused)) => {
                 self.stage = Stage::Entering { paced: false };
@@ -285,13 +253,13 @@ impl Way {
 
     /// What there is to say of it.
     pub(super) fn progress(&self, now: Duration, max: usize) -> NodeEvent {
-        let record = self.view.record.as_ref().map(|(record, _)| record);
+        let record = self.steps.view.record.as_ref().map(|(record, _)| record);
         let joined = record.map_or(0, Record::joined);
         NodeEvent::Progress {
             version: record.and_then(|record| record.version),
             joined,
             last_call: match &self.stage {
-                Stage::LastCall(last_call) => Some(last_call.until.saturating_sub(now)),
+                Stage::Seated(seat) => seat.last_call_until().map(|until| until.saturating_sub(now)),
                 _ => None,
             },
             spare: matches!(&self.stage, Stage::Waiting(waiting) if waiting.role == Role::Newcomer)
@@ -301,17 +269,17 @@ impl Way {
 
     /// Goes on with the record as it was seen last.
     fn judge(&mut self, cx: &mut Context) -> Outcome {
-        let seen = self.view.record.as_ref().and_then(|(record, _)| record.version);
+        let seen = self.steps.view.record.as_ref().and_then(|(record, _)| record.version);
         self.highest = self.highest.max(seen.unwrap_or(0));
         match self.stage.clone() {
             Stage::Off => Outcome::Going,
             Stage::Entering { paced } => self.enter(cx, paced),
             Stage::Creating(_) => self.restart(cx),
             Stage::Doubting { version, joined } => self.doubt(cx, version, joined),
-            Stage::Gathering(place) => self.gather(cx, place),
-            Stage::LastCall(last_call) => self.last_call(cx, last_call),
-            Stage::Confirming { place, written } => self.confirm(cx, place, written),
-            Stage::Completing(place) => self.complete(cx, place),
+            Stage::Seated(mut seat) => {
+                let next = seat.next(cx, &self.steps.view);
+                self.seated(cx, seat, next)
+            }
             Stage::Waiting(waiting) => self.wait_for_end(cx, waiting),
             Stage::Returning { version, until } => self.wait_for_return(cx, version, until),
         }
@@ -320,7 +288,7 @@ impl Way {
     /// Whoever removes a record is seen to do it. One that is just not there is put back by its members, if they
     /// live; whoever sets up a version in the meantime makes them meet again for nothing.
     fn wait_for_return(&mut self, cx: &mut Context, version: u64, until: Duration) -> Outcome {
-        if self.view.record.is_none() && cx.out.now < until {
+        if self.steps.view.record.is_none() && cx.out.now < until {
             cx.silence.excuse(cx.out.now);
             self.stage = Stage::Returning { version, until };
             return self.pause_after_failure(cx);
@@ -335,7 +303,7 @@ impl Way {
 
     fn enter(&mut self, cx: &mut Context, paced: bool) -> Outcome {
         self.stage = Stage::Entering { paced };
-        let Some((record, index)) = self.view.record.clone() else {
+        let Some((record, index)) = self.steps.view.record.clone() else {
             let request = Request::CreateRecord { record: Record::setup(), ttl: Some(SETUP_TTL) };
             return self.ask(cx, request);
         };
@@ -357,7 +325,7 @@ impl Way {
                     let pause = pace::before_entry(rivals, cx.out.random());
                     return self.pause(cx, pause);
                 }
-                self.joined_in = self.view.created;
+                self.joined_in = self.steps.view.created;
                 let (joined, _) = record.with_node(cx.settings.max);
                 let ttl = if joined.status == Status::Frozen {
                     Some(FROZEN_TTL)
@@ -383,7 +351,7 @@ impl Way {
     fn created(&mut self, cx: &mut Context, record: Record, reply: &Result<Reply, Failure>) -> Outcome {
         match *reply {
             Ok(Reply::Done { index }) => {
-                self.view = View { record: Some((record, index)), created: index, next: index + 1 };
+                self.steps.view = View { record: Some((record, index)), created: index, next: index + 1 };
                 let (creating, request) = Creating::new(index, self.highest);
                 self.stage = Stage::Creating(creating);
                 self.ask(cx, request)
@@ -407,31 +375,22 @@ impl Way {
     }
 
     /// A record was written over another; which one it was, the stage tells.
-    fn swapped(
-        &mut self,
-        cx: &mut Context,
-        record: &Record,
-        ttl: Option<Duration>,
-        reply: &Result<Reply, Failure>,
-    ) -> Outcome {
-        let done = if let &Ok(Reply::Done { index }) = reply {
-            self.view.record = Some((record.clone(), index));
-            self.joined_at = index;
-            self.view.next = index + 1;
-            self.woken = true;
-            self.pace.succeeded();
-            true
-        } else {
-            false
+    fn swapped(&mut self, cx: &mut Context, record: &Record, reply: &Result<Reply, Failure>) -> Outcome {
+        let done = match *reply {
+            Ok(Reply::Done { index }) => Some(index),
+            _ => None,
         };
+        if let Some(index) = done {
+            self.steps.wrote(record, index);
+        }
         match self.stage.clone() {
             // Published: whoever set a version up is the first to join it.
-            Stage::Creating(_) if done => self.enter(cx, true),
+            Stage::Creating(_) if done.is_some() => self.enter(cx, true),
             Stage::Creating(_) => {
                 self.stage = Stage::Entering { paced: false };
                 self.pause_after_failure(cx)
             }
-            Stage::Entering { .. } if done => self.joined(cx, record),
+            Stage::Entering { .. } if done.is_some() => self.joined(cx, record, done.unwrap_or_default()),
             Stage::Entering { .. } if reply.is_err() => {
                 let version = record.version.unwrap_or_default();
                 self.stage = Stage::Doubting { version, joined: record.joined() - 1 };
@@ -440,15 +399,17 @@ impl Way {
             Stage::Entering { .. } => {
                 self.pause_after_race(cx, cx.settings.max.saturating_sub(record.joined()))
             }
-            Stage::LastCall(mut last_call) if done => {
-                if ttl.is_some() {
-                    last_call.refreshed(cx.out.now);
-                }
-                self.last_call(cx, last_call)
+            Stage::Seated(mut seat) => {
+                let next = match done {
+                    Some(index) => {
+                        seat.wrote(cx.out.now, index);
+                        seat.next(cx, &self.steps.view)
+                    }
+                    None => seat.lost_race(cx, &mut self.steps.pace, record),
+                };
+                self.seated(cx, seat, next)
             }
-            Stage::Confirming { place, .. } if done => self.complete(cx, place),
-            Stage::Confirming { place, .. } => self.line_up(cx, place, record),
-            Stage::Waiting(mut waiting) if done => {
+            Stage::Waiting(mut waiting) if done.is_some() => {
                 waiting.announced(cx.out.now);
                 self.wait_for_end(cx, waiting)
             }
@@ -456,18 +417,9 @@ impl Way {
         }
     }
 
-    fn joined(&mut self, cx: &mut Context, record: &Record) -> Outcome {
-        let place =
-            Place { version: record.version.unwrap_or_default(), rank: record.joined().saturating_sub(1) };
-        self.stage = if record.status == Status::Frozen {
-            Stage::Confirming { place, written: false }
-        } else if place.rank + 1 == cx.settings.min {
-            let before = self.came_from.filter(|before| self.mixed != Some(*before));
-            let time = cx.settings.last_call;
-            Stage::LastCall(LastCall::new(place, cx.out.now, time, record.joined(), before))
-        } else {
-            Stage::Gathering(place)
-        };
+    fn joined(&mut self, cx: &mut Context, record: &Record, index: u64) -> Outcome {
+        let before = self.came_from.filter(|before| self.mixed != Some(*before));
+        self.stage = Stage::Seated(Seat::new(cx, record, self.steps.view.created, index, before));
         // Only now: that no keep-alive of a version is left says that all who live have come back.
         match self.past {
             Some(past) => self.ask(cx, Request::DeleteKeepAlive(past)),
@@ -475,14 +427,37 @@ impl Way {
         }
     }
 
+    /// Does what comes next for a node that is in a version.
+    fn seated(&mut self, cx: &mut Context, seat: Seat, next: seat::Next) -> Outcome {
+        let place = seat.place();
+        self.stage = Stage::Seated(seat);
+        match next {
+            seat::Next::Ask(request) => self.ask(cx, request),
+            seat::Next::Wait { crowd, until } => self.wait(cx, crowd, until),
+            seat::Next::Watch { version, until } => self.watch(cx, Watched::Version(version), Some(until)),
+            seat::Next::Pause(pause) => self.pause(cx, pause),
+            seat::Next::Met { record, index } => {
+                self.halt(cx);
+                self.past = Some(place);
+                self.last = place.version;
+                Outcome::Met { place, record, index }
+            }
+            seat::Next::Gone { written: false } => self.restart(cx),
+            seat::Next::Gone { written: true } => {
+                self.stage = Stage::Entering { paced: false };
+                self.ask(cx, Request::DeleteKeepAlive(place))
+            }
+        }
+    }
+
     /// The reply to a join was lost, and the record does not say whose a rank is. A rank that nobody confirms
     /// would hold up the version until its TTL ends it, so where one may be ours we end it at once.
     fn doubt(&mut self, cx: &mut Context, version: u64, joined: usize) -> Outcome {
-        match &self.view.record {
+        match &self.steps.view.record {
             Some((record, _))
                 if record.is_open(version)
                     && record.joined() > joined
-                    && self.view.created == self.joined_in =>
+                    && self.steps.view.created == self.joined_in =>
             {
                 self.end_version(cx)
             }
@@ -491,7 +466,7 @@ impl Way {
     }
 
     fn end_version(&mut self, cx: &mut Context) -> Outcome {
-        match self.view.record.clone() {
+        match self.steps.view.record.clone() {
             Some((_, over)) => self.ask(cx, Request::DeleteRecord { over }),
             None => self.restart(cx),
         }
@@ -503,7 +478,7 @@ impl Way {
                 if let Stage::Waiting(waiting) = &self.stage {
                     self.came_from = Some(waiting.version);
                 }
-                self.view.record = None;
+                self.steps.view.record = None;
                 self.restart(cx)
             }
             // Who was missing may be back by the time of the next try.
@@ -518,113 +493,18 @@ impl Way {
         }
     }
 
-    fn gather(&mut self, cx: &mut Context, place: Place) -> Outcome {
-        if self.seen_joined(Status::Frozen, place).is_some() {
-            return self.confirm(cx, place, false);
-        }
-        match self.seen_joined(Status::Joinable, place) {
-            Some((record, _)) => {
-                let joined = record.joined();
-                self.stage = Stage::Gathering(place);
-                self.wait(cx, joined, None)
-            }
-            None => self.restart(cx),
-        }
-    }
-
-    fn last_call(&mut self, cx: &mut Context, mut last_call: LastCall) -> Outcome {
-        let place = last_call.place;
-        let Some((record, over)) = self.seen_joined(Status::Joinable, place) else {
-            return self.gather(cx, place);
-        };
-        let next = last_call.next(cx.out.now, record.joined());
-        self.stage = Stage::LastCall(last_call);
-        let swap = |record, ttl| Request::SwapRecord { record, over, ttl: Some(ttl) };
-        match next {
-            last_call::Next::List(version) => self.ask(cx, Request::ListMembers { version }),
-            last_call::Next::Freeze => self.ask(cx, swap(record.frozen(), FROZEN_TTL)),
-            last_call::Next::Refresh => self.ask(cx, swap(record, LAST_CALL_TTL)),
-            last_call::Next::Wait { members_of: Some(version), until } => {
-                self.watch(cx, Watched::Version(version), Some(until))
-            }
-            last_call::Next::Wait { members_of: None, until } => self.wait(cx, record.joined(), Some(until)),
-        }
-    }
-
-    fn confirm(&mut self, cx: &mut Context, place: Place, written: bool) -> Outcome {
-        self.stage = Stage::Confirming { place, written };
-        let Some((record, over)) = self.seen_joined(Status::Frozen, place) else {
-            return self.complete(cx, place);
-        };
-        let key = cx.settings.keep_alive(place);
-        if !written {
-            return self.ask(cx, Request::WriteKeepAlive(place));
-        }
-        if record.has_confirmed(&key) {
-            return self.complete(cx, place);
-        }
-        let confirmed = record.with_confirmed(&key);
-        let ttl = (confirmed.status == Status::Frozen).then_some(FROZEN_TTL);
-        self.ask(cx, Request::SwapRecord { record: confirmed, over, ttl })
-    }
-
-    fn written(&mut self, cx: &mut Context, place: Place) -> Outcome {
-        self.kept = Some(place);
-        if !matches!(self.stage, Stage::Confirming { .. }) {
-            return self.judge(cx);
-        }
-        self.pace.succeeded();
-        match self.seen(Status::Frozen, place.version) {
-            Some((record, _)) if pace::is_crowd(record.joined()) => self.line_up(cx, place, &record),
-            _ => self.confirm(cx, place, true),
-        }
-    }
-
-    /// The nodes of a frozen version know their ranks, so they can take turns.
-    fn line_up(&mut self, cx: &mut Context, place: Place, record: &Record) -> Outcome {
-        self.stage = Stage::Confirming { place, written: true };
-        let before = (0..place.rank)
-            .filter(|&rank| !record.has_confirmed(&cx.settings.keep_alive(Place { rank, ..place })))
-            .count();
-        let pause = self.pace.turn(before, cx.out.random());
-        self.pause(cx, pause)
-    }
-
-    fn complete(&mut self, cx: &mut Context, place: Place) -> Outcome {
-        let key = cx.settings.keep_alive(place);
-        if let Some((record, index)) = self.seen_joined(Status::Final, place)
-            && record.has_confirmed(&key)
-        {
-            self.halt(cx);
-            self.past = Some(place);
-            self.last = place.version;
-            return Outcome::Met { place, record, index };
-        }
-        match self.seen_joined(Status::Frozen, place) {
-            Some((record, _)) => {
-                self.stage = Stage::Completing(place);
-                self.wait(cx, record.joined() - record.confirmed(), None)
-            }
-            // It came to nothing: our keep-alive must not be taken for a member's.
-            None => {
-                self.stage = Stage::Entering { paced: false };
-                self.ask(cx, Request::DeleteKeepAlive(place))
-            }
-        }
-    }
-
     fn wait_for_end(&mut self, cx: &mut Context, mut waiting: Waiting) -> Outcome {
         let version = waiting.version;
-        let Some((record, over)) = self.seen(Status::Final, version) else {
+        let Some((record, over)) = self.steps.seen(Status::Final, version) else {
             self.came_from = Some(version);
             return self.restart(cx);
         };
         let around = Surroundings {
             now: cx.out.now,
             max: cx.settings.max,
-            next: self.view.next,
+            next: self.steps.view.next,
             grace_until: cx.silence.grace_until(),
-            woken: self.woken,
+            woken: self.steps.woken,
         };
         let next = waiting.next(&record, &around);
         self.stage = Stage::Waiting(waiting);
@@ -637,7 +517,7 @@ impl Way {
                 self.ask(cx, Request::SwapRecord { record: announced, over, ttl: None })
             }
             waiting::Next::Wait { crowd, until } => {
-                if self.woken && pace::is_crowd(crowd) {
+                if self.steps.woken && pace::is_crowd(crowd) {
                     return self.wait(cx, crowd, until);
                 }
                 self.watch(cx, Watched::Version(version), until)
@@ -650,7 +530,7 @@ impl Way {
         if mixed {
             self.mixed = Some(version);
         }
-        if next < self.view.next {
+        if next < self.steps.view.next {
             // The server has lost what the record was read from.
             self.members_unknown();
             return self.pause_after_failure(cx);
@@ -658,9 +538,9 @@ impl Way {
         match &mut self.stage {
             // What went since the record was seen is among what the watch from there on tells.
             Stage::Waiting(waiting) if waiting.version == version => {
-                waiting.listed(members, self.view.next);
+                waiting.listed(members, self.steps.view.next);
             }
-            Stage::LastCall(last_call) => last_call.listed(members.is_empty(), mixed),
+            Stage::Seated(seat) => seat.listed(members.is_empty(), mixed),
             _ => {}
         }
         self.judge(cx)
@@ -669,70 +549,46 @@ impl Way {
     fn members_unknown(&mut self) {
         match &mut self.stage {
             Stage::Waiting(waiting) => waiting.look_again(),
-            Stage::LastCall(last_call) => last_call.look_again(),
+            Stage::Seated(seat) => seat.look_again(),
             _ => {}
         }
-    }
-
-    /// The record seen last with its index, where it is of this version and status.
-    fn seen(&self, status: Status, version: u64) -> Option<(Record, u64)> {
-        self.view.record.clone().filter(|(record, _)| record.is(status, version))
-    }
-
-    /// The same, where it is the one that this node has joined: one of the same number can be made by nodes that
-    /// did not know of it, after etcd lost its data.
-    fn seen_joined(&self, status: Status, place: Place) -> Option<(Record, u64)> {
-        self.seen(status, place.version).filter(|(record, index)| {
-            self.view.created == self.joined_in && *index >= self.joined_at && record.joined() > place.rank
-        })
     }
 
     fn ask(&mut self, cx: &mut Context, request: Request) -> Outcome {
         if let Request::DeleteKeepAlive(place) | Request::ExpireKeepAlive(place) = &request {
             self.kept = self.kept.filter(|kept| kept != place);
         }
-        self.rest = Rest::None;
-        self.asked.ask(&mut cx.out, Part::Way, request);
+        self.steps.ask(cx, request);
         Outcome::Going
     }
 
-    fn pause(&mut self, cx: &mut Context, pause: Duration) -> Outcome {
-        self.rest = Rest::Paused { until: cx.out.now + pause };
+    fn pause(&mut self, cx: &Context, pause: Duration) -> Outcome {
+        self.steps.pause(cx, pause);
         Outcome::Going
     }
 
     fn pause_after_failure(&mut self, cx: &mut Context) -> Outcome {
-        let pause = self.pace.after_failure(cx.out.random());
-        self.pause(cx, pause)
+        self.steps.pause_after_failure(cx);
+        Outcome::Going
     }
 
     fn pause_after_race(&mut self, cx: &mut Context, rivals: usize) -> Outcome {
-        let pause = self.pace.after_race(rivals, cx.out.random());
-        self.pause(cx, pause)
+        self.steps.pause_after_race(cx, rivals);
+        Outcome::Going
     }
 
-    /// Waits for the next change of the record, until `until` at most; where `crowd` nodes are about to change
-    /// it, it looks away for a while first.
     fn wait(&mut self, cx: &mut Context, crowd: usize, until: Option<Duration>) -> Outcome {
-        if self.woken && pace::is_crowd(crowd) {
-            let time = until.unwrap_or(Duration::MAX).saturating_sub(cx.out.now);
-            let away = pace::look_away(crowd, cx.out.random()).min(time);
-            return self.pause(cx, away);
-        }
-        self.watch(cx, Watched::Record, until)
+        self.steps.wait(cx, crowd, until);
+        Outcome::Going
     }
 
     fn watch(&mut self, cx: &mut Context, keys: Watched, until: Option<Duration>) -> Outcome {
-        self.rest = Rest::Watching { until };
-        cx.out.watch(WatchId::Record, keys, self.view.next);
+        self.steps.watch(cx, keys, until);
         Outcome::Going
     }
 
     fn halt(&mut self, cx: &mut Context) {
-        if matches!(self.rest, Rest::Watching { .. }) {
-            cx.out.unwatch(WatchId::Record);
-        }
+        self.steps.halt(cx);
         self.stage = Stage::Off;
-        self.rest = Rest::None;
     }
 }
