@@ -45,7 +45,7 @@ async fn a_group_goes_on_when_its_server_is_started_again_empty() {
     let embedded = server(SocketAddr::from(([127, 0, 0, 1], 0))).await;
     let (address, endpoint) = (embedded.address(), embedded.endpoint());
     let nodes = [node(&endpoint).await, node(&endpoint).await];
-    let met = join_all(nodes.iter().map(|node| node.next_rendezvous())).await;
+    let met = join_all(nodes.iter().map(RendezvousHandler::next_rendezvous)).await;
     assert!(met.iter().all(|met| met.as_ref().unwrap().world_size == 2));
     let client = Client::connect(EtcdSettings::new(&endpoint).unwrap()).await.unwrap();
     let (before, ranks, _) = state(&client).await;

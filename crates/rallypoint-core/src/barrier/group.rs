@@ -36,9 +36,9 @@ pub(super) struct Group {
     look: Look,
     /// The members that this node watches, and their names.
     neighbours: Neighbours,
-    /// Keep-alives that were seen, and are of nodes that put them back when etcd loses them.
-    ours: BTreeSet<usize>,
-    /// Whether etcd lost all keep-alives: then those of PyTorch's nodes say nothing any more.
+    /// The ranks of PyTorch's nodes, which do not put their keep-alives back when etcd loses them.
+    torch: BTreeSet<usize>,
+    /// Whether etcd lost all keep-alives: then that one of PyTorch's is missing says nothing any more.
     lost_all: bool,
     asked: Asked,
     backoff: Backoff,
@@ -106,7 +106,7 @@ impl Group {
             told: None,
             look: Look::Due { at, sure: false },
             neighbours: Neighbours::Unknown,
-            ours: BTreeSet::new(),
+            torch: BTreeSet::new(),
             lost_all: false,
             asked: Asked::default(),
             backoff: Backoff::default(),
@@ -296,14 +296,14 @@ impl Group {
             return Doubt::Record;
         }
         let there = |rank: usize| members.iter().find(|member| member.rank == rank);
-        self.ours.extend(members.iter().filter(|member| member.node.is_some()).map(|member| member.rank));
+        self.torch.extend(members.iter().filter(|member| member.node.is_none()).map(|member| member.rank));
         if matches!(self.neighbours, Neighbours::Unknown) {
             self.watch_neighbours(cx, members, next);
         }
         let waiting = usize::try_from(self.seen.0.waiting.unwrap_or(0)).unwrap_or(usize::MAX);
         let world = self.seen.0.joined();
         let Neighbours::Watched(watched) = &self.neighbours else { return Doubt::None };
-        let excused = |rank: &usize| self.lost_all && !self.ours.contains(rank);
+        let excused = |rank: &usize| self.lost_all && self.torch.contains(rank);
         let gone = (0..world).find(|rank| {
             let counts = waiting > 0 || watched.iter().any(|(watched, _)| watched == rank);
             *rank != self.place.rank && counts && there(*rank).is_none() && !excused(rank)

@@ -143,6 +143,10 @@ impl Node {
             Update::Failed => self.cx.silence.failed(),
             _ => self.cx.silence.heard(now),
         }
+        if update == Update::FolderGone {
+            // All keep-alives are gone with it, and their owners live.
+            self.cx.silence.excuse(now);
+        }
         match &mut self.presence {
             Presence::Member(group) => {
                 let doubt = group.handle_update(&mut self.cx, watch, update);

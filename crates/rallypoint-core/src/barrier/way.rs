@@ -173,21 +173,13 @@ impl Way {
             }
             Update::Failed => {
                 self.members_unknown();
+                self.steps.woken = false;
                 self.pause_after_failure(cx)
             }
             Update::Gone { .. } | Update::FolderGone | Update::Cleared => {
-                let beside = match &self.stage {
-                    Stage::Waiting(waiting) if !matches!(update, Update::Gone { .. }) => {
-                        Some(waiting.version)
-                    }
-                    Stage::Entering { .. } if update == Update::FolderGone => Some(self.highest),
-                    _ => None,
-                };
-                if let Some(version) = beside {
-                    self.stage = Stage::Returning { version, until: cx.out.now + PUTTING_BACK };
-                }
-                if update == Update::FolderGone {
-                    cx.silence.excuse(cx.out.now);
+                if let (Stage::Entering { .. }, Update::FolderGone) = (&self.stage, &update) {
+                    let until = cx.out.now + PUTTING_BACK;
+                    self.stage = Stage::Returning { version: self.highest, until };
                 }
                 self.members_unknown();
                 self.steps.woken = false;
@@ -496,6 +488,9 @@ impl Way {
     fn wait_for_end(&mut self, cx: &mut Context, mut waiting: Waiting) -> Outcome {
         let version = waiting.version;
         let Some((record, over)) = self.steps.seen(Status::Final, version) else {
+            if self.steps.view.record.is_none() && !self.steps.woken {
+                return self.wait_for_return(cx, version, cx.out.now + PUTTING_BACK);
+            }
             self.came_from = Some(version);
             return self.restart(cx);
         };

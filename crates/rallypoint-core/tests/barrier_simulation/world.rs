@@ -10,7 +10,7 @@ use rallypoint_core::barrier::{
 };
 
 use crate::plan::{Bug, Plan};
-use crate::server::Server;
+use crate::server::{Deed, Server};
 use crate::torch::{self, Ask, Torch};
 use crate::truth::Truth;
 
@@ -184,6 +184,7 @@ pub(crate) struct World {
     up_since: Duration,
     down_for: Duration,
     lost_at: Option<Duration>,
+    folder_ended: bool,
     /// How often the server was started.
     lives: u32,
     watches: Vec<Watch>,
@@ -213,6 +214,7 @@ impl World {
             up_since: Duration::ZERO,
             down_for: Duration::ZERO,
             lost_at: None,
+            folder_ended: false,
             lives: 0,
             watches: Vec::new(),
             seen_index: 0,
@@ -291,6 +293,14 @@ impl World {
 
     fn check_deeds(&mut self) -> Result<(), String> {
         for deed in self.server.deeds() {
+            if matches!(deed, Deed::FolderEnded) {
+                self.folder_ended = true;
+            }
+            if matches!(&deed, Deed::RecordWritten(record) if record.status == Status::Joinable)
+                && self.folder_ended
+            {
+                self.lost_at = Some(self.now);
+            }
             if self.loud {
                 println!("{:>9.3} server: {deed:?}", self.now.as_secs_f64());
             }
