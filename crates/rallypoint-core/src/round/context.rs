@@ -25,6 +25,8 @@ pub(super) enum Task {
     Register {
         lease: i64,
         record: NodeRecord,
+        /// When the key was made that it takes over; none if it makes one.
+        created: Option<i64>,
     },
     /// Ends the lease of an earlier process of this name, which learns from it that it was replaced.
     Evict,

@@ -150,7 +150,11 @@ impl Presence {
                 self.registering = true;
                 let record = record();
                 let request = self.registration(context, lease, &record);
-                context.out.request(Task::Register { lease, record }, request);
+                let created = match &self.key {
+                    OwnKey::Missing => None,
+                    OwnKey::Ours { key, .. } | OwnKey::Others(key) => Some(key.created),
+                };
+                context.out.request(Task::Register { lease, record, created }, request);
                 false
             }
         }
@@ -221,6 +225,7 @@ impl Presence {
         context: &mut Context<'_>,
         lease: i64,
         record: NodeRecord,
+        created: Option<i64>,
         reply: Result<Reply, Failure>,
     ) -> Found {
         self.registering = false;
@@ -249,11 +254,7 @@ impl Presence {
             self.key = OwnKey::Missing;
             return Found::Nothing;
         }
-        let created = match &self.key {
-            OwnKey::Missing => reply.revision,
-            OwnKey::Ours { key, .. } | OwnKey::Others(key) => key.created,
-        };
-        let key = KeyAt { created, modified: reply.revision };
+        let key = KeyAt { created: created.unwrap_or(reply.revision), modified: reply.revision };
         let (record, said, epoch) = (Box::new(record), Said::Last, context.out.epoch());
         self.key = OwnKey::Ours { record, key, lease, said, epoch };
         self.established = true;

@@ -249,7 +249,14 @@ impl Check {
             self.closed(&record, reason)?;
         }
         if !record.has_round() {
-            promise!(3, !before.has_round(), "round {} was taken back", before.round);
+            // A round that nobody is in any more, or one that was lost with those after it.
+            let over = self.rounds.get(&before.plan).is_some_and(|round| {
+                let there = |(id, incarnation): &Who| {
+                    self.holders.get(id) == Some(incarnation) && !self.gone.contains(id)
+                };
+                self.losses > round.losses || !round.members.keys().any(there)
+            });
+            promise!(3, !before.has_round() || over, "round {} was taken back", before.round);
             return Ok(());
         }
         if record.plan == before.plan {
@@ -337,7 +344,7 @@ impl Check {
             let what = format!("round {round} has the master of round {before}: {master:?}");
             return Err(Violation { promise: 2, what });
         }
-        if let Some(last) = self.rounds.get(before) {
+        if let Some(last) = self.rounds.get(before).filter(|last| last.losses == self.losses) {
             self.kept_ranks(last, round, &members)?;
         }
         let again = self.rounds.values().any(|committed| committed.round == round);

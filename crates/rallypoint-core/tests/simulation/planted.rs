@@ -73,7 +73,7 @@ impl Planted {
             Planted::NoGraceForNewcomers => &[7, 9],
             Planted::PlacesWithoutPrevious => &[7, 8],
             Planted::Spin => &[10],
-            _ => &[4, 6, 7, 8, 9],
+            _ => &[4, 6, 7, 8, 9, 10],
         }
     }
 

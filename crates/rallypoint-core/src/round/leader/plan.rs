@@ -228,6 +228,9 @@ impl Planner {
                 plan.in_flight += 1;
                 plan.next += 1;
                 let chunk = plan.next - 1;
+                // Whatever becomes of the plan, they may stand there.
+                let seats = plan.seats.iter().skip(chunk * PLACES).take(PLACES);
+                self.placed.extend(seats.map(|(id, _)| id.clone()));
                 self.place(context, term, roster, number, chunk);
             } else if plan.in_flight == 0 && !plan.committing && !writing {
                 plan.committing = true;
@@ -316,8 +319,6 @@ impl Planner {
             (plan.fence, self.fence) = (Some(begun), begun);
         }
         plan.in_flight -= 1;
-        let seats = plan.seats.iter().skip(chunk * PLACES).take(PLACES);
-        self.placed.extend(seats.map(|(id, _)| id.clone()));
         Planned::Nothing
     }
 
