@@ -182,7 +182,7 @@ impl World {
             full_until: Duration::ZERO,
             backup: None,
             operator: Operator::default(),
-            was_late: weather.late > 0.0,
+            was_late: weather.late + weather.slow + weather.lost > 0.0,
             weather,
             check: Check::new(RUN, setup.settings),
             setup,
