@@ -28,9 +28,12 @@ pub(super) fn is_said_by_server(status: &Status) -> bool {
     status.source().is_none() && !status.message().contains("h2 protocol error")
 }
 
-/// Whether the server wants to be shown the password again: its users have changed since.
-pub(super) fn is_outdated_login(error: &etcd_client::Error) -> bool {
-    matches!(error, etcd_client::Error::GRpcStatus(status) if says_outdated_login(status))
+/// Whether the server wants to be shown the password again: the token is no longer good, or its users have changed since,
+/// or it did not ask for one before.
+pub(super) fn wants_new_token(error: &etcd_client::Error) -> bool {
+    let etcd_client::Error::GRpcStatus(status) = error else { return false };
+    let says = |text: &str| status.message().contains(text);
+    says("invalid auth token") || says("user name is empty") || says_outdated_login(status)
 }
 
 fn says_outdated_login(status: &Status) -> bool {

@@ -14,6 +14,7 @@ mod entry;
 mod lease;
 mod lease_hub;
 mod lease_state;
+mod login;
 mod mailbox;
 mod range;
 mod refresh;
