@@ -12,9 +12,10 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use rallypoint_core::EtcdSettings;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep_until, timeout_at};
-use tonic::transport::{Certificate, Channel as TonicChannel, ClientTlsConfig, Endpoint, Identity};
+use tonic::transport::Channel as TonicChannel;
 
 use super::classify::classify;
+use super::dial::Dial;
 use super::login::Login;
 use crate::failover::{Failover, after};
 use crate::tls::Pem;
@@ -22,10 +23,6 @@ use crate::{Error, ErrorKind, Result};
 
 /// The largest answer that is read: a bound for what a hostile server can make us hold.
 const MAX_ANSWER: usize = 256 << 20;
-
-/// etcd drops clients that ping more often than every 5 s, or while they have no request under way.
-const PING_INTERVAL: Duration = Duration::from_secs(10);
-const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Requests under way at a time; the others wait their turn. More at a time is not more per second, but costs an etcd
 /// more for each; and one that has 5,000 to catch up with refuses whatever comes.
@@ -65,7 +62,7 @@ pub(super) struct Connections {
 /// An endpoint and its connection, once it was needed.
 struct Slot {
     url: String,
-    endpoint: Endpoint,
+    dial: Dial,
     connection: Mutex<Option<Arc<Connection>>>,
     /// One that is known to work, to make the next connection of.
     adopted: Mutex<Option<TonicChannel>>,
@@ -90,19 +87,10 @@ impl Connections {
         let pem = settings.tls.as_ref().map(Pem::load).transpose()?;
 
         let slot = |url: String| -> Result<Slot> {
-            let invalid = |error| wrong("connect").endpoint(&url).because(error);
-            let mut endpoint = Endpoint::from_shared(url.clone())
-                .map_err(invalid)?
-                .connect_timeout(settings.connect_timeout)
-                .http2_keep_alive_interval(PING_INTERVAL)
-                .keep_alive_timeout(PING_TIMEOUT)
-                .keep_alive_while_idle(false)
-                .tcp_keepalive(Some(Duration::from_secs(30)));
-            if url.starts_with("https:") {
-                endpoint = endpoint.tls_config(tls_config(pem.as_ref())).map_err(invalid)?;
-            }
+            let dial = Dial::new(&url, pem.as_ref(), settings.connect_timeout);
+            let dial = dial.map_err(|error| wrong("connect").endpoint(&url).because(error))?;
             let (connection, adopted) = (Mutex::new(None), Mutex::new(None));
-            Ok(Slot { url, endpoint, connection, adopted, making: tokio::sync::Mutex::new(()) })
+            Ok(Slot { url, dial, connection, adopted, making: tokio::sync::Mutex::new(()) })
         };
         let endpoints = settings.urls().into_iter().map(slot).collect::<Result<Vec<_>>>()?;
         let failover = Failover::new(endpoints.len());
@@ -155,12 +143,12 @@ impl Connections {
     }
 
     async fn link(&self, index: usize) -> Result<Link> {
-        let Slot { url, endpoint, .. } = &self.endpoints[index];
+        let Slot { url, dial, .. } = &self.endpoints[index];
         let failed = |error| {
             let error = etcd_client::Error::TransportError(error);
             Error::new(classify(&error), "connect").endpoint(url).because(error)
         };
-        let channel = endpoint.connect().await.map_err(failed)?;
+        let channel = dial.connect().await.map_err(failed)?;
         Ok(Link { index, url: url.clone(), channel })
     }
 
@@ -222,7 +210,7 @@ impl Connections {
             return Ok(connection);
         }
         let adopted = slot.adopted().take();
-        let channel = adopted.unwrap_or_else(|| slot.endpoint.connect_lazy());
+        let channel = adopted.unwrap_or_else(|| slot.dial.connect_lazily());
         let options = ConnectOptions::new().with_require_leader(true);
         let client = etcd_client::Client::from_channel(self.login.channel(channel.clone()), Some(options));
         let invalid = |error| Error::new(classify(&error), "connect").endpoint(&slot.url).because(error);
@@ -279,16 +267,4 @@ impl Connection {
     pub(super) fn error(&self, what: &'static str, error: etcd_client::Error) -> Error {
         Error::new(classify(&error), what).endpoint(&self.url).because(error)
     }
-}
-
-fn tls_config(pem: Option<&Pem>) -> ClientTlsConfig {
-    let mut config = ClientTlsConfig::new();
-    match pem.and_then(|pem| pem.ca.as_ref()) {
-        Some(ca) => config = config.ca_certificate(Certificate::from_pem(ca)),
-        None => config = config.with_native_roots(),
-    }
-    if let Some((cert, key)) = pem.and_then(|pem| pem.identity.as_ref()) {
-        config = config.identity(Identity::from_pem(cert, key));
-    }
-    config
 }

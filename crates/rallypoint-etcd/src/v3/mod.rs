@@ -10,6 +10,7 @@
 mod classify;
 mod client;
 mod connections;
+mod dial;
 mod entry;
 mod lease;
 mod lease_hub;
