@@ -120,7 +120,8 @@ async fn a_token_is_good_at_every_server_of_a_cluster() {
     assert_eq!(lease.state(), LeaseState::Alive);
 }
 
-#[tokio::test]
+// The server waits for its clients when it ends: they must run meanwhile.
+#[tokio::test(flavor = "multi_thread")]
 async fn tokens_that_a_restarted_server_has_forgotten_cost_no_lease() {
     for version in Version::all() {
         let mut etcd = with_passwords(Etcd::start(version));

@@ -182,7 +182,7 @@ impl Task {
                                     not_before = self.pause();
                                     self.unsure();
                                 }
-                                Cause::Token => not_before = self.pause(),
+                                Cause::Token | Cause::Password => not_before = self.pause(),
                                 Cause::Permission(lease) => self.set_aside(lease),
                             }
                             self.send_again();
@@ -204,15 +204,18 @@ impl Task {
                             self.unanswered += u32::from(error.kind() == ErrorKind::Timeout);
                             doubtful = cause == Cause::Connection;
                             not_before = self.pause();
-                            if error.kind() == ErrorKind::Auth {
-                                not_before = Instant::now() + AFTER_A_WRONG_PASSWORD;
-                            }
-                            if let Cause::Permission(lease) = cause {
+                            match cause {
+                                Cause::Token => {}
                                 // The others' turn comes before its next one.
-                                self.set_aside(lease);
-                                not_before = Instant::now() + BETWEEN_REFUSALS;
-                            } else {
-                                self.unsure();
+                                Cause::Permission(lease) => {
+                                    self.set_aside(lease);
+                                    not_before = Instant::now() + BETWEEN_REFUSALS;
+                                }
+                                Cause::Password => {
+                                    self.unsure();
+                                    not_before = Instant::now() + AFTER_A_WRONG_PASSWORD;
+                                }
+                                Cause::Connection | Cause::Server => self.unsure(),
                             }
                             if stream.is_none() {
                                 self.send_again();

@@ -48,14 +48,16 @@ pub(super) enum Cause {
     Server,
     /// The server wants another token.
     Token,
+    /// The server gives no token for our password.
+    Password,
     /// The server lets this lease be refreshed only by who may write its keys.
     Permission(i64),
 }
 
 impl From<Error> for Broken {
     fn from(error: Error) -> Self {
-        let wrong_password = matches!(error.kind(), ErrorKind::Auth | ErrorKind::PermissionDenied);
-        Broken { error, cause: if wrong_password { Cause::Server } else { Cause::Connection } }
+        let wrong_password = error.kind() == ErrorKind::Auth;
+        Broken { error, cause: if wrong_password { Cause::Password } else { Cause::Connection } }
     }
 }
 
