@@ -8,7 +8,7 @@ use rallypoint_core::{Credentials, EtcdSettings};
 use rallypoint_etcd::ErrorKind;
 use rallypoint_etcd::v3::api::PutOptions;
 use rallypoint_etcd::v3::{Client, Event, KeyRange, Lease, LeaseState, Watch, WatchUpdate};
-use rallypoint_testkit::{Cluster, Etcd, Proxy, Version};
+use rallypoint_testkit::{Cluster, Etcd, Proxy, Silent, Version};
 
 const TTL: Duration = Duration::from_secs(2);
 
@@ -102,6 +102,20 @@ async fn a_password_is_shown_once_for_requests_watches_leases_and_new_connection
 }
 
 #[tokio::test]
+async fn one_who_shows_the_password_to_a_silent_server_holds_up_nobody_at_another() {
+    let etcd = with_passwords(Etcd::start(Version::V35));
+    let silent = Silent::start();
+    let endpoints = format!("{},{}", silent.endpoint(), etcd.endpoint());
+    // Several times, as the first endpoint to be asked is drawn by lot.
+    for _ in 0..6 {
+        let began = Instant::now();
+        let client = connect(&endpoints).await;
+        client.put("run/n", "v", None).await.unwrap();
+        assert!(began.elapsed() < Duration::from_secs(2), "took {:?}", began.elapsed());
+    }
+}
+
+#[tokio::test]
 async fn a_token_is_good_at_every_server_of_a_cluster() {
     let mut cluster = Cluster::start(Version::V35, 3);
     cluster.nodes()[0].ask_for_passwords("trainer", "secret", "run/");
@@ -136,17 +150,21 @@ async fn tokens_that_a_restarted_server_has_forgotten_cost_no_lease() {
     }
 }
 
+/// The flag for tokens that servers sign, and that last so many seconds; their secret is in `folder`.
+fn signed(folder: &tempfile::TempDir, seconds: u32) -> String {
+    let secret = folder.path().join("secret");
+    std::fs::write(&secret, "a secret that only the servers know").unwrap();
+    format!("--auth-token=jwt,sign-method=HS256,priv-key={},ttl={seconds}s", secret.display())
+}
+
 #[tokio::test]
 async fn signed_tokens_that_end_every_few_seconds_are_renewed_for_all_that_goes_on() {
-    let secrets = tempfile::tempdir().unwrap();
-    let secret = secrets.path().join("secret");
-    std::fs::write(&secret, "a secret that only the servers know").unwrap();
+    let folder = tempfile::tempdir().unwrap();
     for version in Version::all() {
-        let token = format!("--auth-token=jwt,sign-method=HS256,priv-key={},ttl=2s", secret.display());
-        let etcd = with_passwords(Etcd::builder(version).arg(token).start());
+        let etcd = with_passwords(Etcd::builder(version).arg(signed(&folder, 2)).start());
         let before = passwords_shown(&etcd);
         let client = connect(&etcd.endpoint()).await;
-        let mut lease = client.lease(TTL).await.unwrap();
+        let mut lease = client.lease(TTL * 2).await.unwrap();
         put(&client, "run/a", &lease).await;
         let mut watch = client.watch(KeyRange::key("run/n"), 1);
         let mut more = Vec::new();
@@ -165,7 +183,7 @@ async fn signed_tokens_that_end_every_few_seconds_are_renewed_for_all_that_goes_
         }
         // Nothing but the lease for several tokens: it renews them itself.
         drop((watch, more));
-        tokio::time::sleep(Duration::from_secs(6)).await;
+        tokio::time::sleep(Duration::from_secs(8)).await;
         assert_eq!(lease.state(), LeaseState::Alive, "on {version:?}");
         assert!(is_there(&client, "run/a").await, "on {version:?}");
         let shown = passwords_shown(&etcd) - before;
@@ -175,8 +193,13 @@ async fn signed_tokens_that_end_every_few_seconds_are_renewed_for_all_that_goes_
 
 #[tokio::test]
 async fn a_permission_that_is_lost_for_a_while_costs_no_lease_and_disturbs_no_other() {
-    for version in Version::all() {
-        let etcd = with_passwords(Etcd::start(version));
+    let folder = tempfile::tempdir().unwrap();
+    // Those that are signed are of no use after a change of roles.
+    let tokens = ["--auth-token=simple".to_owned(), signed(&folder, 300)];
+    for (version, token) in
+        Version::all().into_iter().flat_map(|version| tokens.iter().map(move |t| (version, t)))
+    {
+        let etcd = with_passwords(Etcd::builder(version).arg(token).start());
         let _ = etcd.etcdctl(&["--user=root:root", "role", "add", "other"]);
         let _ =
             etcd.etcdctl(&["--user=root:root", "role", "grant-permission", "other", "readwrite", "other"]);

@@ -45,7 +45,7 @@ pub(super) struct Connection {
 /// A bare connection, on which no token is shown.
 #[derive(Debug, Clone)]
 pub(super) struct Link {
-    index: usize,
+    pub(super) index: usize,
     pub(super) url: String,
     pub(super) channel: TonicChannel,
 }
@@ -95,7 +95,7 @@ impl Connections {
         let endpoints = settings.urls().into_iter().map(slot).collect::<Result<Vec<_>>>()?;
         let failover = Failover::new(endpoints.len());
         let turns = Semaphore::new(IN_FLIGHT);
-        let login = Login::new(settings.credentials.clone(), settings.request_timeout);
+        let login = Login::new(settings.credentials.clone(), settings.request_timeout, endpoints.len());
         Ok(Connections { settings, endpoints, login, turns, failover })
     }
 

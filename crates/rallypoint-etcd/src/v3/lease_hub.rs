@@ -182,7 +182,8 @@ impl Task {
                                     not_before = self.pause();
                                     self.unsure();
                                 }
-                                Cause::Token | Cause::Password => not_before = self.pause(),
+                                // It was good until now, and a new one will be.
+                                Cause::Token | Cause::Password => {}
                                 Cause::Permission(lease) => self.set_aside(lease),
                             }
                             self.send_again();

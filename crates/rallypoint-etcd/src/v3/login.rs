@@ -39,14 +39,15 @@ pub(super) struct Login {
     /// The time that etcd has to look at a password.
     time: Duration,
     pass: RwLock<Option<Pass>>,
-    /// Held by whoever shows the password.
-    showing: Arc<Mutex<()>>,
+    /// For each endpoint, held by whoever shows the password there.
+    showing: Vec<Arc<Mutex<()>>>,
 }
 
 impl Login {
-    pub(super) fn new(credentials: Option<Credentials>, time: Duration) -> Arc<Self> {
+    pub(super) fn new(credentials: Option<Credentials>, time: Duration, endpoints: usize) -> Arc<Self> {
         let pass = credentials.is_none().then(|| Pass(Arc::new(None)));
-        Arc::new(Login { credentials, time, pass: RwLock::new(pass), showing: Arc::default() })
+        let showing = (0..endpoints).map(|_| Arc::default()).collect();
+        Arc::new(Login { credentials, time, pass: RwLock::new(pass), showing })
     }
 
     /// What to show, if that is known. Without a password it always is.
@@ -54,12 +55,13 @@ impl Login {
         self.pass.read().expect("no code panics while it holds this lock").clone()
     }
 
-    /// What to show. The password is shown on this connection if it must be, once for all who wait for it.
+    /// What to show. The password is shown on this connection if it must be, once for all who wait
+    /// for it there.
     pub(super) async fn pass_on(self: &Arc<Self>, link: &Link) -> Result<Pass> {
         if let Some(pass) = self.pass() {
             return Ok(pass);
         }
-        let showing = Arc::clone(&self.showing).lock_owned().await;
+        let showing = Arc::clone(&self.showing[link.index]).lock_owned().await;
         match self.pass() {
             Some(pass) => Ok(pass),
             None => self.show(link, Some(showing)).await,
