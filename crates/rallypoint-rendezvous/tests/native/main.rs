@@ -6,6 +6,7 @@ mod cut_off;
 mod faults;
 mod leftovers;
 mod meeting;
+mod passwords;
 mod processes;
 
 use std::sync::Arc;
