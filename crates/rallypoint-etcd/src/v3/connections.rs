@@ -168,6 +168,12 @@ impl Connections {
     /// all clients that were cut off together would show theirs together, and that is dear for etcd.
     pub(super) fn adopt(&self, link: &Link) {
         self.failover.settle(link.index);
+        // Whatever was in use before, at this server or at another, has been silent.
+        for other in self.endpoints.iter().enumerate().filter(|(index, _)| *index != link.index) {
+            if let Some(old) = &*other.1.connection() {
+                old.suspected.notify_one();
+            }
+        }
         if self.settings.credentials.is_some() {
             return;
         }

@@ -250,8 +250,13 @@ impl Task {
             if anew {
                 let link = connections.fresh(step, begun + to_connect).await?;
                 let url = link.url.clone();
-                let opened = timeout_at(Instant::now() + to_answer, RefreshStream::open(link, id)).await;
-                return opened.map_err(|_| late(&url))?;
+                let opened =
+                    timeout_at(Instant::now() + to_answer, RefreshStream::open(link.clone(), id)).await;
+                // It takes connections and answers on none: it hangs, or has lost its cluster and does not know yet.
+                return opened.map_err(|_| {
+                    connections.move_on(&link);
+                    late(&url)
+                })?;
             }
             let current = async {
                 let link = connections.current().await?.link();
