@@ -131,7 +131,7 @@ fn main() -> ExitCode {
 
 fn first_meeting(world: &mut World, check: &mut Check) -> Option<Vec<String>> {
     let calm = Episode { disturbed: 100, ..Episode::default() };
-    world.converge(Duration::from_secs(30)).err().map(|why| vec![why]).or_else(|| {
+    world.converge(Duration::ZERO, Duration::from_secs(30)).err().map(|why| vec![why]).or_else(|| {
         let broken = check.episode(world, &calm, 0);
         (!broken.is_empty()).then_some(broken)
     })
@@ -151,7 +151,10 @@ fn run(world: &mut World, check: &mut Check, episode: &Episode, number: u64, fro
     world.words.note("the faults are over");
     let patience = world::LEASE + world::LAST_CALL + world::A_FEW_SECONDS;
     let mut broken = Vec::new();
-    let whole = world.converge(patience);
+    // A lease ends that much after the last refresh, and a death is believed a second later.
+    let disturbed = episode.disturbed > 0;
+    let notice = if disturbed { world::LEASE + Duration::from_secs(2) } else { Duration::ZERO };
+    let whole = world.converge(notice, patience);
     broken.extend(whole.err());
     broken.extend(check.episode(world, episode, from));
     if !broken.is_empty() {
@@ -160,7 +163,7 @@ fn run(world: &mut World, check: &mut Check, episode: &Episode, number: u64, fro
     world.words.note("whole again");
     broken.extend(world.quiet());
     if world.dismiss_newcomers() {
-        broken.extend(world.converge(patience).err());
+        broken.extend(world.converge(Duration::from_millis(300), patience).err());
         let farewell = Episode { disturbed: 10, ..episode.clone() };
         broken.extend(check.episode(world, &farewell, from));
     }

@@ -175,7 +175,13 @@ impl World {
     pub(crate) fn carry_out(&mut self, step: &Step) {
         self.words.note(&format!("{step:?}"));
         match step {
-            Step::Kill(name) => self.signal(name, Signal::KILL),
+            Step::Kill(name) => {
+                self.signal(name, Signal::KILL);
+                let process = self.processes.iter().rposition(|process| process.name == *name).unwrap();
+                while self.standings(&self.words.since(0))[process] != Standing::Ended {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
             Step::Start(name) => {
                 let host = self.last(name).host;
                 self.start_node(name, host);
@@ -305,12 +311,17 @@ impl World {
         }
     }
 
-    /// Waits until all that live are in one round, but those that there is no room for.
-    pub(crate) fn converge(&mut self, patience: Duration) -> Result<(), String> {
-        let deadline = Instant::now() + patience;
+    /// Waits until all that live are in one round, but those that there is no room for. `notice`: the time in which all
+    /// news must have come of what was done.
+    pub(crate) fn converge(&mut self, notice: Duration, patience: Duration) -> Result<(), String> {
+        let began = Instant::now();
         loop {
-            let Err(why) = self.is_whole() else { return Ok(()) };
-            if Instant::now() >= deadline {
+            let whole = self.is_whole();
+            if whole.is_ok() && began.elapsed() >= notice {
+                return Ok(());
+            }
+            if began.elapsed() >= patience {
+                let why = whole.err().unwrap_or_default();
                 return Err(format!("{patience:?} after the last fault the group is not whole: {why}"));
             }
             std::thread::sleep(Duration::from_millis(20));
