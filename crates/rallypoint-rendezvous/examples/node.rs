@@ -42,7 +42,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
             }
         }
     });
-    let handler = NativeHandler::create(parameters).await?;
+    let created = NativeHandler::create(parameters).await;
+    let handler = created.inspect_err(|error| tell(&json!({ "error": error.to_string() })))?;
     tell(&json!({ "node": handler.node(), "pid": std::process::id() }));
     let mut node = Node { handler, orders, hangs: false };
     let done = node.run().await;

@@ -122,9 +122,18 @@ impl World {
         });
     }
 
-    /// The last process of a name.
+    /// The last process of a name that lives, or just the last.
+    fn last_index(&self, name: &str) -> usize {
+        let standings = self.standings(&self.words.since(0));
+        let of_name = |index: &usize| self.processes[*index].name == name;
+        let lives = |index: &usize| standings[*index] != Standing::Ended;
+        let all = || (0..self.processes.len()).rev().filter(of_name);
+        all().find(lives).or(all().next()).expect("a node of that name")
+    }
+
     fn last(&mut self, name: &str) -> &mut Process {
-        self.processes.iter_mut().rev().find(|process| process.name == name).expect("a node of that name")
+        let index = self.last_index(name);
+        &mut self.processes[index]
     }
 
     fn signal(&mut self, name: &str, signal: Signal) {
@@ -176,8 +185,8 @@ impl World {
         self.words.note(&format!("{step:?}"));
         match step {
             Step::Kill(name) => {
+                let process = self.last_index(name);
                 self.signal(name, Signal::KILL);
-                let process = self.processes.iter().rposition(|process| process.name == *name).unwrap();
                 while self.standings(&self.words.since(0))[process] != Standing::Ended {
                     std::thread::sleep(Duration::from_millis(1));
                 }
@@ -298,12 +307,12 @@ impl World {
         standings
     }
 
-    /// Starts those again that have ended, where that is excused.
+    /// Starts those again that have ended. Whether there is an excuse for that is another question.
     pub(crate) fn revive(&mut self) {
         let standings = self.standings(&self.words.since(0));
         for index in 0..self.nodes {
             let name = format!("n{index}");
-            let last = self.processes.iter().rposition(|process| process.name == name).unwrap();
+            let last = self.last_index(&name);
             if standings[last] == Standing::Ended {
                 let host = self.processes[last].host;
                 self.start_node(&name, host);
@@ -325,6 +334,7 @@ impl World {
                 return Err(format!("{patience:?} after the last fault the group is not whole: {why}"));
             }
             std::thread::sleep(Duration::from_millis(20));
+            self.revive();
         }
     }
 
