@@ -139,6 +139,34 @@ async fn a_lease_outlives_its_servers_leader() {
     }
 }
 
+/// It takes connections, as its kernel does that, and answers on none of them.
+#[tokio::test]
+async fn a_lease_outlives_a_server_that_hangs() {
+    let mut cluster = Cluster::start(Version::V35, 3);
+    let (leader, endpoints) = (cluster.leader(), cluster.endpoints());
+    let follower = (leader + 1) % 3;
+    // The first that a client is given is the one that it uses.
+    let mut endpoints: Vec<&str> = endpoints.split(',').collect();
+    endpoints.swap(0, follower);
+    let mut held = Vec::new();
+    for n in 0..10 {
+        let client = connect(&endpoints.join(",")).await;
+        let lease = client.lease(Duration::from_secs(2)).await.unwrap();
+        put(&client, &format!("key{n}"), &lease).await;
+        held.push((client, lease));
+        // Each at another point between two refreshes.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    cluster.node(follower).pause();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let witness = connect(&cluster.nodes()[leader].endpoint()).await;
+    for (n, (_, lease)) in held.iter().enumerate() {
+        assert!(is_there(&witness, &format!("key{n}")).await, "key{n}");
+        assert_ne!(lease.state(), LeaseState::Lost);
+    }
+    cluster.node(follower).resume();
+}
+
 #[tokio::test]
 async fn a_client_cut_off_for_longer_than_its_lease_learns_of_the_loss() {
     let etcd = Etcd::start(Version::V35);

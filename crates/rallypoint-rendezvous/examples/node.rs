@@ -4,14 +4,19 @@
 //! cargo run -p rallypoint-rendezvous --example node -- 127.0.0.1:2379 my-run 2 4
 //! ```
 //!
-//! It meets again whenever the group is no longer whole, until `leave` or `close` comes on its standard input.
+//! It meets again whenever the group is no longer whole. What it is told on its standard input:
+//!
+//! - `leave` and `close`: it leaves, and closes the run before that;
+//! - `meet`: it asks for a new round, as when its workers have failed;
+//! - `hang` and `go`: it does not meet again from now on, and does again.
+//!
 //! More options, as for torchrun's `--rdzv-conf`, may follow: `last_call_timeout=1,lease_timeout=2`.
 
 use std::error::Error;
 use std::io::Write as _;
 
 use rallypoint_rendezvous::native::NativeHandler;
-use rallypoint_rendezvous::{RendezvousHandler as _, RendezvousParameters};
+use rallypoint_rendezvous::{Rendezvous, RendezvousError, RendezvousHandler as _, RendezvousParameters};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -29,41 +34,99 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut parameters = RendezvousParameters::new("rallypoint", &endpoint, &run, min, max)?;
     parameters.config = RendezvousParameters::parse_config(&next("options").unwrap_or_default())?;
 
-    let (orders, mut order) = mpsc::unbounded_channel();
+    let (sender, orders) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
         for line in std::io::stdin().lines().map_while(Result::ok) {
-            if orders.send(line).is_err() {
+            if sender.send(line).is_err() {
                 return;
             }
         }
     });
-    let node = NativeHandler::create(parameters).await?;
-    tell(&json!({ "node": node.node(), "pid": std::process::id() }));
-    loop {
-        let met = tokio::select! {
-            met = node.next_rendezvous() => met,
-            Some(_) = order.recv() => return Ok(node.leave().await?),
-        };
-        let round = match met {
-            Ok(round) => round,
-            Err(error) => {
-                tell(&json!({ "error": error.to_string() }));
-                return Ok(node.leave().await?);
+    let created = NativeHandler::create(parameters).await;
+    let handler = created.inspect_err(|error| tell(&json!({ "error": error.to_string() })))?;
+    tell(&json!({ "node": handler.node(), "pid": std::process::id() }));
+    let mut node = Node { handler, orders, hangs: false };
+    let done = node.run().await;
+    if let Err(error) = &done {
+        tell(&json!({ "error": error.to_string() }));
+    }
+    let left = node.handler.leave().await;
+    tell(&json!({ "left": left.is_ok() }));
+    Ok(done.and(left)?)
+}
+
+struct Node {
+    handler: NativeHandler,
+    orders: mpsc::UnboundedReceiver<String>,
+    /// It does not meet again by itself.
+    hangs: bool,
+}
+
+impl Node {
+    async fn run(&mut self) -> Result<(), RendezvousError> {
+        while let Some(round) = self.meet().await? {
+            tell(&json!({
+                "round": round.round,
+                "plan": self.handler.plan(),
+                "rank": round.rank,
+                "world_size": round.world_size,
+                "master": format!("{}:{}", round.master.address, round.master.port),
+            }));
+            if !self.work().await? {
+                break;
             }
-        };
-        tell(&json!({
-            "round": round.round,
-            "rank": round.rank,
-            "world_size": round.world_size,
-            "master": format!("{}:{}", round.master.address, round.master.port),
-        }));
-        tokio::select! {
-            change = node.changed() => tell(&json!({ "change": format!("{change:?}") })),
-            Some(order) = order.recv() => {
-                if order == "close" {
-                    node.set_closed("told to").await?;
+        }
+        Ok(())
+    }
+
+    /// The next round; none if it is to leave.
+    async fn meet(&mut self) -> Result<Option<Rendezvous>, RendezvousError> {
+        let meeting = self.handler.next_rendezvous();
+        tokio::pin!(meeting);
+        let mut progress = self.handler.progress();
+        let mut was_spare = false;
+        loop {
+            tokio::select! {
+                met = &mut meeting => return met.map(Some),
+                Some(order) = self.orders.recv() => match order.as_str() {
+                    "leave" | "close" => return Ok(None),
+                    "hang" => self.hangs = true,
+                    "go" => self.hangs = false,
+                    _ => {}
+                },
+                Ok(()) = progress.changed() => {
+                    let spare = progress.borrow_and_update().spare;
+                    if std::mem::replace(&mut was_spare, spare) != spare {
+                        tell(&json!({ "spare": spare }));
+                    }
                 }
-                return Ok(node.leave().await?);
+            }
+        }
+    }
+
+    /// Works until it is time to meet again; false if it is to leave.
+    async fn work(&mut self) -> Result<bool, RendezvousError> {
+        let mut told = false;
+        loop {
+            tokio::select! {
+                change = self.handler.changed(), if !told => {
+                    told = true;
+                    tell(&json!({ "change": format!("{change:?}") }));
+                }
+                Some(order) = self.orders.recv() => match order.as_str() {
+                    "leave" => return Ok(false),
+                    "close" => {
+                        self.handler.set_closed("told to").await?;
+                        return Ok(false);
+                    }
+                    "meet" => return Ok(true),
+                    "hang" => self.hangs = true,
+                    "go" => self.hangs = false,
+                    _ => {}
+                },
+            }
+            if told && !self.hangs {
+                return Ok(true);
             }
         }
     }

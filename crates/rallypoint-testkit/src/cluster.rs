@@ -47,6 +47,11 @@ impl Cluster {
         Self::start_as(hosts.iter().map(|host| builder.clone().on(host)))
     }
 
+    /// Kills all members that run, and starts them on the same data: longer without an answer than an election takes.
+    pub fn restart_all(&mut self) {
+        self.restart_with(|_| {});
+    }
+
     /// Kills all that run, does something to each, and starts them.
     pub(crate) fn restart_with(&mut self, change: impl Fn(&Etcd)) {
         self.nodes.iter_mut().for_each(Etcd::kill);

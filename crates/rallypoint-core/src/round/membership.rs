@@ -183,6 +183,14 @@ impl Membership {
         }
     }
 
+    /// The plan of the round at work in whose news this node itself is the first to be lost.
+    pub(super) fn is_called_lost<'a>(&self, config: &NodeConfig, view: &'a View) -> Option<&'a str> {
+        let record = &view.known()?.record;
+        let at_work = self.seat_at_work().is_some_and(|seat| seat.plan == record.plan);
+        let lost = record.news.lost.first().is_some_and(|lost| lost.node == config.id);
+        (at_work && lost && record.closed.is_none()).then_some(record.plan.as_str())
+    }
+
     fn decide_joining(
         &mut self,
         config: &NodeConfig,

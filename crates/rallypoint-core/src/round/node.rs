@@ -59,6 +59,10 @@ struct Look {
     retry: Retry,
     /// When the last one was answered.
     last: Duration,
+    /// One is wanted, whatever else there is to do.
+    wanted: bool,
+    /// The plan of the round in which this node is called lost, once it has looked why.
+    lost_in: Option<String>,
 }
 
 /// The parts, and what they are given.
@@ -267,6 +271,13 @@ impl Node {
         if self.view.is_blind() {
             return;
         }
+        // Whoever is called lost may have been replaced, and should hear that rather.
+        if let Some(plan) = self.membership.is_called_lost(&self.config, &self.view)
+            && self.look.lost_in.as_deref() != Some(plan)
+        {
+            self.look.wanted = true;
+            return;
+        }
         let unanswered = self.presence.is_unanswered();
         while let Some(verdict) = self.membership.decide(&self.config, &self.view, unanswered) {
             self.tell(verdict);
@@ -301,7 +312,8 @@ impl Node {
             |record| membership.is_said_by(record),
         );
         self.look.retry.is_due(now);
-        if stands && (self.view.is_blind() || check_is_due) && !self.look.busy && !self.look.retry.waits() {
+        let wanted = self.view.is_blind() || check_is_due || self.look.wanted;
+        if stands && wanted && !self.look.busy && !self.look.retry.waits() {
             self.look.busy = true;
             let request = look(context);
             context.out.request(Task::Look, request);
@@ -330,6 +342,10 @@ impl Node {
         self.view.see(context, &sight);
         let found = self.presence.looked(context, &sight);
         self.found(now, found);
+        if std::mem::take(&mut self.look.wanted) {
+            let lost_in = self.membership.is_called_lost(&self.config, &self.view);
+            self.look.lost_in = lost_in.map(str::to_owned);
+        }
         self.decide();
         self.membership.catch_up(&self.view);
     }

@@ -23,8 +23,8 @@ pub(super) struct Presence {
     lease: Lease,
     key: OwnKey,
     registering: bool,
-    /// This process has had its key before: whoever has it instead has replaced it.
-    established: bool,
+    /// When this process last wrote its key: whoever has it instead has replaced it.
+    established: Option<i64>,
     /// A registration was never answered: this process may have been in a round that it does not know of.
     unanswered: bool,
     /// The leases of earlier processes of this name, to be ended.
@@ -84,7 +84,7 @@ impl Presence {
             lease: Lease::None,
             key: OwnKey::Missing,
             registering: false,
-            established: false,
+            established: None,
             unanswered: false,
             inherited: Vec::new(),
             evicting: false,
@@ -257,7 +257,7 @@ impl Presence {
         let key = KeyAt { created: created.unwrap_or(reply.revision), modified: reply.revision };
         let (record, said, epoch) = (Box::new(record), Said::Last, context.out.epoch());
         self.key = OwnKey::Ours { record, key, lease, said, epoch };
-        self.established = true;
+        self.established = Some(key.modified);
         Found::Registered(registration_saw(reply, lease))
     }
 
@@ -279,7 +279,7 @@ impl Presence {
             self.key = OwnKey::Ours { record, key, lease, said, epoch: context.out.epoch() };
             return Found::Nothing;
         }
-        if self.established {
+        if self.established.is_some_and(|at| !is_of_the_past(context, at, entry, record.as_ref())) {
             let by = record.map_or_else(|| "an unknown process".to_owned(), |record| record.address);
             return Found::Replaced { by };
         }
@@ -333,6 +333,13 @@ impl Presence {
         }
         self.key = OwnKey::Missing;
     }
+}
+
+/// Whether a key is what an earlier process of this name has left, and stands there again because etcd was restored
+/// from a snapshot. `written`: when this process wrote it. A key that was modified before that tells of a loss; and who
+/// had the name before this process did not take it away.
+fn is_of_the_past(context: &Context<'_>, written: i64, entry: &Entry, record: Option<&NodeRecord>) -> bool {
+    entry.mod_revision < written && record.is_some_and(|record| record.since <= context.config.since)
 }
 
 pub(super) fn put_leader(context: &Context<'_>, lease: i64) -> Op {

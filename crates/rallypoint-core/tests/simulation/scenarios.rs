@@ -6,6 +6,7 @@ use fastrand::Rng;
 use rallypoint_core::round::{Change, RankPolicy, Refusal, RunSettings};
 
 use crate::check::Violation;
+use crate::faults::Loss;
 use crate::finale::{self, MOMENT, is_settled, settle, state};
 use crate::network::{LATEST, Weather};
 use crate::process::{Crash, Phase};
@@ -207,6 +208,44 @@ fn a_restarted_process_comes_back_as_itself_within_its_lease() {
         let again = world.start("n2")?;
         settle(&mut world, MOMENT)?;
         assert_eq!(world.processes[again].is_in().map(|joined| joined.rank), rank);
+        Ok(())
+    });
+}
+
+#[test]
+fn who_is_replaced_by_a_process_of_its_name_is_told_who_that_is() {
+    tell(50, |seed| {
+        let mut world = world(seed, 4, 4);
+        start(&mut world, 4)?;
+        settle(&mut world, MOMENT)?;
+        let old = seed as usize % 4;
+        let new = world.start(&format!("n{old}"))?;
+        let time = MOMENT + world.setup.lease;
+        settle(&mut world, time)?;
+        let by = world.processes[new].address.clone();
+        assert_eq!(world.processes[old].told, Some((1, Change::Replaced { by })), "n{old}");
+        Ok(())
+    });
+}
+
+/// Its key stands there again because etcd was restored from a snapshot, and not because it is back.
+#[test]
+fn nobody_is_replaced_by_the_process_that_had_its_name_before() {
+    tell(50, |seed| {
+        let mut world = world(seed, 4, 4);
+        world.setup.last_call = Duration::from_secs(1);
+        start(&mut world, 4)?;
+        settle(&mut world, MOMENT)?;
+        world.back_up();
+        world.crash(2);
+        let again = world.start("n2")?;
+        settle(&mut world, MOMENT)?;
+        world.run_for(MOMENT)?;
+        let overtakes = seed % 2 == 0;
+        world.lose_data(Loss { empty: false, overtakes, compacted: seed % 4 == 0 })?;
+        world.run_for(MOMENT)?;
+        settle(&mut world, Duration::from_secs(30))?;
+        assert!(world.processes[again].is_in().is_some(), "{}", state(&world));
         Ok(())
     });
 }

@@ -216,6 +216,7 @@ impl World {
             address: format!("{id}-{incarnation}.sim"),
             rack: format!("rack{}", index % 3),
             hint: id.to_owned(),
+            since: self.now.as_secs(),
             settings,
             lease_ttl: self.setup.lease,
             run_ttl: self.setup.run_ttl,

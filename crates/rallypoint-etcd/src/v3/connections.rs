@@ -155,6 +155,12 @@ impl Connections {
     /// Sends all requests on over a connection that was answered.
     pub(super) fn adopt(&self, link: &Link) {
         self.failover.settle(link.index);
+        // Whatever was in use before, at this server or at another, has been silent.
+        for other in self.endpoints.iter().enumerate().filter(|(index, _)| *index != link.index) {
+            if let Some(old) = &*other.1.connection() {
+                old.suspected.notify_one();
+            }
+        }
         let slot = &self.endpoints[link.index];
         *slot.adopted() = Some(link.channel.clone());
         if let Some(old) = slot.connection().take() {

@@ -278,9 +278,13 @@ impl Task {
                 let url = link.url.clone();
                 let pass = timeout_at(Instant::now() + most, login.pass_on_fresh(&link)).await;
                 let pass = pass.map_err(|_| late(&url))??;
-                let opened =
-                    timeout_at(Instant::now() + to_answer, RefreshStream::open(link, login, pass, id));
-                return opened.await.map_err(|_| late(&url))?;
+                let opening = RefreshStream::open(link.clone(), login, pass, id);
+                let opened = timeout_at(Instant::now() + to_answer, opening).await;
+                // It takes connections and answers on none: it hangs, or has lost its cluster and does not know yet.
+                return opened.map_err(|_| {
+                    connections.move_on(&link);
+                    late(&url)
+                })?;
             }
             // To look at a password takes etcd longer than to refresh a lease.
             let limit = if login.pass().is_some() { silence } else { most };

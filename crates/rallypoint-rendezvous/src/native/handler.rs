@@ -136,6 +136,13 @@ impl NativeHandler {
         &self.node
     }
 
+    /// What tells the last round of this node from every other, even from one of the same number that was met after
+    /// etcd has lost data. Empty before the first.
+    #[must_use]
+    pub fn plan(&self) -> String {
+        self.group.borrow().plan.clone()
+    }
+
     /// A port that stays this node's until it is handed over.
     fn hold_port(&self) -> Result<u16> {
         let mut port = self.port.lock().expect("no code panics while it holds this lock");

@@ -1,6 +1,7 @@
 //! What a run leaves in etcd: nothing, after a while.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rallypoint_etcd::v3::{Client, KeyRange};
@@ -55,6 +56,38 @@ async fn everything_hangs_on_a_lease_and_a_closed_run_leaves_only_its_mark() {
     let left = keys(&client).await;
     assert!(left.len() == 1 && left[0].0.ends_with("/group/round"), "{left:?}");
     gone(&client, "").await;
+}
+
+/// All of them end at the same time, as the workers of a job do.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_ended_well_leaves_its_mark_and_nothing_else_time_after_time() {
+    let etcd = Etcd::start(Version::V35);
+    for nodes_of_run in [2, 3, 20] {
+        for _ in 0..10 {
+            let settings = settings(&etcd.endpoint(), nodes_of_run, nodes_of_run);
+            let client = Client::connect(settings.etcd.clone()).await.unwrap();
+            let names: Vec<String> = (0..nodes_of_run).map(|n| format!("n{n}")).collect();
+            let group = nodes(&settings, names.iter().map(String::as_str)).await;
+            for round in round_of(&group).await {
+                round.store.set(format!("{}", round.rank).as_bytes(), b"v").await.unwrap();
+            }
+            let ends: Vec<_> = group
+                .iter()
+                .map(|node| {
+                    let node = Arc::clone(node);
+                    tokio::spawn(async move { node.shutdown("done").await })
+                })
+                .collect();
+            for end in ends {
+                let outcome = within(end).await.unwrap().unwrap();
+                assert!(matches!(outcome, CloseOutcome::Closed | CloseOutcome::AlreadyClosed), "{outcome:?}");
+            }
+            let of_run = format!("/{}/", settings.run_id);
+            let left: Vec<_> =
+                keys(&client).await.into_iter().filter(|(key, _)| key.contains(&of_run)).collect();
+            assert!(left.len() == 1 && left[0].0.ends_with("/group/round"), "{nodes_of_run} nodes: {left:?}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

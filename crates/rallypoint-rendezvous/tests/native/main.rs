@@ -3,11 +3,15 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail")]
 
 mod cut_off;
+mod data_loss;
 mod faults;
 mod leftovers;
 mod meeting;
+mod members;
+mod outages;
 mod passwords;
 mod processes;
+mod world;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -187,8 +187,31 @@ async fn an_operator_can_close_a_run_before_and_while_it_runs() {
 
     assert!(native::close(&operator, "never was", "not today", mark).await.unwrap());
     let other = NativeSettings { run_id: "never was".to_owned(), ..settings };
-    let error = within(node(&other, "a").await.next_rendezvous()).await.unwrap_err().to_string();
-    assert!(error.contains("not today"), "{error}");
+    // Whoever is refused does not take the mark away with it.
+    for name in ["a", "b", "a"] {
+        let refused = node(&other, name).await;
+        let error = within(refused.next_rendezvous()).await.unwrap_err().to_string();
+        assert!(error.contains("not today"), "{error}");
+        refused.leave().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_spare_waits_for_as_long_as_the_run_lives() {
+    let etcd = Etcd::start(Version::V35);
+    let settings = settings(&etcd.endpoint(), 2, 2);
+    let group = nodes(&settings, ["a", "b"]).await;
+    round_of(&group).await;
+    let join_timeout = Duration::from_secs(2);
+    let spare = node(&NativeSettings { join_timeout, ..settings.clone() }, "spare").await;
+    let waits = meet(&spare);
+    within(spare.progress().wait_for(|progress| progress.spare)).await.unwrap();
+    tokio::time::sleep(join_timeout * 2).await;
+    assert!(!waits.is_finished());
+    group[1].leave().await.unwrap();
+    change(&group[0]).await;
+    let members = vec![meet(&group[0]), waits];
+    assert_eq!(completed(members).await[0].round, 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

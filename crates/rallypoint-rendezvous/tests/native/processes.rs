@@ -4,6 +4,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use rallypoint_testkit::{Etcd, Version};
 use serde_json::Value;
@@ -59,6 +60,31 @@ impl Process {
         }
     }
 
+    /// Its next line that has `key`, which must come within that time.
+    pub(super) fn next_within(&self, key: &str, time: Duration) -> Value {
+        let until = Instant::now() + time;
+        loop {
+            let line = self.lines.recv_timeout(until.saturating_duration_since(Instant::now()));
+            let line = line.unwrap_or_else(|_| panic!("it says nothing of {key:?} within {time:?}"));
+            if !line[key].is_null() {
+                return line;
+            }
+        }
+    }
+
+    /// What it has said and nobody has asked for.
+    pub(super) fn said(&self) -> Vec<Value> {
+        self.lines.try_iter().collect()
+    }
+
+    /// The processor time that it has used.
+    pub(super) fn processor_time(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        let ticks = stat.rsplit(") ").next().unwrap().split(' ').skip(11).take(2);
+        // A tick is a hundredth of a second on every Linux that we know.
+        Duration::from_millis(10 * ticks.map(|ticks| ticks.parse::<u64>().unwrap()).sum::<u64>())
+    }
+
     pub(super) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -83,11 +109,18 @@ pub(super) fn example() -> PathBuf {
 
 /// The rounds that all of `processes` are in next, by process; checked to be one.
 pub(super) fn rounds(processes: &[Process]) -> Vec<Value> {
-    let rounds: Vec<Value> = processes.iter().map(|process| process.next("round")).collect();
+    rounds_within(processes, LIMIT)
+}
+
+/// As [`rounds`], within that time.
+pub(super) fn rounds_within(processes: &[Process], time: Duration) -> Vec<Value> {
+    let until = Instant::now() + time;
+    let left = || until.saturating_duration_since(Instant::now());
+    let rounds: Vec<Value> = processes.iter().map(|process| process.next_within("round", left())).collect();
     let mut ranks: Vec<u64> = rounds.iter().map(|round| round["rank"].as_u64().unwrap()).collect();
     ranks.sort_unstable();
     assert!(ranks.into_iter().eq(0..processes.len() as u64), "{rounds:?}");
-    for key in ["round", "world_size", "master"] {
+    for key in ["round", "plan", "world_size", "master"] {
         assert!(rounds.iter().all(|round| round[key] == rounds[0][key]), "{rounds:?}");
     }
     rounds
