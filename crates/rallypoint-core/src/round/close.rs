@@ -171,8 +171,8 @@ impl CloseRun {
             let ours = self.mark == Some(lease);
             return Stage::Done(Ok(if ours { CloseOutcome::Closed } else { CloseOutcome::AlreadyClosed }));
         }
-        // The others may have gone on without this node.
-        if self.member.as_ref().is_some_and(|(seat, _)| seat.plan != record.plan) {
+        // The others may have gone on without this node. Where its round was lost, nobody has.
+        if record.has_round() && self.member.as_ref().is_some_and(|(seat, _)| seat.plan != record.plan) {
             return Stage::Done(Ok(CloseOutcome::NotAMember));
         }
         let condition = Condition::ModifiedAt(self.key.clone(), modified);

@@ -381,8 +381,9 @@ impl Node {
             return;
         }
         // Of a closed run the leader is needed to its end: it tidies up.
-        let willing = self.membership.is_in()
-            || (self.view.is_closed() && matches!(self.membership.goal(), Goal::Leaving { .. }));
+        let closes = self.view.is_closed() || self.close.is_some();
+        let leaving = matches!(self.membership.goal(), Goal::Leaving { .. });
+        let willing = self.membership.is_in() || (leaving && closes);
         let term = match self.view.leader() {
             LeaderKey::Held { lease, created } if willing && self.presence.lease() == Some(lease) => {
                 Some(created)
@@ -396,8 +397,7 @@ impl Node {
         if let Some(leader) = self.leader.take() {
             leader.step_down(context);
         }
-        self.leader =
-            term.filter(|_| self.membership.is_in()).map(|term| Box::new(Leader::new(context, term)));
+        self.leader = term.map(|term| Box::new(Leader::new(context, term)));
     }
 
     fn leaders_word(&mut self, now: Duration, word: Word) {

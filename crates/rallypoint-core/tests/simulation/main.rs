@@ -9,6 +9,7 @@ mod check;
 mod etcd;
 mod faults;
 mod finale;
+mod findings;
 mod model;
 mod network;
 mod operator;

@@ -15,7 +15,7 @@ use crate::world::{Setup, World};
 /// So long that whoever sits it out is found out.
 const LONG: Duration = Duration::from_secs(3_600);
 
-fn world(seed: u64, min_nodes: usize, max_nodes: usize) -> World {
+pub(crate) fn world(seed: u64, min_nodes: usize, max_nodes: usize) -> World {
     let setup = Setup {
         settings: RunSettings { min_nodes, max_nodes, policy: RankPolicy::Sticky },
         lease: Duration::from_secs(5),
@@ -26,12 +26,12 @@ fn world(seed: u64, min_nodes: usize, max_nodes: usize) -> World {
     World::new(seed, setup, Weather::default())
 }
 
-fn start(world: &mut World, nodes: usize) -> Result<(), Violation> {
+pub(crate) fn start(world: &mut World, nodes: usize) -> Result<(), Violation> {
     (0..nodes).try_for_each(|node| world.start(&format!("n{node}")).map(|_| ()))
 }
 
 /// Tries many seeds of one story.
-fn tell(seeds: u64, story: impl Fn(u64) -> Result<(), Violation>) {
+pub(crate) fn tell(seeds: u64, story: impl Fn(u64) -> Result<(), Violation>) {
     for seed in 0..seeds {
         if let Err(violation) = story(seed) {
             panic!("seed {seed}: {violation}");
