@@ -139,6 +139,22 @@ async fn a_lease_outlives_its_servers_leader() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_outlives_a_leader_that_takes_connections_and_answers_nobody() {
+    let mut cluster = Cluster::start(Version::V35, 3);
+    let ttl = Duration::from_secs(5);
+    let mut leases = Vec::new();
+    // Several, as the server that is asked is drawn by lot. They make no other requests that would find out for them.
+    for _ in 0..8 {
+        leases.push(connect(&cluster.endpoints()).await.lease(ttl).await.unwrap());
+    }
+    let leader = cluster.leader();
+    cluster.node(leader).pause();
+    tokio::time::sleep(ttl * 2).await;
+    let states: Vec<LeaseState> = leases.iter().map(Lease::state).collect();
+    assert!(states.iter().all(|state| *state == LeaseState::Alive), "{states:?}");
+}
+
 #[tokio::test]
 async fn a_client_cut_off_for_longer_than_its_lease_learns_of_the_loss() {
     let etcd = Etcd::start(Version::V35);
