@@ -149,7 +149,7 @@ fn draw(rng: &mut Rng, planted: Planted) -> World {
         snapshot: some(0.2),
         twice: some(0.1),
     };
-    if planted == Planted::CommitByAnyLeader {
+    if planted == Planted::CommitUnfenced {
         // It takes a commit that is carried out when there is another leader, who has not planned yet.
         (setup.lease, setup.last_call, weather.late) = (MIN_TTL, Duration::from_secs(5), 0.3);
     }

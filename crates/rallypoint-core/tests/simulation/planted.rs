@@ -14,8 +14,8 @@ use crate::world::RUN;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Planted {
     None,
-    /// Whoever was the leader once can commit a round.
-    CommitByAnyLeader,
+    /// Whoever was the leader once can commit a round that it has planned.
+    CommitUnfenced,
     /// A place counts whatever plan it is from.
     RankFromAnyPlan,
     /// Now and then a watch says nothing of an event.
@@ -43,7 +43,7 @@ pub(crate) enum Planted {
 }
 
 pub(crate) const ALL: [Planted; 13] = [
-    Planted::CommitByAnyLeader,
+    Planted::CommitUnfenced,
     Planted::RankFromAnyPlan,
     Planted::LostWakeUp,
     Planted::TrustEveryHistory,
@@ -67,7 +67,7 @@ impl Planted {
     pub(crate) fn breaks(self) -> &'static [u8] {
         match self {
             Planted::None => &[],
-            Planted::CommitByAnyLeader => &[1, 2, 3],
+            Planted::CommitUnfenced => &[1, 2, 3],
             Planted::RankFromAnyPlan => &[1, 2, 7],
             Planted::NobodySweeps | Planted::NobodyTidies => &[5],
             Planted::NoGraceForNewcomers => &[7, 9],
@@ -80,7 +80,7 @@ impl Planted {
     /// The kinds of faults that bring it out; none for all of them.
     pub(crate) fn faults(self) -> &'static [Fault] {
         match self {
-            Planted::CommitByAnyLeader => {
+            Planted::CommitUnfenced => {
                 &[Fault::CrashLeader, Fault::StallLeader, Fault::Restart, Fault::WorkerFailure]
             }
             Planted::TrustEveryHistory | Planted::LossUntold | Planted::SeatsUnsaid => {
@@ -99,10 +99,12 @@ impl Planted {
     pub(crate) fn alter_request(self, request: Request) -> Option<Request> {
         let Request::Txn(mut txn) = request else { return Some(request) };
         match self {
-            Planted::CommitByAnyLeader if writes_round(&txn) => {
-                let leader = format!("{RUN}group/leader");
-                txn.when
-                    .retain(|condition| !matches!(condition, Condition::CreatedAt(key, _) if *key == leader));
+            Planted::CommitUnfenced if writes_round(&txn) => {
+                let (leader, plan) = (format!("{RUN}group/leader"), format!("{RUN}plan"));
+                txn.when.retain(|condition| match condition {
+                    Condition::CreatedAt(key, _) | Condition::ModifiedAt(key, _) => *key != leader && *key != plan,
+                    _ => true,
+                });
             }
             Planted::PlacesWithoutPrevious => {
                 for op in &mut txn.then {

@@ -35,6 +35,8 @@ pub(crate) struct Process {
     pub(crate) denied_until: Duration,
     /// The requests of the second that it is.
     pub(crate) this_second: (u64, u32),
+    /// A planted bug has kept something from its program, which hears nothing any more.
+    pub(crate) deceived: bool,
     /// It has left before, and come back. A plan from before may still have it.
     pub(crate) has_left: bool,
     /// How it ended, where the machine ended it.
@@ -116,6 +118,7 @@ impl Process {
             settings: config.settings,
             harmed: false,
             moved_on: String::new(),
+            deceived: false,
             has_left: false,
             hung_until: Duration::ZERO,
             lag: Duration::ZERO,
@@ -297,7 +300,9 @@ impl World {
     /// What the program makes of the machine's news.
     fn event(&mut self, index: usize, event: NodeEvent) -> Result<(), Violation> {
         self.trace(|| format!("{} ** {event:?}", self.name(index)));
-        if self.planted.conceals(&event) {
+        let process = &mut self.processes[index];
+        process.deceived |= self.planted.conceals(&event);
+        if process.deceived {
             return Ok(());
         }
         let process = &self.processes[index];

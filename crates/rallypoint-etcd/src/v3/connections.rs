@@ -119,9 +119,12 @@ impl Connections {
     ///
     /// A try begins with every `step`, and goes on beside the next ones: the first packet of one that was lost in a cut
     /// is sent again only after a second, and one over a long way must have the time for it.
-    pub(super) async fn fresh(&self, step: Duration, deadline: Instant) -> Result<Link> {
+    ///
+    /// The first is the one in use; `past` it and as many after it, which take connections and do not answer.
+    pub(super) async fn fresh(&self, past: usize, step: Duration, deadline: Instant) -> Result<Link> {
         let mut tries = FuturesUnordered::new();
-        let (mut at, mut next) = (self.failover.current(), Instant::now());
+        let mut at = (self.failover.current() + past) % self.endpoints.len();
+        let mut next = Instant::now();
         let mut failure = Error::new(ErrorKind::Unreachable, "connect").endpoint(self.url(at));
         loop {
             tokio::select! {

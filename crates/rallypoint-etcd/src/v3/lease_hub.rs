@@ -269,12 +269,13 @@ impl Task {
         // A server that takes connections and answers on none of them does not need more of them.
         let most = connections.settings.request_timeout.min(self.shortest / 2).max(silence);
         let to_answer = (silence * 2u32.saturating_pow(self.unanswered.min(8))).min(most);
+        let past = self.unanswered as usize;
         let opening = async move {
             let late = |url: &str| Error::new(ErrorKind::Timeout, WHAT).endpoint(url);
             let login = Arc::clone(&connections.login);
             let begun = Instant::now();
             if anew {
-                let link = connections.fresh(step, begun + to_connect).await?;
+                let link = connections.fresh(past, step, begun + to_connect).await?;
                 let url = link.url.clone();
                 let pass = timeout_at(Instant::now() + most, login.pass_on_fresh(&link)).await;
                 let pass = pass.map_err(|_| late(&url))??;
