@@ -114,8 +114,10 @@ fn main() -> ExitCode {
             number += 1;
             let over = Instant::now() >= until || options.episode.is_some();
             if over || (!broken.is_empty() && !options.keep_going) {
-                if broken.is_empty() {
-                    world.farewell();
+                let left = if broken.is_empty() { world.farewell() } else { Vec::new() };
+                if !left.is_empty() {
+                    report(&options, number - 1, &episode, &world, from, &left);
+                    violations += 1;
                 }
                 break 'worlds;
             }
