@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 
-use crate::barrier;
+use crate::barrier::{self, EtcdBarrier};
 use crate::error::Result;
 use crate::handler::RendezvousHandler;
 use crate::native::{self, NativeHandler};
@@ -35,7 +35,10 @@ impl Registry {
         let native: Creator = Arc::new(|parameters| {
             Box::pin(async move { Ok(Arc::new(NativeHandler::create(parameters).await?) as Arc<_>) })
         });
-        let built_in = [(barrier::NAME, barrier::creator()), (native::BACKEND, native)];
+        let barrier: Creator = Arc::new(|parameters| {
+            Box::pin(async move { Ok(Arc::new(EtcdBarrier::connect(&parameters).await?) as Arc<_>) })
+        });
+        let built_in = [(barrier::NAME, barrier), (native::BACKEND, native)];
         Registry { creators: built_in.map(|(name, creator)| (name.to_owned(), creator)).into() }
     }
 

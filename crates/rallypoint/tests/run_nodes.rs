@@ -95,6 +95,34 @@ fn a_node_that_is_killed_is_missed_and_the_others_go_on() {
 }
 
 #[test]
+fn a_user_who_may_touch_only_the_run_meets_works_and_misses_who_is_killed() {
+    for version in Version::all() {
+        let etcd = Etcd::start(version);
+        etcd.ask_for_passwords("trainer", "secret", "rallypoint/job/");
+        let script = "echo $WORLD_SIZE are here; while [ $WORLD_SIZE = 2 ]; do sleep 0.05; done";
+        let start = || {
+            let args = ["--nnodes", "1:2", "--rdzv-id", "job", "--rdzv-endpoint", &etcd.endpoint()];
+            let conf = ["--rdzv-conf", "last_call_timeout=2,lease_timeout=2", "--user", "trainer"];
+            let args = [&args[..], &conf[..], &["--", "sh", "-c", script]].concat();
+            Launcher::start_with(&args, |command| {
+                command.env("RALLYPOINT_PASSWORD", "secret");
+            })
+        };
+        let (mut first, mut second) = (start(), start());
+        first.wait_for("2 are here");
+        second.wait_for("2 are here");
+        first.forget();
+        // Longer than a lease that nobody refreshes.
+        std::thread::sleep(std::time::Duration::from_secs(6));
+        second.pull_the_plug();
+        let ended = first.ended().expect(0);
+        assert_eq!(ended.with("are here").len(), 1, "no round before: {}", ended.text());
+        assert!(!ended.with("1 are here").is_empty(), "{}", ended.text());
+        assert!(ended.text().contains("died"), "{}", ended.text());
+    }
+}
+
+#[test]
 fn a_node_that_is_stopped_leaves_at_once_and_one_that_comes_is_let_in() {
     let etcd = Etcd::start(Version::V35);
     let endpoint = etcd.endpoint();

@@ -1,9 +1,18 @@
 //! The barrier of PyTorch's `etcd` rendezvous, as one node goes through it: the same record, keys and times, so
 //! that nodes that run PyTorch's code and nodes that run this one meet.
 //!
-//! - [`Record`]: what all nodes share, byte for byte as PyTorch writes it.
-//! - [`Machine`]: one node's way through it. It asks for one [`Request`] at a time and is told the [`Reply`].
-//! - `joining`, `last_call`, `waiting`, `leaving`: the parts of that way.
+//! A [`Node`] is one node's part in a run, as a machine without IO, clock or randomness of its own: whoever
+//! drives it carries out its [`Output`]s and tells it what came of them and what time it is, as with the native
+//! rendezvous. The promises are checked by simulation (`tests/barrier_simulation`).
+//!
+//! - `node`: what goes in and comes out, and which part it is for.
+//! - `way`: from no place at all to a final version. `steps` takes its steps one by one; `creating`,
+//!   `seat` (with `last_call`) and `waiting` are the parts of it.
+//! - `group`: whether a group that has met is still whole. `keep_alive`: a node's keep-alive, and what is done when
+//!   etcd has lost it or more. `silence`: how long etcd was not heard of.
+//! - `departure`, `closing`, `run_folder`: how a node goes, how a run ends, and why its folder does not.
+//! - `record`: what all nodes share, byte for byte as PyTorch writes it. `etcd`: the few words of etcd that the
+//!   machine speaks. `output`: what it wants done. `outbox`, `pace`, `context`: what the parts have in common.
 //!
 //! # The life of a version
 //!
@@ -26,17 +35,34 @@
 //! - Writes that lost a race are repeated after a time that grows with the crowd, and so is looking at a record
 //!   that many nodes change; PyTorch's nodes wait at random, up to 0.1 s.
 
-mod joining;
+mod closing;
+mod context;
+mod creating;
+mod departure;
+mod etcd;
+mod group;
+mod keep_alive;
 mod last_call;
-mod leaving;
-mod machine;
+mod node;
+mod outbox;
+mod output;
+mod pace;
 mod record;
+mod run_folder;
+mod seat;
+mod settings;
+mod silence;
+mod steps;
 mod waiting;
+mod way;
 
 use std::time::Duration;
 
-pub use machine::{KeepAlive, Machine, Outcome, Place, Reply, Request, Settings, Step, View};
+pub use etcd::{Ending, Failure, KeepAlive, Place, Reply, Request, Update, View, Watched};
+pub use node::Node;
+pub use output::{Change, Loss, NodeEvent, Output, WatchId};
 pub use record::{Record, RecordError, Status, to_python_json};
+pub use settings::Settings;
 
 /// How long `next_rendezvous` may take, unless told otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);

@@ -100,6 +100,12 @@ impl Record {
         self.status == status && self.version == Some(version)
     }
 
+    /// Whether it is this version, and not final yet.
+    #[must_use]
+    pub fn is_open(&self, version: u64) -> bool {
+        self.is(Status::Joinable, version) || self.is(Status::Frozen, version)
+    }
+
     /// How many nodes have joined.
     #[must_use]
     pub fn joined(&self) -> usize {

@@ -1,76 +1,147 @@
 //! A final version is in the way: wait for its end, or bring it about.
+//!
+//! ```text
+//!            nobody to tell; one is missing, or this node comes back from it
+//! Listing ─────────────────────────────────────────────────────────────────► end it
+//!    │ PyTorch's members live, or the group is whole
+//!    ▼
+//! announce ──► Announced ── one is missing, and those of PyTorch's had GRACE to see the number ──► end it
+//! (a newcomer to a full group does not announce itself: it stands by)
+//! ```
 
 use std::time::Duration;
 
-use super::machine::{CROWD, Goal, KeepAlive, Machine, Place, Request};
-use super::{GRACE, Status};
+use super::etcd::{KeepAlive, Place};
+use super::{GRACE, Record};
+
+/// How long a spare leaves a full group with a missing member to itself.
+const SPARED: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Free {
+pub(super) struct Waiting {
     pub(super) version: u64,
-    /// This node's place in it, if it is a member that comes back.
-    pub(super) place: Option<Place>,
-    /// The keep-alives that are there; nothing if it is time to look.
-    pub(super) members: Option<Vec<KeepAlive>>,
-    /// All that went before this index is not among them.
-    pub(super) listed: u64,
+    pub(super) role: Role,
+    /// The keep-alives that are there, and the index from which on they were not looked at; nothing if it is
+    /// time to look.
+    members: Option<(Vec<KeepAlive>, u64)>,
     /// When this node was added to the number waiting.
-    pub(super) announced: Option<Duration>,
-    /// A returning member's keep-alive is no longer kept.
-    pub(super) running_out: bool,
+    announced: Option<Duration>,
+    /// Since when a member is missing.
+    absent_since: Option<Duration>,
 }
 
-impl Machine {
-    pub(super) fn free(&mut self, now: Duration, random: f64, free: Free) {
-        let Some((record, over)) = self.seen(Status::Final, free.version) else {
-            self.came_from = Some(free.version);
-            return self.restart(now, random);
+/// Who waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Not a member of that version.
+    Newcomer,
+    /// A member that asks for a new version.
+    Member(Place),
+    /// The same, whose keep-alive is no longer kept.
+    Expiring(Place),
+}
+
+/// What comes next.
+pub(super) enum Next {
+    List,
+    /// Remove the record.
+    End,
+    /// Let the keep-alive of this node run out, then [`Waiting::expiring`].
+    Expire(Place),
+    /// Add this node to the number waiting, then [`Waiting::announced`].
+    Announce,
+    /// Wait for a change of the record or of the members, beside so many others that wait.
+    Wait {
+        crowd: usize,
+        until: Option<Duration>,
+    },
+}
+
+/// What the node knows beside the record.
+pub(super) struct Surroundings {
+    pub(super) now: Duration,
+    pub(super) max: usize,
+    /// The index from which on nothing was seen.
+    pub(super) next: u64,
+    /// Until then a keep-alive that is gone is no death.
+    pub(super) grace_until: Duration,
+    /// Others change the record.
+    pub(super) woken: bool,
+}
+
+impl Waiting {
+    pub(super) fn new(version: u64, role: Role) -> Self {
+        Waiting { version, role, members: None, announced: None, absent_since: None }
+    }
+
+    pub(super) fn next(&mut self, record: &Record, around: &Surroundings) -> Next {
+        let Some((members, listed)) = &self.members else { return Next::List };
+        if record.waiting.unwrap_or(0) == 0 {
+            // What etcd lost and a member put back does not have this node in it.
+            self.announced = None;
+        }
+        let own = match self.role {
+            Role::Newcomer => None,
+            Role::Member(place) | Role::Expiring(place) => Some(place.rank),
         };
-        self.goal = Goal::Free(free.clone());
-        let Free { version, place, announced, .. } = free;
-        let Some(members) = free.members else {
-            return self.ask(Request::ListVersion { version });
-        };
-        let mine = |member: &KeepAlive| place.is_some_and(|place| place.rank == member.rank);
-        let missing = record.keep_alives.iter().flatten().any(|key| {
+        let full = record.joined() >= around.max;
+        let absent = record.keep_alives.iter().flatten().any(|key| {
             let rank = key.rsplit("rank_").next().and_then(|rank| rank.parse().ok());
             !members.iter().any(|member| Some(member.rank) == rank)
         });
-        let others_to_tell = members.iter().any(|member| !member.ours && !mine(member));
-        if !others_to_tell && (missing || place.is_some()) {
-            return self.ask(Request::DeleteState { over });
+        self.absent_since = if absent { self.absent_since.or(Some(around.now)) } else { None };
+        // A spare does not know whether etcd was away, so it leaves a full group to its members. They see who
+        // dies, and count up the number waiting; if nobody does, they are dead.
+        let spared_until = self.absent_since.map_or(around.now, |since| since + SPARED);
+        let spared_until = spared_until.max(around.grace_until);
+        let alone = own.is_none() && full && record.waiting.unwrap_or(0) == 0;
+        let excused = alone && around.now < spared_until;
+        let missing = absent && !excused;
+        let to_tell = members.iter().any(|member| member.node.is_none() && Some(member.rank) != own);
+        if !to_tell && (missing || own.is_some()) {
+            return Next::End;
         }
-        if let Some(place) = place.filter(|_| !free.running_out) {
-            return self.ask(Request::RunOut(place));
+        if let Role::Member(place) = self.role {
+            return Next::Expire(place);
         }
-        let full = record.joined() >= self.settings.max;
-        match announced {
-            None if place.is_some() || missing || !full => {
-                self.ask(Request::SwapState { record: record.with_waiting(), over, ttl: None });
-            }
-            Some(announced) if missing && now >= announced + GRACE => {
-                self.ask(Request::DeleteState { over });
-            }
-            _ => {
-                let until = announced.filter(|_| missing).map(|announced| announced + GRACE);
+        match self.announced {
+            None if own.is_some() || missing || !full => Next::Announce,
+            Some(announced) if missing && around.now >= announced + GRACE => Next::End,
+            announced => {
                 let crowd = usize::try_from(record.waiting.unwrap_or(0)).unwrap_or(usize::MAX);
-                if self.woken && crowd >= CROWD {
-                    return self.wait(now, random, crowd, until);
-                }
                 // Whoever went between the last look at them and what was done since would never be missed.
-                if free.listed != self.view.next {
-                    return self.ask(Request::ListVersion { version });
+                if *listed != around.next && !(around.woken && super::pace::is_crowd(crowd)) {
+                    return Next::List;
                 }
-                let time = until.unwrap_or(Duration::MAX).saturating_sub(now);
-                self.ask(Request::WatchVersion { version, from: self.view.next, time });
+                let deadline = announced.filter(|_| missing).map(|announced| announced + GRACE);
+                let until = if absent && excused { Some(spared_until) } else { deadline };
+                Next::Wait { crowd, until }
             }
         }
     }
 
-    pub(super) fn runs_out(&mut self, now: Duration, random: f64) {
-        if let Goal::Free(free) = &mut self.goal {
-            free.running_out = true;
+    pub(super) fn listed(&mut self, members: Vec<KeepAlive>, next: u64) {
+        self.members = Some((members, next));
+    }
+
+    /// A watch of the members has come to this index without news of them.
+    pub(super) fn seen_up_to(&mut self, next: u64) {
+        if let Some((_, listed)) = &mut self.members {
+            *listed = next;
         }
-        self.judge(now, random, self.view.clone());
+    }
+
+    pub(super) fn look_again(&mut self) {
+        self.members = None;
+    }
+
+    pub(super) fn announced(&mut self, now: Duration) {
+        self.announced = Some(now);
+    }
+
+    pub(super) fn expiring(&mut self) {
+        if let Role::Member(place) = self.role {
+            self.role = Role::Expiring(place);
+        }
     }
 }

@@ -25,6 +25,8 @@ pub(super) enum Task {
     Register {
         lease: i64,
         record: NodeRecord,
+        /// When the key was made that it takes over; none if it makes one.
+        created: Option<i64>,
     },
     /// Ends the lease of an earlier process of this name, which learns from it that it was replaced.
     Evict,
@@ -136,6 +138,9 @@ impl Outbox {
     }
 }
 
+/// The wait after a refusal, at most.
+const REFUSED: Duration = Duration::from_millis(100);
+
 /// When to try again what has failed: later each time.
 #[derive(Debug, Default)]
 pub(super) struct Retry {
@@ -147,6 +152,14 @@ impl Retry {
     /// It has failed, or was refused.
     pub(super) fn failed(&mut self, context: &mut Context<'_>) {
         let wait = self.backoff.next(context.random.f64());
+        self.at = Some(self.at.unwrap_or(context.now + wait));
+    }
+
+    /// A condition did not hold, and now it is known how things are: the next try has a better chance. It waits all the
+    /// same, since somebody may write as fast as this node does.
+    pub(super) fn refused(&mut self, context: &mut Context<'_>) {
+        self.backoff = Backoff::default();
+        let wait = REFUSED.mul_f64(0.25 + 0.75 * context.random.f64());
         self.at = Some(self.at.unwrap_or(context.now + wait));
     }
 

@@ -148,8 +148,9 @@ impl Node {
                 let wanted = self.membership.is_in();
                 self.presence.granted(context!(self, now), &reply, wanted);
             }
-            Task::Register { lease, record } => {
-                let found = self.presence.registered(context!(self, now), lease, record, reply);
+            Task::Register { lease, record, created } => {
+                let context = context!(self, now);
+                let found = self.presence.registered(context, lease, record, created, reply);
                 self.found(now, found);
             }
             Task::Evict => self.presence.evicted(context!(self, now), &reply),
@@ -433,6 +434,8 @@ impl Node {
                 }
             }
             Campaigned::Led(revision, leader) => self.view.see_leader(revision, Some(&leader)),
+            // A registration that is under way will tell.
+            Campaigned::KeyGone if self.presence.is_busy() => {}
             Campaigned::KeyGone => self.presence.key_is_gone(),
             Campaigned::LeaseLost => self.presence.lose_lease(context!(self, now)),
         }

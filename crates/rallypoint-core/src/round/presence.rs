@@ -15,6 +15,9 @@ use super::output::{Output, Refusal};
 use super::record::{NodeRecord, RoundRecord, json, parse};
 use super::view::{Sight, got};
 
+/// How many earlier processes of its name a node tells that they were replaced.
+const EVICTIONS: usize = 8;
+
 #[derive(Debug)]
 pub(super) struct Presence {
     lease: Lease,
@@ -147,7 +150,11 @@ impl Presence {
                 self.registering = true;
                 let record = record();
                 let request = self.registration(context, lease, &record);
-                context.out.request(Task::Register { lease, record }, request);
+                let created = match &self.key {
+                    OwnKey::Missing => None,
+                    OwnKey::Ours { key, .. } | OwnKey::Others(key) => Some(key.created),
+                };
+                context.out.request(Task::Register { lease, record, created }, request);
                 false
             }
         }
@@ -218,6 +225,7 @@ impl Presence {
         context: &mut Context<'_>,
         lease: i64,
         record: NodeRecord,
+        created: Option<i64>,
         reply: Result<Reply, Failure>,
     ) -> Found {
         self.registering = false;
@@ -237,8 +245,7 @@ impl Presence {
         if !reply.held {
             let mut results = reply.results.into_iter().map(got);
             let (own, round) = (results.next().flatten(), results.next().flatten());
-            // Each refusal tells what stands there; one after the other would be a race for the name.
-            self.retry.failed(context);
+            self.retry.refused(context);
             return self.found(context, own.as_ref(), round.as_ref());
         }
         self.retry.succeeded();
@@ -247,11 +254,7 @@ impl Presence {
             self.key = OwnKey::Missing;
             return Found::Nothing;
         }
-        let created = match &self.key {
-            OwnKey::Missing => reply.revision,
-            OwnKey::Ours { key, .. } | OwnKey::Others(key) => key.created,
-        };
-        let key = KeyAt { created, modified: reply.revision };
+        let key = KeyAt { created: created.unwrap_or(reply.revision), modified: reply.revision };
         let (record, said, epoch) = (Box::new(record), Said::Last, context.out.epoch());
         self.key = OwnKey::Ours { record, key, lease, said, epoch };
         self.established = Some(key.modified);
@@ -287,8 +290,10 @@ impl Presence {
             return Found::Mismatch(Refusal::Mismatch { setting, ours, theirs });
         }
         if !self.inherited.contains(&entry.lease) {
-            // First in, so that the one whose end is under way stays the last.
+            // First in, so that the one whose end is under way stays the last. Where many processes fight for a name, the
+            // rest find out by themselves.
             self.inherited.insert(0, entry.lease);
+            self.inherited.truncate(EVICTIONS);
         }
         self.key = OwnKey::Others(key);
         Found::Nothing

@@ -187,8 +187,7 @@ impl View {
 
     /// What a watch tells.
     pub(super) fn handle(&mut self, context: &mut Context<'_>, watch: WatchId, update: Update) {
-        let afresh = matches!(update, Update::Snapshot { .. });
-        if afresh {
+        if let Update::Snapshot { .. } = update {
             self.distrust(context);
         }
         context.out.saw(update.revision());
@@ -197,18 +196,12 @@ impl View {
             Watching::Opening { group, rank, kept_back } => {
                 *group |= watch == WatchId::Group;
                 *rank |= watch == WatchId::Rank;
-                kept_back.push((watch, update));
+                keep_back(kept_back, watch, update);
                 if *group && *rank {
                     self.watching = Watching::Blind { kept_back: std::mem::take(kept_back) };
                 }
             }
-            Watching::Blind { kept_back } => {
-                if afresh {
-                    kept_back.retain(|(of, _)| *of != watch);
-                } else {
-                    kept_back.push((watch, update));
-                }
-            }
+            Watching::Blind { kept_back } => keep_back(kept_back, watch, update),
             Watching::Following => self.follow(context, watch, update),
         }
     }
@@ -275,6 +268,14 @@ impl View {
     pub(super) fn wrote_round(&mut self, revision: i64, record: RoundRecord, lease: i64) {
         let known = KnownRound { record, modified: revision, lease };
         self.round.read(revision, RoundKey::Known(Box::new(known)));
+    }
+}
+
+/// Keeps an update for later. What a watch has told before it read afresh may be of another history.
+fn keep_back(kept_back: &mut Vec<(WatchId, Update)>, watch: WatchId, update: Update) {
+    match update {
+        Update::Snapshot { .. } => kept_back.retain(|(of, _)| *of != watch),
+        Update::Events(_) => kept_back.push((watch, update)),
     }
 }
 

@@ -1,191 +1,307 @@
-//! A model of the part of etcd's v2 API that the barrier uses: indices, conditions, TTLs, and a history that
-//! watches read from.
+//! A model of the part of etcd's v2 API that the barrier uses: indices, conditions, TTLs, folders that end, a
+//! history that is forgotten, and data that is lost.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use rallypoint_core::barrier::{
-    GRACE, KEEP_ALIVE_TTL, KeepAlive, Place, Record, Reply, Request, Status, View,
+    Ending, Failure, GRACE, KEEP_ALIVE_TTL, KeepAlive, Place, RUN_TTL, Record, Reply, Request, Update, View,
+    Watched,
 };
 
 /// What happened at an index.
 #[derive(Debug, Clone)]
 enum Happened {
-    State(Option<(Record, u64)>),
-    Gone { version: u64 },
+    Record { record: Option<(Record, u64)>, created: u64 },
+    Gone { place: Place, ending: Ending },
+    FolderGone,
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Server {
+/// What is lost with the data.
+#[derive(Debug, Clone, Default)]
+struct Data {
     index: u64,
     record: Option<(Record, u64)>,
-    record_expires: Option<Duration>,
+    record_created: u64,
+    record_ends: Option<Duration>,
     counter: Option<(u64, u64)>,
+    /// When the folder of the run ends, if it is there.
+    run_ends: Option<Duration>,
     versions: BTreeSet<u64>,
-    keep_alives: BTreeMap<(u64, usize), Duration>,
-    history: Vec<(u64, Happened)>,
-    /// A planted bug: writes over a record do not compare.
-    blind: bool,
-    /// What no execution may show.
-    pub(crate) violation: Option<String>,
+    keep_alives: BTreeMap<Place, (Duration, Option<String>)>,
+}
+
+/// What was done, for those who check whether what is told is true.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Deed {
+    RecordWritten(Record),
+    RecordRemoved(Record),
+    Expired(Place),
+    Deleted(Place),
+    FolderEnded,
+}
+
+#[derive(Debug)]
+pub(crate) struct Server {
+    data: Data,
+    /// An earlier state.
+    snapshot: Data,
+    history: VecDeque<(u64, Happened)>,
+    /// How much history is kept.
+    keeps: usize,
+    /// All that happened up to here is forgotten.
+    forgotten: u64,
+    run_ttl: Duration,
+    /// Writes are refused: no space, or no permission.
+    pub(crate) refuses: bool,
+    deeds: Vec<Deed>,
 }
 
 impl Server {
-    pub(crate) fn new(blind: bool) -> Self {
-        Server { blind, ..Server::default() }
+    pub(crate) fn new(keeps: usize, run_ttl: Duration) -> Self {
+        Server {
+            data: Data::default(),
+            snapshot: Data::default(),
+            history: VecDeque::new(),
+            keeps,
+            forgotten: 0,
+            run_ttl,
+            refuses: false,
+            deeds: Vec::new(),
+        }
     }
 
     pub(crate) fn record(&self) -> Option<&Record> {
-        self.record.as_ref().map(|(record, _)| record)
+        self.data.record.as_ref().map(|(record, _)| record)
     }
 
-    /// How many changes there were.
-    pub(crate) fn changes(&self) -> usize {
-        self.history.len()
+    pub(crate) fn index(&self) -> u64 {
+        self.data.index
     }
 
-    /// Whether the group of `version` is as it was when it met.
-    pub(crate) fn is_whole(&self, version: u64) -> bool {
-        let Some((record, _)) = &self.record else { return false };
-        let alive = self.keep_alives.range((version, 0)..(version + 1, 0)).count();
-        record.is(Status::Final, version) && record.waiting == Some(0) && alive == record.joined()
+    pub(crate) fn is_kept(&self, place: Place) -> bool {
+        self.data.keep_alives.contains_key(&place)
+    }
+
+    pub(crate) fn has_run(&self) -> bool {
+        let Data { run_ends, record, keep_alives, .. } = &self.data;
+        run_ends.is_some() || record.is_some() || !keep_alives.is_empty()
+    }
+
+    pub(crate) fn deeds(&mut self) -> Vec<Deed> {
+        std::mem::take(&mut self.deeds)
     }
 
     /// When the next TTL ends.
     pub(crate) fn next_end(&self) -> Option<Duration> {
-        self.keep_alives.values().copied().chain(self.record_expires).min()
+        let ends = self.data.keep_alives.values().map(|(end, _)| *end);
+        ends.chain(self.data.record_ends).chain(self.data.run_ends).min()
     }
 
     /// Ends what has come to its end.
     pub(crate) fn advance(&mut self, now: Duration) {
-        if self.record_expires.is_some_and(|end| end <= now) {
+        if self.data.run_ends.is_some_and(|end| end <= now) {
+            let index = self.data.index + 1;
+            self.data = Data { index, ..Data::default() };
+            self.happened(Happened::FolderGone);
+            self.deeds.push(Deed::FolderEnded);
+        }
+        if self.data.record_ends.is_some_and(|end| end <= now) {
             self.write(None, None);
         }
-        let ended: Vec<_> =
-            self.keep_alives.iter().filter(|(_, end)| **end <= now).map(|(key, _)| *key).collect();
-        for key in ended {
-            self.remove(key);
+        let ended = |(place, (end, _)): (&Place, &(Duration, _))| (*end <= now).then_some(*place);
+        let ended: Vec<Place> = self.data.keep_alives.iter().filter_map(ended).collect();
+        for place in ended {
+            self.remove(place, Ending::Expired);
         }
     }
 
-    pub(crate) fn renew(&mut self, now: Duration, place: Place) -> bool {
-        let end = self.keep_alives.get_mut(&(place.version, place.rank));
-        end.map(|end| *end = now + KEEP_ALIVE_TTL).is_some()
+    pub(crate) fn take_snapshot(&mut self) {
+        self.snapshot = self.data.clone();
     }
 
-    pub(crate) fn close(&mut self) {
-        let record = self.record.take().map_or_else(Record::closed, |(record, _)| record.into_closed());
-        self.write(Some(record), None);
+    /// Begins anew, empty or with an earlier state.
+    pub(crate) fn lose(&mut self, restored: bool) {
+        self.data = if restored { self.snapshot.clone() } else { Data::default() };
+        self.history.clear();
+        self.forgotten = self.data.index;
     }
 
-    /// Carries out anything but a watch.
-    pub(crate) fn serve(&mut self, now: Duration, request: &Request) -> Reply {
-        let done = |server: &Server| Reply::Done { index: server.index };
-        match request {
-            Request::ReadState => Reply::State(View { record: self.record.clone(), next: self.index + 1 }),
-            Request::CreateState { .. } if self.record.is_some() => Reply::Refused,
-            Request::CreateState { record, ttl } => {
-                self.write(Some(record.clone()), Some(now + *ttl));
-                done(self)
+    /// Carries it out. A node that runs this code has a `name`.
+    pub(crate) fn serve(
+        &mut self,
+        now: Duration,
+        name: Option<&str>,
+        request: &Request,
+    ) -> Result<Reply, Failure> {
+        let reads = matches!(
+            request,
+            Request::ReadRecord
+                | Request::FindRun
+                | Request::ReadCounter
+                | Request::ListMembers { .. }
+                | Request::ReadEnding { .. }
+        );
+        if self.refuses && !reads {
+            return Err(Failure::Unknown);
+        }
+        Ok(match request {
+            Request::ReadRecord => {
+                let created = self.data.record_created;
+                Reply::Record(View { record: self.data.record.clone(), created, next: self.data.index + 1 })
             }
-            Request::SwapState { record, over, ttl } if self.matches(*over) => {
-                self.write(Some(record.clone()), ttl.map(|ttl| now + ttl));
-                done(self)
+            Request::CreateRecord { .. } if self.data.record.is_some() => Reply::Refused,
+            Request::CreateRecord { record, ttl } => {
+                self.write(Some(record.clone()), ttl.map(|ttl| now + ttl))
             }
-            Request::DeleteState { over } if self.matches(*over) => {
-                self.write(None, None);
-                done(self)
+            Request::SwapRecord { record, over, ttl } if self.matches(*over) => {
+                self.write(Some(record.clone()), ttl.map(|ttl| now + ttl))
             }
-            Request::SwapState { .. } | Request::DeleteState { .. } => Reply::Refused,
-            Request::MakeRun => {
-                self.index += 1;
-                self.counter.get_or_insert((0, self.index));
-                done(self)
+            Request::DeleteRecord { over } if self.matches(*over) => self.write(None, None),
+            Request::SwapRecord { .. } | Request::DeleteRecord { .. } => Reply::Refused,
+            Request::MakeRun { counter } => {
+                let index = self.next();
+                self.data.counter.get_or_insert((*counter, index));
+                self.data.run_ends.get_or_insert(now + self.run_ttl);
+                Reply::Done { index: 0 }
             }
-            Request::ReadCounter => {
-                self.counter.map_or(Reply::NoCounter, |(version, index)| Reply::Counter { version, index })
-            }
+            Request::FindRun => Reply::Run(self.has_run()),
+            // A folder that ends in a simulation is one of an etcd that cannot put that off.
+            Request::RenewRun if self.run_ttl < RUN_TTL => Reply::Refused,
+            Request::RenewRun => Reply::Done { index: 0 },
+            Request::ReadCounter => Reply::Counter(self.data.counter),
             Request::SwapCounter { version, over } => {
-                if self.counter.is_none_or(|(_, index)| index != *over) {
-                    return Reply::Refused;
+                if self.data.counter.is_none_or(|(_, index)| index != *over) {
+                    return Ok(Reply::Refused);
                 }
-                self.index += 1;
-                self.counter = Some((*version, self.index));
-                done(self)
+                let index = self.next();
+                self.data.counter = Some((*version, index));
+                Reply::Done { index }
             }
+            Request::MakeVersion { version } if self.data.versions.contains(version) => Reply::Refused,
             Request::MakeVersion { version } => {
-                if !self.versions.insert(*version) {
-                    return Reply::Refused;
+                self.data.versions.insert(*version);
+                Reply::Done { index: self.next() }
+            }
+            Request::ListMembers { version } => {
+                let range = Place { version: *version, rank: 0 }..Place { version: version + 1, rank: 0 };
+                let members = self.data.keep_alives.range(range);
+                let members =
+                    members.map(|(place, (_, node))| KeepAlive { rank: place.rank, node: node.clone() });
+                Reply::Members { members: members.collect(), next: self.data.index + 1 }
+            }
+            Request::ReadEnding { place, from } => Reply::Ending(self.ending(*place, *from)),
+            Request::WriteKeepAlive(place) | Request::RenewKeepAlive(place)
+                if self.data.keep_alives.get(place).is_some_and(|(_, owner)| owner.as_deref() != name) =>
+            {
+                Reply::Refused
+            }
+            Request::WriteKeepAlive(place) => {
+                self.data.versions.insert(place.version);
+                let value = (now + KEEP_ALIVE_TTL, name.map(str::to_owned));
+                self.data.keep_alives.insert(*place, value);
+                Reply::Done { index: self.next() }
+            }
+            Request::RenewKeepAlive(place) | Request::ExpireKeepAlive(place) => {
+                let renews = matches!(request, Request::RenewKeepAlive(_));
+                let ttl = if renews { KEEP_ALIVE_TTL } else { GRACE };
+                match self.data.keep_alives.get_mut(place) {
+                    Some((end, _)) => {
+                        *end = now + ttl;
+                        Reply::Done { index: self.next() }
+                    }
+                    None => Reply::Refused,
                 }
-                self.index += 1;
-                done(self)
             }
-            Request::ListVersion { version } => {
-                let members = self.keep_alives.range((*version, 0)..(version + 1, 0));
-                Reply::Members(members.map(|((_, rank), _)| KeepAlive { rank: *rank, ours: true }).collect())
-            }
-            Request::Hold(place) => {
-                self.index += 1;
-                self.keep_alives.insert((place.version, place.rank), now + KEEP_ALIVE_TTL);
-                done(self)
-            }
-            Request::Release(place) => {
-                if self.remove((place.version, place.rank)) {
-                    done(self)
-                } else {
-                    Reply::Refused
-                }
-            }
-            Request::RunOut(place) => {
-                if let Some(end) = self.keep_alives.get_mut(&(place.version, place.rank)) {
-                    *end = now + GRACE;
-                }
-                done(self)
-            }
-            Request::WatchState { .. } | Request::WatchVersion { .. } => {
-                unreachable!("watches are kept apart")
-            }
-        }
-    }
-
-    /// What a watch has to tell, if it has.
-    pub(crate) fn told(&self, request: &Request) -> Option<Reply> {
-        let (from, of) = match request {
-            Request::WatchState { from, .. } => (*from, None),
-            Request::WatchVersion { from, version, .. } => (*from, Some(*version)),
-            _ => return None,
-        };
-        let begin = self.history.partition_point(|(index, _)| *index < from);
-        self.history[begin..].iter().find_map(|(index, happened)| match happened {
-            Happened::State(record) => Some(Reply::State(View { record: record.clone(), next: index + 1 })),
-            Happened::Gone { version } if of == Some(*version) => Some(Reply::Gone),
-            Happened::Gone { .. } => None,
+            Request::DeleteKeepAlive(place) => self.remove(*place, Ending::Deleted),
         })
     }
 
+    /// What a watch has to tell from this index on, if it has, and where it goes on.
+    pub(crate) fn told(&self, keys: &Watched, from: u64) -> Option<(Update, u64)> {
+        if from <= self.forgotten {
+            return Some((Update::Cleared, from));
+        }
+        let begin = self.history.partition_point(|(index, _)| *index < from);
+        self.history.range(begin..).find_map(|(index, happened)| {
+            let update = match (happened, keys) {
+                (Happened::Record { record, created }, Watched::Record | Watched::Version(_)) => {
+                    let view = View { record: record.clone(), created: *created, next: index + 1 };
+                    Some(Update::Record(view))
+                }
+                (Happened::Gone { place, ending }, Watched::Version(version))
+                    if place.version == *version =>
+                {
+                    Some(Update::Gone { rank: place.rank, ending: *ending })
+                }
+                (Happened::Gone { place, ending }, Watched::Members { version, ranks })
+                    if place.version == *version && ranks.contains(&place.rank) =>
+                {
+                    Some(Update::Gone { rank: place.rank, ending: *ending })
+                }
+                (Happened::FolderGone, _) => Some(Update::FolderGone),
+                _ => None,
+            };
+            update.map(|update| (update, index + 1))
+        })
+    }
+
+    fn ending(&self, place: Place, from: u64) -> Ending {
+        if from <= self.forgotten {
+            return Ending::Unknown;
+        }
+        let begin = self.history.partition_point(|(index, _)| *index < from);
+        let found = self.history.range(begin..).find_map(|(_, happened)| match happened {
+            Happened::Gone { place: gone, ending } if *gone == place => Some(*ending),
+            _ => None,
+        });
+        found.unwrap_or(Ending::Unknown)
+    }
+
     fn matches(&self, over: u64) -> bool {
-        self.record.as_ref().is_some_and(|(_, index)| *index == over || self.blind)
+        self.data.record.as_ref().is_some_and(|(_, index)| *index == over)
     }
 
-    fn write(&mut self, record: Option<Record>, expires: Option<Duration>) {
-        if let Some((before, _)) = &self.record
-            && before.status == Status::Closed
-            && record.as_ref().is_none_or(|after| after.status != Status::Closed)
-        {
-            self.violation = Some(format!("a closed run was opened again: {record:?}"));
+    fn write(&mut self, record: Option<Record>, ends: Option<Duration>) -> Reply {
+        self.deeds.push(match (&record, &self.data.record) {
+            (Some(record), _) => Deed::RecordWritten(record.clone()),
+            (None, Some((record, _))) => Deed::RecordRemoved(record.clone()),
+            (None, None) => return Reply::Refused,
+        });
+        let index = self.next();
+        if self.data.record.is_none() {
+            self.data.record_created = index;
         }
-        self.index += 1;
-        self.record = record.map(|record| (record, self.index));
-        self.record_expires = expires;
-        self.history.push((self.index, Happened::State(self.record.clone())));
+        self.data.record = record.map(|record| (record, index));
+        self.data.record_ends = ends;
+        let (record, created) = (self.data.record.clone(), self.data.record_created);
+        let happened = Happened::Record { record, created };
+        self.happened(happened);
+        Reply::Done { index }
     }
 
-    fn remove(&mut self, key: (u64, usize)) -> bool {
-        let was_there = self.keep_alives.remove(&key).is_some();
-        if was_there {
-            self.index += 1;
-            self.history.push((self.index, Happened::Gone { version: key.0 }));
+    fn remove(&mut self, place: Place, ending: Ending) -> Reply {
+        if self.data.keep_alives.remove(&place).is_none() {
+            return Reply::Refused;
         }
-        was_there
+        let index = self.next();
+        self.happened(Happened::Gone { place, ending });
+        self.deeds.push(match ending {
+            Ending::Deleted => Deed::Deleted(place),
+            _ => Deed::Expired(place),
+        });
+        Reply::Done { index }
+    }
+
+    fn next(&mut self) -> u64 {
+        self.data.index += 1;
+        self.data.index
+    }
+
+    fn happened(&mut self, happened: Happened) {
+        self.history.push_back((self.data.index, happened));
+        while self.history.len() > self.keeps {
+            self.forgotten = self.history.pop_front().map_or(self.forgotten, |(index, _)| index);
+        }
     }
 }

@@ -1,84 +1,151 @@
 //! Nodes, a network that delays, loses and reorders, and what must hold whatever it does.
 
+mod faults;
+mod network;
+mod state;
+
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 use rallypoint_core::barrier::{
-    KEEP_ALIVE_TTL, Machine, Outcome, Place, Reply, Request, Settings, Status, Step,
+    Change, Failure, KEEP_ALIVE_TTL, Node, NodeEvent, Output, Place, Record, Reply, Request, Settings,
+    Status, Update, WatchId, Watched,
 };
 
-use crate::server::Server;
+use crate::plan::Plan;
+use crate::server::{Deed, Server};
+use crate::torch::{self, Ask, Torch};
+use crate::truth::Truth;
 
 /// When a node gives up on a reply.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_millis(3_300);
+/// When a watch is told that its index has not come about.
+const LONG_POLL: Duration = Duration::from_secs(20);
+/// How long all must have been well at the end: longer than what is forgotten shows.
+const WELL: Duration = Duration::from_secs(14);
+/// No node sends more requests in a second.
+const SPIN: u32 = 60;
+/// A shorter outage ends no keep-alive by itself.
+const SILENCE: Duration = Duration::from_millis(4_500);
+/// By then everybody has seen that the server lost its data.
+const LOSS_SHOWS: Duration = Duration::from_secs(30);
+/// When the program of a node that does not meet after a loss of data gives up.
+const GIVES_UP: Duration = Duration::from_secs(60);
+const ROOT: &str = "/p/run_r";
 
-/// What a run is about.
-#[derive(Debug, Clone)]
-pub(crate) struct Plan {
-    pub(crate) nodes: usize,
-    pub(crate) min: usize,
-    pub(crate) max: usize,
-    pub(crate) last_call: Duration,
-    /// Faults happen up to this time.
-    pub(crate) faults_until: Duration,
-    /// It is looked at what has become of it at this time.
-    pub(crate) end: Duration,
-    /// How likely a message is lost, and how likely it is late.
-    pub(crate) loss: f64,
-    pub(crate) late: f64,
-    /// How many crashes, stalls and leaves there are, at random times.
-    pub(crate) crashes: usize,
-    pub(crate) stalls: usize,
-    pub(crate) leaves: usize,
-    pub(crate) close: bool,
-    /// The node that dies when it sends its n-th request, and whether that request still arrives.
-    pub(crate) crash_at: Option<(usize, u32, bool)>,
-    pub(crate) bug: Option<Bug>,
-}
-
-/// A mistake, to see that it is found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Bug {
-    /// A write whose reply was lost counts as carried out.
-    TrustsLostReplies,
-    /// A record is written without looking at what is there.
-    DoesNotCompare,
-}
-
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
 enum Life {
     Going,
     Met(Place),
+    /// Its program does not come back.
+    Hung,
     Over,
     Dead,
 }
 
-struct Node {
-    machine: Machine,
+#[allow(clippy::large_enum_variant, reason = "a few of them in a test")]
+enum Brain {
+    Ours(Node),
+    Torch(Torch),
+}
+
+struct Process {
+    brain: Brain,
+    name: String,
     life: Life,
-    /// The request that it waits for a reply to.
-    waits_for: Option<u64>,
-    /// When it is asked again.
+    /// Requests that are not answered.
+    open: BTreeSet<u64>,
     wake: u64,
-    keeps: Option<Place>,
+    wakes_at: Option<Duration>,
     stalled_until: Duration,
+    cut_until: Duration,
     sent: u32,
+    second: (u64, u32),
+    leaves: bool,
+    /// It was told that its group is not as it was.
+    told: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Message {
+    Request(Request),
+    Compare { old: Record, new: Option<Record>, ttl: Option<Duration> },
+}
+
+/// How often a request is carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Times {
+    Once,
+    Twice,
+    /// The second time.
+    Again,
 }
 
 #[derive(Debug)]
 enum Event {
-    Wake { node: usize, wake: u64 },
-    Arrive { node: usize, id: u64, request: Request, heard: bool },
-    Answer { node: usize, id: u64, reply: Reply },
-    Renew { node: usize, place: Place },
-    Look { node: usize },
-    Crash { node: usize },
-    Stall { node: usize },
-    Leave { node: usize },
-    Restart,
-    Close,
+    Wake {
+        node: usize,
+        wake: u64,
+    },
+    Arrive {
+        node: usize,
+        id: u64,
+        message: Message,
+        heard: bool,
+        times: Times,
+        /// Which life of the server it was sent in: what is on its way ends with it.
+        life: u32,
+    },
+    Answer {
+        node: usize,
+        id: u64,
+        reply: Result<Reply, Failure>,
+    },
+    Tell {
+        node: usize,
+        watch: u64,
+        update: Update,
+        next: u64,
+    },
+    /// A watch cannot be answered, as the server is away or behind.
+    Unanswered {
+        watch: u64,
+    },
+    Program {
+        node: usize,
+        place: Place,
+    },
+    Renew {
+        node: usize,
+        place: Place,
+    },
+    Fault(Fault),
+    Second,
     Tick,
+    Cause,
+}
+
+/// What goes wrong.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Fault {
+    Start {
+        torch: bool,
+    },
+    Crash(usize),
+    Stall(usize),
+    Cut(usize),
+    Leave(usize),
+    Outage(Duration),
+    Refuse,
+    RefuseNoMore,
+    Snapshot,
+    Lose {
+        restored: bool,
+    },
+    /// Who waits in vain gives up, and is started again.
+    GiveUp,
+    Close,
 }
 
 struct Scheduled(Duration, u64, Event);
@@ -100,22 +167,43 @@ impl Ord for Scheduled {
     }
 }
 
+struct Watch {
+    id: u64,
+    node: usize,
+    which: WatchId,
+    keys: Watched,
+    from: u64,
+    /// It is being told something.
+    busy: bool,
+}
+
 pub(crate) struct World {
     plan: Plan,
     random: fastrand::Rng,
-    now: Duration,
+    pub(crate) now: Duration,
     queue: BinaryHeap<Reverse<Scheduled>>,
     count: u64,
     server: Server,
-    watches: Vec<(usize, u64, Request)>,
-    seen_changes: usize,
-    nodes: Vec<Node>,
-    /// Who had which rank in a version, and with how many.
-    met: BTreeMap<u64, (usize, BTreeMap<usize, usize>)>,
+    down_until: Duration,
+    up_since: Duration,
+    down_for: Duration,
+    lost_at: Option<Duration>,
+    folder_ended: bool,
+    /// How often the server was started.
+    lives: u32,
+    watches: Vec<Watch>,
+    seen_index: u64,
+    nodes: Vec<Process>,
+    truth: Truth,
     pub(crate) requests: u64,
     /// When the last node met.
     pub(crate) met_at: Duration,
+    /// What was told, for stories.
+    pub(crate) told: Vec<(Duration, usize, NodeEvent)>,
+    /// All is as it should be.
+    well_since: Option<Duration>,
     ticks_at: Option<Duration>,
+    loud: bool,
 }
 
 impl World {
@@ -125,40 +213,38 @@ impl World {
             now: Duration::ZERO,
             queue: BinaryHeap::new(),
             count: 0,
-            server: Server::new(plan.bug == Some(Bug::DoesNotCompare)),
+            server: Server::new(plan.history, plan.run_ttl),
+            down_until: Duration::ZERO,
+            up_since: Duration::ZERO,
+            down_for: Duration::ZERO,
+            lost_at: None,
+            folder_ended: false,
+            lives: 0,
             watches: Vec::new(),
-            seen_changes: 0,
+            seen_index: 0,
             nodes: Vec::new(),
-            met: BTreeMap::new(),
+            truth: Truth::default(),
             requests: 0,
             met_at: Duration::ZERO,
+            told: Vec::new(),
+            well_since: None,
             ticks_at: None,
+            loud: std::env::var_os("BARRIER_LOG").is_some(),
             plan,
         };
-        for _ in 0..world.plan.nodes {
+        let _ = world.server.serve(Duration::ZERO, None, &Request::MakeRun { counter: 0 });
+        for at in 0..world.plan.nodes + world.plan.torch {
             let after = world.random_time(Duration::from_millis(500));
-            world.add_node(after);
+            world.schedule(after, Event::Fault(Fault::Start { torch: at >= world.plan.nodes }));
         }
-        let until = world.plan.faults_until;
-        for _ in 0..world.plan.crashes {
-            let (node, at) = (world.random.usize(..world.plan.nodes), world.random_time(until));
-            world.schedule(at, Event::Crash { node });
-            let back = at + world.random_time(Duration::from_secs(20));
-            world.schedule(back, Event::Restart);
-        }
-        for _ in 0..world.plan.stalls {
-            let (node, at) = (world.random.usize(..world.plan.nodes), world.random_time(until));
-            world.schedule(at, Event::Stall { node });
-        }
-        for _ in 0..world.plan.leaves {
-            let (node, at) = (world.random.usize(..world.plan.nodes), world.random_time(until));
-            world.schedule(at, Event::Leave { node });
-        }
-        if world.plan.close {
-            let at = world.random_time(until);
-            world.schedule(at, Event::Close);
-        }
+        world.draw_faults();
+        world.schedule(Duration::from_secs(1), Event::Second);
         world
+    }
+
+    /// Lets this happen at that time, in a story.
+    pub(crate) fn fault_at(&mut self, seconds: u64, fault: Fault) {
+        self.schedule(Duration::from_secs(seconds), Event::Fault(fault));
     }
 
     /// Runs it to its end; what was wrong, if something was.
@@ -168,287 +254,317 @@ impl World {
                 break;
             }
             self.now = at;
-            self.server.advance(at);
+            if self.is_up() {
+                self.server.advance(at);
+                self.check_deeds()?;
+            }
+            let second = matches!(event, Event::Second);
             self.happen(event)?;
+            self.check_deeds()?;
             self.tell_watches();
-            if let Some(violation) = self.server.violation.take() {
-                return Err(violation);
+            let well = self.well_since.is_some_and(|since| at >= since + WELL);
+            if second && well && at > self.plan.faults_until + WELL {
+                return Ok(());
             }
         }
         self.judge_the_end()
     }
 
+    fn check_deeds(&mut self) -> Result<(), String> {
+        for deed in self.server.deeds() {
+            if matches!(deed, Deed::FolderEnded) {
+                self.folder_ended = true;
+            }
+            if matches!(&deed, Deed::RecordWritten(record) if record.status == Status::Joinable)
+                && self.folder_ended
+            {
+                self.lost_at = Some(self.now);
+            }
+            if self.loud {
+                println!("{:>9.3} server: {deed:?}", self.now.as_secs_f64());
+            }
+            // Whoever could reach the server for the last ten seconds, had it been there.
+            let (now, nodes) = (self.now, &self.nodes);
+            let was_down = now < self.up_since + KEEP_ALIVE_TTL && self.down_for > SILENCE;
+            let reached = |until: Duration| until + KEEP_ALIVE_TTL < now;
+            let blameless = |node: usize| {
+                was_down && reached(nodes[node].stalled_until) && reached(nodes[node].cut_until)
+            };
+            self.truth.deed(now, self.up_since, deed, blameless)?;
+        }
+        Ok(())
+    }
+
+    fn is_up(&self) -> bool {
+        self.now >= self.down_until
+    }
+
     fn happen(&mut self, event: Event) -> Result<(), String> {
         match event {
             Event::Tick => self.ticks_at = None,
+            Event::Cause => self.truth.cause(),
+            Event::Second => {
+                self.truth.seen_steady(self.now, self.is_steady());
+                self.well_since = self.is_well().then(|| self.well_since.unwrap_or(self.now));
+                self.schedule(self.now + Duration::from_secs(1), Event::Second);
+            }
             Event::Wake { node, wake } => {
-                if self.nodes[node].wake == wake && !self.stalled(node, |node| Event::Wake { node, wake }) {
-                    self.step(node)?;
-                }
-            }
-            Event::Arrive { node, id, request, heard } => self.arrive(node, id, request, heard),
-            Event::Answer { node, id, reply } => {
-                if self.nodes[node].waits_for != Some(id) || self.nodes[node].life == Life::Dead {
-                    return Ok(());
-                }
-                let again = reply.clone();
-                if self.stalled(node, |node| Event::Answer { node, id, reply: again }) {
-                    return Ok(());
-                }
-                self.nodes[node].waits_for = None;
-                let (now, random) = (self.now, self.random.f64());
-                self.nodes[node].machine.handle(now, random, reply);
-                self.step(node)?;
-            }
-            Event::Renew { node, place } => {
-                if self.nodes[node].keeps == Some(place)
-                    && self.nodes[node].life != Life::Dead
-                    && !self.stalled(node, |node| Event::Renew { node, place })
-                    && self.server.renew(self.now, place)
-                {
-                    self.schedule(self.now + KEEP_ALIVE_TTL / 2, Event::Renew { node, place });
-                }
-            }
-            Event::Look { node } => self.look(node)?,
-            Event::Crash { node } => self.kill(node),
-            Event::Stall { node } => {
-                let time = Duration::from_secs(1) + self.random_time(Duration::from_secs(25));
-                self.nodes[node].stalled_until = self.now + time;
-            }
-            Event::Leave { node } => {
-                if matches!(self.nodes[node].life, Life::Going | Life::Met(_)) {
+                if self.nodes[node].wake == wake && !self.stalled(node, Event::Wake { node, wake }) {
+                    self.nodes[node].wakes_at = None;
                     let now = self.now;
-                    if self.nodes[node].waits_for.take().is_some() {
-                        self.nodes[node].machine.handle(now, 0.5, Reply::Lost);
+                    match &mut self.nodes[node].brain {
+                        Brain::Ours(machine) => machine.handle_timeout(now),
+                        Brain::Torch(torch) => {
+                            let ask = torch.wake();
+                            self.watches.retain(|watch| watch.node != node);
+                            return self.torch(node, ask);
+                        }
                     }
-                    self.nodes[node].machine.leave(now);
-                    self.nodes[node].life = Life::Going;
-                    self.step(node)?;
-                    // The place is for somebody else to take.
-                    self.schedule(now + Duration::from_secs(1), Event::Restart);
+                    self.drain(node)?;
                 }
             }
-            Event::Restart => self.add_node(Duration::ZERO),
-            Event::Close => self.server.close(),
+            Event::Arrive { life, .. } if life != self.lives => {}
+            Event::Arrive { node, id, message, heard, times, .. } => {
+                self.arrive(node, id, message, heard, times);
+            }
+            Event::Answer { node, id, reply } => {
+                if self.nodes[node].life == Life::Dead || !self.nodes[node].open.contains(&id) {
+                    return Ok(());
+                }
+                if self.stalled(node, Event::Answer { node, id, reply: reply.clone() }) {
+                    return Ok(());
+                }
+                self.nodes[node].open.remove(&id);
+                let now = self.now;
+                match &mut self.nodes[node].brain {
+                    Brain::Ours(machine) => machine.handle_reply(now, id, reply),
+                    Brain::Torch(torch) => {
+                        let ask = torch.answer(now, reply.ok());
+                        return self.torch(node, ask);
+                    }
+                }
+                self.drain(node)?;
+            }
+            Event::Tell { node, watch, update, next } => return self.tell(node, watch, update, next),
+            Event::Unanswered { watch } => {
+                if let Some(watch) = self.watches.iter().find(|one| one.id == watch && !one.busy) {
+                    let (node, id, next) = (watch.node, watch.id, watch.from);
+                    if !self.is_up() || self.nodes[node].cut_until > self.now {
+                        return self.tell(node, id, Update::Failed, next);
+                    }
+                    if next > self.server.index() + 1 {
+                        return self.tell(node, id, Update::Cleared, next);
+                    }
+                }
+            }
+            Event::Program { node, place } => {
+                if self.nodes[node].life == Life::Met(place)
+                    && !self.stalled(node, Event::Program { node, place })
+                {
+                    self.nodes[node].life = Life::Going;
+                    let now = self.now;
+                    if let Brain::Ours(machine) = &mut self.nodes[node].brain {
+                        machine.join(now);
+                    }
+                    self.drain(node)?;
+                }
+            }
+            Event::Renew { node, place } => self.renew(node, place),
+            Event::Fault(fault) => return self.fault(fault),
         }
         Ok(())
     }
 
-    fn add_node(&mut self, after: Duration) {
+    fn start(&mut self, torch: bool) -> Result<(), String> {
+        self.truth.cause();
         let Plan { min, max, last_call, .. } = self.plan;
-        let timeout = Duration::from_secs(1_000_000);
-        let mut machine = Machine::new(Settings { min, max, timeout, last_call, root: "/p/run_r".into() });
-        machine.start(self.now + after);
-        self.nodes.push(Node {
-            machine,
+        let name = format!("n{}", self.nodes.len());
+        let settings = Settings { node: name.clone(), min, max, last_call, root: ROOT.to_owned() };
+        let brain = if torch {
+            Brain::Torch(Torch::new(min, max, last_call, ROOT))
+        } else {
+            Brain::Ours(Node::new(settings, self.random.u64(..)))
+        };
+        let node = self.nodes.len();
+        self.nodes.push(Process {
+            brain,
+            name,
             life: Life::Going,
-            waits_for: None,
+            open: BTreeSet::new(),
             wake: 0,
-            keeps: None,
+            wakes_at: None,
             stalled_until: Duration::ZERO,
+            cut_until: Duration::ZERO,
             sent: 0,
+            second: (0, 0),
+            leaves: false,
+            told: false,
         });
-        let node = self.nodes.len() - 1;
-        self.schedule(self.now + after, Event::Wake { node, wake: 0 });
+        let now = self.now;
+        match &mut self.nodes[node].brain {
+            Brain::Ours(machine) => machine.join(now),
+            Brain::Torch(torch) => {
+                let ask = torch.start();
+                return self.torch(node, ask);
+            }
+        }
+        self.drain(node)
     }
 
-    fn step(&mut self, node: usize) -> Result<(), String> {
-        if self.nodes[node].life == Life::Dead || self.nodes[node].waits_for.is_some() {
-            return Ok(());
+    fn drain(&mut self, node: usize) -> Result<(), String> {
+        loop {
+            if self.nodes[node].life == Life::Dead {
+                return Ok(());
+            }
+            let Brain::Ours(machine) = &mut self.nodes[node].brain else { return Ok(()) };
+            match machine.poll_output() {
+                None => break,
+                Some(Output::Request { id, request }) => {
+                    self.nodes[node].open.insert(id);
+                    self.send(node, id, Message::Request(request))?;
+                }
+                Some(Output::Watch { id, keys, from }) => self.watch(node, id, keys, from),
+                Some(Output::Unwatch(which)) => {
+                    self.watches.retain(|watch| watch.node != node || watch.which != which);
+                }
+                Some(Output::Event(event)) => self.event(node, event)?,
+            }
         }
-        match self.nodes[node].machine.poll(self.now) {
-            Step::Wait(until) => {
-                self.nodes[node].wake += 1;
-                let wake = self.nodes[node].wake;
-                self.schedule(until.max(self.now), Event::Wake { node, wake });
-            }
-            Step::Send(request) => self.send(node, request),
-            Step::End(Outcome::Met { place, world }) => {
-                self.nodes[node].life = Life::Met(place);
-                self.met_at = self.now;
-                self.record_meeting(node, place, world)?;
-                self.schedule(self.now, Event::Look { node });
-            }
-            Step::End(_) => {
-                self.nodes[node].life = Life::Over;
-                self.nodes[node].keeps = None;
-            }
+        let Brain::Ours(machine) = &self.nodes[node].brain else { return Ok(()) };
+        if let Some(at) = machine.poll_timeout() {
+            self.wake_at(node, at);
         }
         Ok(())
     }
 
-    fn send(&mut self, node: usize, request: Request) {
-        self.requests += 1;
+    fn wake_at(&mut self, node: usize, at: Duration) {
+        if self.nodes[node].wakes_at != Some(at) {
+            self.nodes[node].wakes_at = Some(at);
+            self.nodes[node].wake += 1;
+            let wake = self.nodes[node].wake;
+            self.schedule(at.max(self.now), Event::Wake { node, wake });
+        }
+    }
+
+    fn event(&mut self, node: usize, event: NodeEvent) -> Result<(), String> {
+        if self.loud {
+            println!("{:>9.3} {node}: {event:?}", self.now.as_secs_f64());
+        }
+        if !matches!(event, NodeEvent::Progress { .. }) {
+            self.told.push((self.now, node, event.clone()));
+        }
+        match event {
+            NodeEvent::Joined { place, world } => {
+                let allowed = self.plan.min..=self.plan.max;
+                self.truth.meets(node, place, world, allowed)?;
+                (self.nodes[node].life, self.nodes[node].told) = (Life::Met(place), false);
+                self.met_at = self.now;
+            }
+            NodeEvent::Changed(change) => {
+                let Life::Met(place) = self.nodes[node].life else { return Ok(()) };
+                let lives = |node: usize| matches!(self.nodes[node].life, Life::Met(_) | Life::Going);
+                self.truth.told(self.now, place, &change, self.server.has_run(), lives)?;
+                self.nodes[node].told = true;
+                if change == Change::Closed {
+                    self.nodes[node].life = Life::Over;
+                    if let Brain::Ours(machine) = &mut self.nodes[node].brain {
+                        machine.leave(self.now);
+                    }
+                    return Ok(());
+                }
+                let draw = self.random.f64();
+                if draw < self.plan.hung {
+                    self.truth.cause();
+                    self.nodes[node].life = Life::Hung;
+                    // Until somebody sees that.
+                    let at = self.now + self.random_time(Duration::from_secs(60));
+                    self.schedule(at, Event::Fault(Fault::Crash(node)));
+                    return Ok(());
+                }
+                let slow = draw < self.plan.hung + self.plan.slow;
+                let most = if slow { Duration::from_secs(8) } else { Duration::from_millis(100) };
+                let at = self.now + self.random_time(most);
+                self.schedule(at, Event::Program { node, place });
+            }
+            NodeEvent::Refused | NodeEvent::Left => self.nodes[node].life = Life::Over,
+            NodeEvent::Recovered(_) | NodeEvent::Progress { .. } | NodeEvent::Closed => {}
+        }
+        Ok(())
+    }
+
+    /// Does what a node of PyTorch's asks for.
+    fn torch(&mut self, node: usize, ask: Ask) -> Result<(), String> {
         self.count += 1;
         let id = self.count;
-        self.nodes[node].waits_for = Some(id);
-        self.nodes[node].sent += 1;
-        let sent = self.nodes[node].sent;
-        match &request {
-            Request::Hold(place) => self.nodes[node].keeps = Some(*place),
-            Request::Release(place) | Request::RunOut(place) if self.nodes[node].keeps == Some(*place) => {
-                self.nodes[node].keeps = None;
+        match ask {
+            Ask::Send(request) => {
+                if matches!(request, Request::CreateRecord { .. }) {
+                    self.truth.cause();
+                }
+                self.nodes[node].open.insert(id);
+                let keeps = match (&request, &self.nodes[node].brain) {
+                    (Request::WriteKeepAlive(place), Brain::Torch(_)) => Some(*place),
+                    _ => None,
+                };
+                if let Some(place) = keeps {
+                    self.schedule(self.now + torch::RENEWS, Event::Renew { node, place });
+                }
+                return self.send(node, id, Message::Request(request));
             }
-            _ => {}
-        }
-        let faults = self.now < self.plan.faults_until;
-        let (loss, late) = if faults { (self.plan.loss, self.plan.late) } else { (0.0, 0.0) };
-        let lost_on_the_way = self.random.f64() < loss;
-        let mut heard = self.random.f64() >= loss;
-        let mut travels = Duration::from_micros(self.random.u64(200..5_000));
-        if self.random.f64() < late {
-            travels += self.random_time(Duration::from_secs(15));
-        }
-        let gives_up = match &request {
-            // Long polls are asked again and again.
-            Request::WatchState { time, .. } | Request::WatchVersion { time, .. } => {
-                (*time).min(Duration::from_secs(60))
+            Ask::Compare { old, new, ttl } => {
+                self.nodes[node].open.insert(id);
+                return self.send(node, id, Message::Compare { old, new, ttl });
             }
-            _ => PATIENCE,
-        };
-        let in_vain = match &request {
-            Request::WatchState { .. } | Request::WatchVersion { .. } => Reply::Quiet,
-            Request::SwapState { .. } if self.plan.bug == Some(Bug::TrustsLostReplies) => {
-                Reply::Done { index: u64::MAX / 2 }
-            }
-            _ => Reply::Lost,
-        };
-        self.schedule(self.now + gives_up, Event::Answer { node, id, reply: in_vain });
-        let mut arrives = !lost_on_the_way;
-        if let Some((_, _, still_arrives)) =
-            self.plan.crash_at.filter(|(who, when, _)| *who == node && *when == sent)
-        {
-            (arrives, heard) = (still_arrives, false);
-            self.schedule(self.now, Event::Crash { node });
-            self.schedule(self.now + Duration::from_secs(1), Event::Restart);
-        }
-        if arrives {
-            self.schedule(self.now + travels, Event::Arrive { node, id, request, heard });
-        }
-    }
-
-    fn arrive(&mut self, node: usize, id: u64, request: Request, heard: bool) {
-        if matches!(request, Request::WatchState { .. } | Request::WatchVersion { .. }) {
-            if heard {
-                match self.server.told(&request) {
-                    Some(reply) => self.answer(node, id, reply),
-                    None => self.watches.push((node, id, request)),
+            Ask::Watch { keys, from, until } => {
+                self.watch(node, WatchId::Record, keys, from);
+                if let Some(until) = until {
+                    self.wake_at(node, until);
                 }
             }
-            return;
-        }
-        let reply = self.server.serve(self.now, &request);
-        if let (Request::Hold(place), Reply::Done { .. }) = (&request, &reply) {
-            self.schedule(self.now + KEEP_ALIVE_TTL / 2, Event::Renew { node, place: *place });
-        }
-        if heard {
-            self.answer(node, id, reply);
-        }
-    }
-
-    fn answer(&mut self, node: usize, id: u64, reply: Reply) {
-        let travels = Duration::from_micros(self.random.u64(200..5_000));
-        self.schedule(self.now + travels, Event::Answer { node, id, reply });
-    }
-
-    fn tell_watches(&mut self) {
-        if let Some(end) = self.server.next_end()
-            && self.ticks_at.is_none_or(|at| end < at)
-        {
-            self.ticks_at = Some(end);
-            self.schedule(end, Event::Tick);
-        }
-        if self.seen_changes == self.server.changes() {
-            return;
-        }
-        self.seen_changes = self.server.changes();
-        for (node, id, request) in std::mem::take(&mut self.watches) {
-            if self.nodes[node].waits_for != Some(id) {
-                continue;
+            Ask::Sleep(time) => self.wake_at(node, self.now + time.max(Duration::from_millis(100))),
+            Ask::Met { place, world } => {
+                self.truth.meets(node, place, world, self.plan.min..=self.plan.max)?;
+                self.nodes[node].life = Life::Met(place);
+                self.wake_at(node, self.now + Duration::from_secs(1));
             }
-            match self.server.told(&request) {
-                Some(reply) => self.answer(node, id, reply),
-                None => self.watches.push((node, id, request)),
+            Ask::Closed => self.nodes[node].life = Life::Over,
+            Ask::Dies => {
+                self.kill(node);
+                let back = self.now + self.random_time(Duration::from_secs(3));
+                self.schedule(back, Event::Fault(Fault::Start { torch: true }));
             }
-        }
-        for node in 0..self.nodes.len() {
-            if matches!(self.nodes[node].life, Life::Met(_)) {
-                let after = self.random_time(Duration::from_millis(100));
-                self.schedule(self.now + after, Event::Look { node });
-            }
-        }
-    }
-
-    /// A member that learns that its group is not whole comes back.
-    fn look(&mut self, node: usize) -> Result<(), String> {
-        let Life::Met(place) = self.nodes[node].life else { return Ok(()) };
-        if self.server.is_whole(place.version) || self.stalled(node, |node| Event::Look { node }) {
-            return Ok(());
-        }
-        self.nodes[node].life = Life::Going;
-        let now = self.now;
-        self.nodes[node].machine.start(now);
-        self.step(node)
-    }
-
-    fn kill(&mut self, node: usize) {
-        let node = &mut self.nodes[node];
-        node.life = Life::Dead;
-        node.keeps = None;
-        node.waits_for = None;
-    }
-
-    fn record_meeting(&mut self, node: usize, place: Place, world: usize) -> Result<(), String> {
-        let Place { version, rank } = place;
-        let Plan { min, max, .. } = self.plan;
-        let (size, ranks) = self.met.entry(version).or_insert((world, BTreeMap::new()));
-        if !(min..=max).contains(&world) {
-            return Err(format!("version {version} has {world} nodes, not {min} to {max}"));
-        }
-        if *size != world || rank >= world {
-            return Err(format!("version {version}: {world} nodes and rank {rank}; others say {size}"));
-        }
-        if let Some(other) = ranks.insert(rank, node).filter(|other| *other != node) {
-            return Err(format!("version {version}: nodes {other} and {node} both have rank {rank}"));
         }
         Ok(())
     }
 
-    /// Once nothing goes wrong any more, those who live meet.
-    fn judge_the_end(&self) -> Result<(), String> {
-        let living: Vec<_> =
-            self.nodes.iter().filter(|node| matches!(node.life, Life::Going | Life::Met(_))).collect();
-        let record = self.server.record();
-        if record.is_some_and(|record| record.status == Status::Closed) {
-            let going = living.iter().filter(|node| node.life == Life::Going).count();
-            return if going == 0 {
-                Ok(())
-            } else {
-                Err(format!("{going} nodes do not see that it is closed"))
-            };
+    /// The thread of a node of PyTorch's, which ends with the first error.
+    fn renew(&mut self, node: usize, place: Place) {
+        if self.nodes[node].life == Life::Dead || self.stalled(node, Event::Renew { node, place }) {
+            return;
         }
-        if living.len() < self.plan.min {
-            return Ok(());
+        let Brain::Torch(torch) = &mut self.nodes[node].brain else { return };
+        if torch.keeps != Some(place) {
+            return;
         }
-        let version = record.and_then(|record| record.version).unwrap_or(0);
-        let met = living
-            .iter()
-            .filter(|node| matches!(node.life, Life::Met(place) if place.version == version))
-            .count();
-        let wanted = living.len().min(self.plan.max);
-        if met == wanted && self.server.is_whole(version) {
-            return Ok(());
+        let reaches = self.now >= self.down_until && self.nodes[node].cut_until <= self.now;
+        let request = Request::RenewKeepAlive(place);
+        let renewed =
+            reaches && matches!(self.server.serve(self.now, None, &request), Ok(Reply::Done { .. }));
+        if renewed {
+            self.schedule(self.now + torch::RENEWS, Event::Renew { node, place });
+        } else {
+            self.truth.cause();
         }
-        Err(format!("{met} of {} living nodes are together, not {wanted}; record: {record:?}", living.len()))
     }
 
     /// Puts an event off while its node is stalled.
-    fn stalled(&mut self, node: usize, event: impl FnOnce(usize) -> Event) -> bool {
+    fn stalled(&mut self, node: usize, event: Event) -> bool {
         let until = self.nodes[node].stalled_until;
-        if until > self.now {
-            self.schedule(until, event(node));
+        if until > self.now && self.nodes[node].life != Life::Dead {
+            self.schedule(until, event);
+            return true;
         }
-        until > self.now
+        false
     }
 
     fn random_time(&mut self, most: Duration) -> Duration {

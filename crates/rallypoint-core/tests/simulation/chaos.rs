@@ -15,7 +15,7 @@ use crate::process::{Crash, Phase};
 use crate::world::{Setup, World};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
+pub(crate) enum Fault {
     Crash,
     CrashLeader,
     CrashAtRequest,
@@ -158,8 +158,8 @@ fn draw(rng: &mut Rng, planted: Planted) -> World {
 
 /// Each world has its own few kinds of faults, so that rare ones are not drowned by the others.
 fn draw_faults(rng: &mut Rng, planted: Planted, run_ttl: Duration) -> Vec<Fault> {
-    if planted == Planted::CommitByAnyLeader {
-        return vec![Fault::CrashLeader, Fault::StallLeader, Fault::Restart, Fault::WorkerFailure];
+    if !planted.faults().is_empty() {
+        return planted.faults().to_vec();
     }
     let mut faults = FAULTS.to_vec();
     // The end of the run is the end of most of what can happen.

@@ -128,6 +128,13 @@ impl Check {
         self.last.get(&(process.id.clone(), process.incarnation)).map(|(_, plan)| plan.as_str())
     }
 
+    /// Whether a node is there, or in the last round.
+    pub(crate) fn knows(&self, etcd: &Etcd, id: &str) -> bool {
+        let members = self.rounds.get(&self.round.plan).map(|round| &round.members);
+        etcd.get(&self.keys.node(id)).is_some()
+            || members.is_some_and(|members| members.keys().any(|(member, _)| member == id))
+    }
+
     /// Whether a process has its node's key.
     pub(crate) fn holds_key(&self, process: &Process) -> bool {
         self.holders.get(&process.id) == Some(&process.incarnation)
@@ -187,7 +194,9 @@ impl Check {
                     }
                 }
                 Event::Delete { key, .. } if *key == self.keys.round() => {
-                    self.losses += u32::from(self.round.closed.is_none());
+                    if self.round.closed.is_none() {
+                        (self.losses, self.lost_at) = (self.losses + 1, change.revision);
+                    }
                     self.round = nothing();
                 }
                 Event::Delete { key, .. } if key.starts_with(&self.keys.nodes()) => {
@@ -240,7 +249,14 @@ impl Check {
             self.closed(&record, reason)?;
         }
         if !record.has_round() {
-            promise!(3, !before.has_round(), "round {} was taken back", before.round);
+            // A round that nobody is in any more, or one that was lost with those after it.
+            let over = self.rounds.get(&before.plan).is_some_and(|round| {
+                let there = |(id, incarnation): &Who| {
+                    self.holders.get(id) == Some(incarnation) && !self.gone.contains(id)
+                };
+                self.losses > round.losses || !round.members.keys().any(there)
+            });
+            promise!(3, !before.has_round() || over, "round {} was taken back", before.round);
             return Ok(());
         }
         if record.plan == before.plan {
@@ -289,12 +305,16 @@ impl Check {
         );
         let mut members = BTreeMap::new();
         let mut ranks = Vec::new();
+        let mut left = BTreeSet::new();
         let ranks_key = self.keys.ranks();
         for entry in etcd.prefix(&ranks_key) {
             let rank: RankRecord = parse(entry)?;
             if rank.plan == record.plan && rank.round == round {
                 members.insert((entry.key[ranks_key.len()..].to_owned(), rank.incarnation), rank.rank);
                 ranks.push(rank.rank);
+                if rank.left {
+                    left.insert(entry.key[ranks_key.len()..].to_owned());
+                }
             }
         }
         ranks.sort_unstable();
@@ -324,7 +344,7 @@ impl Check {
             let what = format!("round {round} has the master of round {before}: {master:?}");
             return Err(Violation { promise: 2, what });
         }
-        if let Some(last) = self.rounds.get(before) {
+        if let Some(last) = self.rounds.get(before).filter(|last| last.losses == self.losses) {
             self.kept_ranks(last, round, &members)?;
         }
         let again = self.rounds.values().any(|committed| committed.round == round);
@@ -342,7 +362,8 @@ impl Check {
             let record = etcd.get(&self.keys.node(id)).map(parse::<NodeRecord>)?.ok()?;
             (record.incarnation == *incarnation && record.wants != Wants::Leave).then_some(())
         };
-        self.gone = members.keys().filter(|who| there(who).is_none()).map(|who| who.0.clone()).collect();
+        let gone = members.keys().filter(|who| there(who).is_none()).map(|who| who.0.clone());
+        self.gone = gone.chain(left).collect();
         let (lease, losses) = (record.lease, self.losses);
         let committed = Committed { round, world_size: n, master, lease, members, losses };
         let again = self.rounds.insert(record.plan.clone(), committed).is_some();

@@ -7,6 +7,7 @@ use fastrand::Rng;
 use rallypoint_core::round::{Change, RankPolicy, Refusal};
 
 use crate::check::{Violation, promise};
+use crate::faults::Loss;
 use crate::network::LATEST;
 use crate::process::{Phase, short};
 use crate::world::{RUN, World};
@@ -32,6 +33,9 @@ pub(crate) fn check(world: &mut World, rng: &mut Rng, names: usize) -> Result<()
         if rng.bool() {
             lose_one(world, rng)?;
         }
+    }
+    if world.check.round().closed.is_none() && is_settled(world) && rng.u8(..3) == 0 {
+        lose_data(world, rng)?;
     }
     end(world, rng)
 }
@@ -110,24 +114,74 @@ fn quiet(world: &mut World, time: Duration) -> Result<(), Violation> {
     );
     promise!(6, world.news == news, "nothing had happened, and {before} became {}", state(world));
     promise!(6, is_settled(world), "the group has come apart: {}", state(world));
+    // What comes late may bring a place back; it goes with the run's lease.
+    if world.leader().is_some() && world.check.round().closed.is_none() && !world.was_late {
+        let ranks = world.keys.ranks();
+        let stale: Vec<&str> = world
+            .etcd
+            .prefix(&ranks)
+            .map(|entry| &entry.key[ranks.len()..])
+            .filter(|id| !world.check.knows(&world.etcd, id))
+            .collect();
+        promise!(5, stale.is_empty(), "places of nodes that are gone: {stale:?}; {}", state(world));
+    }
     Ok(())
 }
 
-/// Promise 9: the group outlives an outage of etcd, longer than the leases.
+/// Promise 9: the group outlives an outage of etcd, longer than the leases, whoever comes as it ends.
 pub(crate) fn outage(world: &mut World, rng: &mut Rng) -> Result<(), Violation> {
     let (news, round, lease) = (world.news, world.check.round().round, world.setup.lease);
     // What lasts longer than the run's own lease ends the run.
     let time = lease.mul_f64(0.3 + 4.0 * rng.f64()).min(world.setup.run_ttl / 2);
     world.etcd_away(time, rng.u8(..4) == 0);
-    world.run_for(time + lease * 3)?;
-    promise!(9, world.news == news, "etcd was away for {time:?}, and the group was told: {}", state(world));
-    promise!(9, world.check.round().round == round, "etcd was away for {time:?}, and a new round came");
+    world.run_for(time)?;
+    let members: Vec<_> =
+        world.members().into_iter().map(|index| (index, world.processes[index].told.clone())).collect();
+    let visited = rng.bool();
+    if visited {
+        world.start("visitor")?;
+    }
+    world.run_for(lease * 3)?;
     for index in world.living() {
         let process = &world.processes[index];
         let there = world.etcd.get(&world.keys.node(&process.id)).is_some();
         promise!(9, there, "{} did not take up its place again: {}", process.id, state(world));
     }
-    Ok(())
+    if !visited {
+        let told = world.news != news;
+        promise!(9, !told, "etcd was away for {time:?}, and the group was told: {}", state(world));
+        let again = world.check.round().round != round;
+        promise!(9, !again, "etcd was away for {time:?}, and a new round came");
+        return Ok(());
+    }
+    // It is let in where there is room, and that is all.
+    for (index, before) in members {
+        let told = &world.processes[index].told;
+        let told = told.as_ref().filter(|_| *told != before).map(|(_, told)| told);
+        // With a last call that is shorter than a program takes to come back, some may be late.
+        let late = told == Some(&Change::Excluded) && world.setup.last_call < MOMENT;
+        let right = late || matches!(told, None | Some(Change::Waiting(_) | Change::Left { .. }));
+        promise!(9, right, "etcd was away for {time:?}, and {} was told {told:?}", world.name(index));
+    }
+    settle(world, lease + world.setup.last_call + MOMENT)
+}
+
+/// etcd loses what it has: the group is whole again within a lease and five seconds.
+pub(crate) fn lose_data(world: &mut World, rng: &mut Rng) -> Result<(), Violation> {
+    let (empty, overtakes, compacted) = (rng.bool(), rng.bool(), rng.bool());
+    let strangers = world.members().len() < world.living().count();
+    world.lose_data(Loss { empty, overtakes, compacted })?;
+    // A snapshot from another life of the run may be one of a closed run.
+    if world.check.round().closed.is_some() {
+        return Ok(());
+    }
+    let mut within = world.setup.lease + Duration::from_secs(5);
+    // Whoever was in no round meets others as at the beginning.
+    if strangers {
+        within += world.setup.last_call;
+    }
+    world.run_for(MOMENT)?;
+    settle(world, within - MOMENT)
 }
 
 /// Promises 7 and 8, and who takes the place: a member dies or leaves.
@@ -215,7 +269,9 @@ pub(crate) fn end(world: &mut World, rng: &mut Rng) -> Result<(), Violation> {
     let late = world.start("late")?;
     let over = world.run_while(world.now + MOMENT * 2, |world| world.living().next().is_some())?;
     promise!(4, over, "the run is closed, and not all are gone: {}", state(world));
-    let left: Vec<&str> = world.etcd.prefix(RUN).map(|entry| entry.key.as_str()).collect();
+    let mut left: Vec<&str> = world.etcd.prefix(RUN).map(|entry| entry.key.as_str()).collect();
+    // A lease that a snapshot brought back lives for its time.
+    left.retain(|key| *key != world.keys.leader() || world.check.losses == 0);
     promise!(
         5,
         !(ends_well && all_live) || left == [world.keys.round()],

@@ -308,9 +308,6 @@ impl World {
             WatchId::Rank => process.rank = last_of(&update),
             WatchId::Nodes => self.overlooked += u64::from(matches!(update, Update::Snapshot { .. })),
         }
-        let mine = self.processes[to].is_in().map(|joined| (joined.round, joined.plan.clone()));
-        let update =
-            self.planted.disguise(update, mine.as_ref().map(|(round, plan)| (*round, plan.as_str())));
         self.update(to, id, update)
     }
 }

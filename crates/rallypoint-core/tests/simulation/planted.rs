@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use rallypoint_core::round::{
-    Change, Condition, Entry, Event, Node, NodeEvent, Op, RankRecord, Request, RoundRecord, Txn, Update,
+    Change, Condition, Entry, Event, Node, NodeEvent, NodeRecord, Op, RankRecord, Refusal, Request,
+    RoundRecord, Txn, Update,
 };
 
+use crate::chaos::Fault;
 use crate::world::RUN;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,15 +36,13 @@ pub(crate) enum Planted {
     NobodySweeps,
     /// Places of nodes that are gone stay.
     NobodyTidies,
-    /// Rounds are told apart by their number alone.
-    RoundByNumber,
-    /// The driver goes on refreshing a lease that it was told to forget.
-    LeakedLease,
+    /// Nodes do not say which seat they had.
+    SeatsUnsaid,
     /// A write that was refused is sent again at once, many times.
     Spin,
 }
 
-pub(crate) const ALL: [Planted; 14] = [
+pub(crate) const ALL: [Planted; 13] = [
     Planted::CommitByAnyLeader,
     Planted::RankFromAnyPlan,
     Planted::LostWakeUp,
@@ -54,8 +54,7 @@ pub(crate) const ALL: [Planted; 14] = [
     Planted::RefusalUnanswered,
     Planted::NobodySweeps,
     Planted::NobodyTidies,
-    Planted::RoundByNumber,
-    Planted::LeakedLease,
+    Planted::SeatsUnsaid,
     Planted::Spin,
 ];
 
@@ -68,13 +67,31 @@ impl Planted {
     pub(crate) fn breaks(self) -> &'static [u8] {
         match self {
             Planted::None => &[],
-            Planted::CommitByAnyLeader => &[2, 3],
-            Planted::RankFromAnyPlan => &[1],
+            Planted::CommitByAnyLeader => &[1, 2, 3],
+            Planted::RankFromAnyPlan => &[1, 2, 7],
             Planted::NobodySweeps | Planted::NobodyTidies => &[5],
             Planted::NoGraceForNewcomers => &[7, 9],
             Planted::PlacesWithoutPrevious => &[7, 8],
             Planted::Spin => &[10],
-            _ => &[4, 6, 7, 8, 9],
+            _ => &[4, 6, 7, 8, 9, 10],
+        }
+    }
+
+    /// The kinds of faults that bring it out; none for all of them.
+    pub(crate) fn faults(self) -> &'static [Fault] {
+        match self {
+            Planted::CommitByAnyLeader => {
+                &[Fault::CrashLeader, Fault::StallLeader, Fault::Restart, Fault::WorkerFailure]
+            }
+            Planted::TrustEveryHistory | Planted::LossUntold | Planted::SeatsUnsaid => {
+                &[Fault::BackUp, Fault::DataLost, Fault::Newcomer]
+            }
+            Planted::NoGraceForNewcomers => &[Fault::EtcdPaused],
+            Planted::PlacesWithoutPrevious => &[Fault::CrashAtRequest, Fault::Restart, Fault::WorkerFailure],
+            Planted::ReplacedUntold => &[Fault::Double],
+            Planted::RefusalUnanswered => &[Fault::Full, Fault::Denied],
+            Planted::NobodyTidies => &[Fault::Crash, Fault::Newcomer],
+            _ => &[],
         }
     }
 
@@ -98,6 +115,17 @@ impl Planted {
                     }
                 }
             }
+            Planted::SeatsUnsaid => {
+                for op in &mut txn.then {
+                    if let Op::Put { key, value, .. } = op
+                        && key.starts_with(&format!("{RUN}node/"))
+                    {
+                        let mut node: NodeRecord = serde_json::from_str(value).expect("a node can be read");
+                        node.seat = None;
+                        *value = serde_json::to_string(&node).expect("a node can be written");
+                    }
+                }
+            }
             Planted::NobodySweeps if sweeps(&txn) => txn.otherwise.clear(),
             Planted::NobodyTidies if tidies(&txn) => return None,
             _ => {}
@@ -112,10 +140,6 @@ impl Planted {
 
     pub(crate) fn trusts_every_history(self) -> bool {
         self == Planted::TrustEveryHistory
-    }
-
-    pub(crate) fn leaks_leases(self) -> bool {
-        self == Planted::LeakedLease
     }
 
     pub(crate) fn answers_refusals(self) -> bool {
@@ -139,32 +163,12 @@ impl Planted {
     /// Whether the program is not told of this.
     pub(crate) fn conceals(self, event: &NodeEvent) -> bool {
         match event {
-            NodeEvent::Changed(Change::Replaced { .. }) => self == Planted::ReplacedUntold,
+            NodeEvent::Changed(Change::Replaced { .. }) | NodeEvent::Refused(Refusal::Replaced { .. }) => {
+                self == Planted::ReplacedUntold
+            }
             NodeEvent::Changed(Change::StateLost) => self == Planted::LossUntold,
             _ => false,
         }
-    }
-
-    /// The record of a round as a machine sees it that knows its own round, by number and plan.
-    pub(crate) fn disguise(self, update: Update, mine: Option<(u64, &str)>) -> Update {
-        let (Planted::RoundByNumber, Some((round, plan)), Update::Events(mut events)) =
-            (self, mine, update.clone())
-        else {
-            return update;
-        };
-        for event in &mut events {
-            if let Event::Put(entry) = event
-                && entry.key == format!("{RUN}group/round")
-            {
-                let mut record: RoundRecord =
-                    serde_json::from_str(&entry.value).expect("a round can be read");
-                if record.round == round {
-                    record.plan = plan.to_owned();
-                }
-                entry.value = serde_json::to_string(&record).expect("a round can be written");
-            }
-        }
-        Update::Events(events)
     }
 
     /// The place that a machine without plans would take from a round it hears of: the last one it knows of.

@@ -268,7 +268,7 @@ impl World {
                 }
                 Output::Forget(lease) => {
                     let process = &mut self.processes[index];
-                    if process.kept == Some(lease) && !self.planted.leaks_leases() {
+                    if process.kept == Some(lease) {
                         process.kept = None;
                     }
                 }

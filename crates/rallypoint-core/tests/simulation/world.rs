@@ -148,6 +148,8 @@ pub(crate) struct World {
     /// What etcd was when somebody took a snapshot of it.
     pub(crate) backup: Option<Etcd>,
     pub(crate) operator: Operator,
+    /// Requests were carried out late in this world.
+    pub(crate) was_late: bool,
     pub(crate) weather: Weather,
     pub(crate) setup: Setup,
     pub(crate) keys: Keys,
@@ -180,6 +182,7 @@ impl World {
             full_until: Duration::ZERO,
             backup: None,
             operator: Operator::default(),
+            was_late: weather.late + weather.slow + weather.lost > 0.0,
             weather,
             check: Check::new(RUN, setup.settings),
             setup,

@@ -28,9 +28,12 @@ pub(super) fn is_said_by_server(status: &Status) -> bool {
     status.source().is_none() && !status.message().contains("h2 protocol error")
 }
 
-/// Whether the server wants to be shown the password again: its users have changed since.
-pub(super) fn is_outdated_login(error: &etcd_client::Error) -> bool {
-    matches!(error, etcd_client::Error::GRpcStatus(status) if says_outdated_login(status))
+/// Whether the server wants to be shown the password again: the token is no longer good, or its users have changed since,
+/// or it did not ask for one before.
+pub(super) fn wants_new_token(error: &etcd_client::Error) -> bool {
+    let etcd_client::Error::GRpcStatus(status) = error else { return false };
+    let says = |text: &str| status.message().contains(text);
+    says("invalid auth token") || says("user name is empty") || says_outdated_login(status)
 }
 
 fn says_outdated_login(status: &Status) -> bool {
@@ -78,14 +81,22 @@ fn never_sent(status: &Status) -> Option<ErrorKind> {
         connecting |= error.is::<ConnectError>();
         // Of a connection that closed before the request was handed to it.
         connecting |= error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_canceled);
-        // Of a TLS 1.3 client certificate the server complains only after the handshake, as an alert.
         let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-        if error.is::<rustls::Error>() || matches!(inner, Some(inner) if inner.is::<rustls::Error>()) {
+        if error.is::<rustls::Error>()
+            || inner.is_some_and(|inner| inner.is::<rustls::Error>() || is_complaint(&inner.to_string()))
+        {
             return Some(ErrorKind::Tls);
         }
         source = error.source();
     }
     connecting.then_some(ErrorKind::Unreachable)
+}
+
+/// Whether this is a server's complaint about our certificate. With TLS 1.3 that comes after the handshake, and by then it
+/// passes through the HTTP/2 library, which keeps nothing but the text of an error.
+fn is_complaint(text: &str) -> bool {
+    let alert = text.strip_prefix("received fatal alert: ");
+    alert.is_some_and(|alert| alert.contains("Certificate") || ["UnknownCA", "AccessDenied"].contains(&alert))
 }
 
 #[cfg(test)]
@@ -139,5 +150,19 @@ mod tests {
         let handshake = std::io::Error::other(rustls::Error::HandshakeNotComplete);
         let status = Status::from_error(Box::new(ConnectError(Box::new(handshake))));
         assert_eq!(classify_status(&status), ErrorKind::Tls);
+    }
+
+    #[test]
+    fn a_complaint_about_our_certificate_is_known_from_its_text_alone() {
+        use rustls::AlertDescription::{CertificateRequired, InternalError, UnknownCA};
+        for (alert, kind) in [
+            (CertificateRequired, ErrorKind::Tls),
+            (UnknownCA, ErrorKind::Tls),
+            (InternalError, ErrorKind::Interrupted),
+        ] {
+            let text = rustls::Error::AlertReceived(alert).to_string();
+            let heard = std::io::Error::new(std::io::ErrorKind::InvalidData, text);
+            assert_eq!(classify_status(&Status::from_error(Box::new(heard))), kind, "{alert:?}");
+        }
     }
 }

@@ -121,7 +121,7 @@ impl Client {
             .await
     }
 
-    /// Says what server answers, and how it is.
+    /// Says what server answers, and how it is. Where passwords are asked for, etcd 3.5.30 and later tell only `root`.
     pub async fn status(&self) -> Result<StatusResponse> {
         self.requests
             .call("status", b"", Repeat::Safe, |on| async move { on.maintenance().status().await })

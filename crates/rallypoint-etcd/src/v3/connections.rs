@@ -7,27 +7,22 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use etcd_client::{
-    Channel, ConnectOptions, KvClient, KvClientPrefix, LeaseClient, MaintenanceClient, WatchClient,
-};
+use etcd_client::{ConnectOptions, KvClient, KvClientPrefix, LeaseClient, MaintenanceClient, WatchClient};
 use futures::stream::{FuturesUnordered, StreamExt};
 use rallypoint_core::EtcdSettings;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep_until, timeout_at};
-use tonic::transport::{Certificate, Channel as TonicChannel, ClientTlsConfig, Endpoint, Identity};
-use tracing::warn;
+use tonic::transport::Channel as TonicChannel;
 
 use super::classify::classify;
+use super::dial::Dial;
+use super::login::Login;
 use crate::failover::{Failover, after};
 use crate::tls::Pem;
 use crate::{Error, ErrorKind, Result};
 
 /// The largest answer that is read: a bound for what a hostile server can make us hold.
 const MAX_ANSWER: usize = 256 << 20;
-
-/// etcd drops clients that ping more often than every 5 s, or while they have no request under way.
-const PING_INTERVAL: Duration = Duration::from_secs(10);
-const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Requests under way at a time; the others wait their turn. More at a time is not more per second, but costs an etcd
 /// more for each; and one that has 5,000 to catch up with refuses whatever comes.
@@ -47,10 +42,10 @@ pub(super) struct Connection {
     suspected: Notify,
 }
 
-/// A bare connection, for what needs no password.
+/// A bare connection, on which no token is shown.
 #[derive(Debug, Clone)]
 pub(super) struct Link {
-    index: usize,
+    pub(super) index: usize,
     pub(super) url: String,
     pub(super) channel: TonicChannel,
 }
@@ -58,6 +53,7 @@ pub(super) struct Link {
 pub(super) struct Connections {
     pub(super) settings: EtcdSettings,
     endpoints: Vec<Slot>,
+    pub(super) login: Arc<Login>,
     /// One for each request under way.
     pub(super) turns: Semaphore,
     pub(super) failover: Failover,
@@ -66,7 +62,7 @@ pub(super) struct Connections {
 /// An endpoint and its connection, once it was needed.
 struct Slot {
     url: String,
-    endpoint: Endpoint,
+    dial: Dial,
     connection: Mutex<Option<Arc<Connection>>>,
     /// One that is known to work, to make the next connection of.
     adopted: Mutex<Option<TonicChannel>>,
@@ -91,24 +87,16 @@ impl Connections {
         let pem = settings.tls.as_ref().map(Pem::load).transpose()?;
 
         let slot = |url: String| -> Result<Slot> {
-            let invalid = |error| wrong("connect").endpoint(&url).because(error);
-            let mut endpoint = Endpoint::from_shared(url.clone())
-                .map_err(invalid)?
-                .connect_timeout(settings.connect_timeout)
-                .http2_keep_alive_interval(PING_INTERVAL)
-                .keep_alive_timeout(PING_TIMEOUT)
-                .keep_alive_while_idle(false)
-                .tcp_keepalive(Some(Duration::from_secs(30)));
-            if url.starts_with("https:") {
-                endpoint = endpoint.tls_config(tls_config(pem.as_ref())).map_err(invalid)?;
-            }
+            let dial = Dial::new(&url, pem.as_ref(), settings.connect_timeout);
+            let dial = dial.map_err(|error| wrong("connect").endpoint(&url).because(error))?;
             let (connection, adopted) = (Mutex::new(None), Mutex::new(None));
-            Ok(Slot { url, endpoint, connection, adopted, making: tokio::sync::Mutex::new(()) })
+            Ok(Slot { url, dial, connection, adopted, making: tokio::sync::Mutex::new(()) })
         };
         let endpoints = settings.urls().into_iter().map(slot).collect::<Result<Vec<_>>>()?;
         let failover = Failover::new(endpoints.len());
         let turns = Semaphore::new(IN_FLIGHT);
-        Ok(Connections { settings, endpoints, turns, failover })
+        let login = Login::new(settings.credentials.clone(), settings.request_timeout, endpoints.len());
+        Ok(Connections { settings, endpoints, login, turns, failover })
     }
 
     /// The connection in use.
@@ -155,17 +143,16 @@ impl Connections {
     }
 
     async fn link(&self, index: usize) -> Result<Link> {
-        let Slot { url, endpoint, .. } = &self.endpoints[index];
+        let Slot { url, dial, .. } = &self.endpoints[index];
         let failed = |error| {
             let error = etcd_client::Error::TransportError(error);
             Error::new(classify(&error), "connect").endpoint(url).because(error)
         };
-        let channel = endpoint.connect().await.map_err(failed)?;
+        let channel = dial.connect().await.map_err(failed)?;
         Ok(Link { index, url: url.clone(), channel })
     }
 
-    /// Sends all requests on over a connection that was answered, unless the password would have to be shown again:
-    /// all clients that were cut off together would show theirs together, and that is dear for etcd.
+    /// Sends all requests on over a connection that was answered.
     pub(super) fn adopt(&self, link: &Link) {
         self.failover.settle(link.index);
         // Whatever was in use before, at this server or at another, has been silent.
@@ -173,9 +160,6 @@ impl Connections {
             if let Some(old) = &*other.1.connection() {
                 old.suspected.notify_one();
             }
-        }
-        if self.settings.credentials.is_some() {
-            return;
         }
         let slot = &self.endpoints[link.index];
         *slot.adopted() = Some(link.channel.clone());
@@ -196,11 +180,6 @@ impl Connections {
         self.failover.connect(deadline, ask).await
     }
 
-    /// Forgets the connection to an endpoint, and who we were there.
-    pub(super) fn forget(&self, at: usize) {
-        *self.endpoints[at].connection() = None;
-    }
-
     /// The URL of an endpoint.
     pub(super) fn url(&self, at: usize) -> &str {
         &self.endpoints[at].url
@@ -209,17 +188,25 @@ impl Connections {
     async fn answers(&self, at: usize) -> Result<()> {
         let connection = self.at(at).await?;
         let status = connection.maintenance().status().await;
-        status.map(|_| ()).map_err(|error| connection.error("connect", error))
+        match status.map_err(|error| connection.error("connect", error)) {
+            // Since 3.5.30 only root is told more than that.
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => Ok(()),
+            status => status.map(|_| ()),
+        }
     }
 
-    /// The connection to an endpoint. Asks the server only where a password must be shown to it first.
+    /// The connection to an endpoint. Asks the server only where the password must be shown first.
     pub(super) async fn at(&self, index: usize) -> Result<Arc<Connection>> {
         let made = self.endpoints[index].connection().clone();
-        match made {
-            Some(connection) => Ok(connection),
-            // In a box, as it is rare: what waits for a request would be three times as large with it.
-            None => Box::pin(self.make(index)).await,
+        // Both in boxes, as they are rare: what waits for a request would be three times as large with them.
+        let connection = match made {
+            Some(connection) => connection,
+            None => Box::pin(self.make(index)).await?,
+        };
+        if self.login.pass().is_none() {
+            Box::pin(self.login.pass_on(&connection.link())).await?;
         }
+        Ok(connection)
     }
 
     async fn make(&self, index: usize) -> Result<Arc<Connection>> {
@@ -229,19 +216,11 @@ impl Connections {
             return Ok(connection);
         }
         let adopted = slot.adopted().take();
-        let channel = adopted.unwrap_or_else(|| slot.endpoint.connect_lazy());
-        let authenticate = self.client(slot, channel.clone());
-        let client = match tokio::time::timeout(self.settings.request_timeout, authenticate).await {
-            Ok(Ok(client)) => client,
-            Ok(Err(error)) => {
-                return Err(Error::new(classify(&error), "connect").endpoint(&slot.url).because(error));
-            }
-            Err(_) => {
-                // Only the password was sent: no request of the caller's can have been carried out.
-                let late = std::io::Error::from(std::io::ErrorKind::TimedOut);
-                return Err(Error::new(ErrorKind::Unreachable, "connect").endpoint(&slot.url).because(late));
-            }
-        };
+        let channel = adopted.unwrap_or_else(|| slot.dial.connect_lazily());
+        let options = ConnectOptions::new().with_require_leader(true);
+        let client = etcd_client::Client::from_channel(self.login.channel(channel.clone()), Some(options));
+        let invalid = |error| Error::new(classify(&error), "connect").endpoint(&slot.url).because(error);
+        let client = client.await.map_err(invalid)?;
         let connection = Arc::new(Connection {
             index,
             url: slot.url.clone(),
@@ -255,30 +234,6 @@ impl Connections {
         });
         *slot.connection() = Some(Arc::clone(&connection));
         Ok(connection)
-    }
-
-    /// Shows the password, if there is one to show.
-    async fn client(
-        &self,
-        slot: &Slot,
-        channel: TonicChannel,
-    ) -> Result<etcd_client::Client, etcd_client::Error> {
-        let channel = Channel::Tonic(channel);
-        let mut options = ConnectOptions::new().with_require_leader(true).with_auto_token_refresh(true);
-        let Some(credentials) = &self.settings.credentials else {
-            return etcd_client::Client::from_channel(channel, Some(options)).await;
-        };
-        let plain = options.clone();
-        options = options.with_user(&credentials.user, &credentials.password);
-        match etcd_client::Client::from_channel(channel.clone(), Some(options)).await {
-            Err(etcd_client::Error::GRpcStatus(status))
-                if status.message().contains("authentication is not enabled") =>
-            {
-                warn!(endpoint = slot.url, "a user is set, but this etcd does not ask for one");
-                etcd_client::Client::from_channel(channel, Some(plain)).await
-            }
-            result => result,
-        }
     }
 }
 
@@ -305,7 +260,7 @@ impl Connection {
         self.maintenance.clone()
     }
 
-    /// It without the password.
+    /// It without the token.
     pub(super) fn link(&self) -> Link {
         Link { index: self.index, url: self.url.clone(), channel: self.channel.clone() }
     }
@@ -318,16 +273,4 @@ impl Connection {
     pub(super) fn error(&self, what: &'static str, error: etcd_client::Error) -> Error {
         Error::new(classify(&error), what).endpoint(&self.url).because(error)
     }
-}
-
-fn tls_config(pem: Option<&Pem>) -> ClientTlsConfig {
-    let mut config = ClientTlsConfig::new();
-    match pem.and_then(|pem| pem.ca.as_ref()) {
-        Some(ca) => config = config.ca_certificate(Certificate::from_pem(ca)),
-        None => config = config.with_native_roots(),
-    }
-    if let Some((cert, key)) = pem.and_then(|pem| pem.identity.as_ref()) {
-        config = config.identity(Identity::from_pem(cert, key));
-    }
-    config
 }

@@ -18,8 +18,14 @@ use tracing::{debug, warn};
 use super::connections::Connections;
 use super::lease_state::LeaseState;
 use super::mailbox::Mailbox;
-use super::refresh::{Broken, RefreshStream, Refreshed, WHAT};
+use super::refresh::{Broken, Cause, RefreshStream, Refreshed, WHAT};
 use crate::{Error, ErrorKind};
+
+/// A user may have many leases that it may no longer refresh: their streams are not opened all at once.
+const BETWEEN_REFUSALS: Duration = Duration::from_millis(20);
+
+/// A password is dear for etcd to check, and one that is wrong stays so until somebody mends it.
+const AFTER_A_WRONG_PASSWORD: Duration = Duration::from_secs(1);
 
 /// The way to the task that holds the stream. The task ends with the last handle.
 #[derive(Debug, Clone)]
@@ -143,7 +149,7 @@ impl Task {
         let mut not_before = Instant::now();
         // There is nobody to hold a stream for without leases; it would only cost.
         while !self.leases.is_empty() {
-            if let Some(stream) = &stream {
+            if let Some(stream) = &mut stream {
                 self.send_due(stream);
             }
             let late = self.late_at(stream.is_some()).map(|at| at.max(not_before));
@@ -164,15 +170,22 @@ impl Task {
                             (opening, doubtful) = (None, false);
                             self.answered(&answer);
                         }
-                        Err(Broken { error, by_server }) => {
+                        Err(Broken { error, cause }) => {
                             debug!(%error, leases = self.leases.len(), "refreshes failed");
-                            // One that has no leader says so. Its connection will do, or another server's.
-                            if let Some(stream) = stream.take().filter(|_| by_server) {
-                                self.connections.move_on(&stream.link);
-                                not_before = self.pause();
+                            let broken = stream.take().expect("it was there to break");
+                            doubtful = cause == Cause::Connection;
+                            match cause {
+                                Cause::Connection => self.unsure(),
+                                // One that has no leader says so. Its connection will do, or another server's.
+                                Cause::Server => {
+                                    self.connections.move_on(&broken.link);
+                                    not_before = self.pause();
+                                    self.unsure();
+                                }
+                                // It was good until now, and a new one will be.
+                                Cause::Token | Cause::Password => {}
+                                Cause::Permission(lease) => self.set_aside(lease),
                             }
-                            doubtful = !by_server;
-                            self.unsure();
                             self.send_again();
                         }
                     }
@@ -180,22 +193,34 @@ impl Task {
                 opened = async { opening.as_mut().expect("there is one").await }, if opening.is_some() => {
                     opening = None;
                     match opened {
-                        Ok(opened) => {
+                        Ok(mut opened) => {
                             if doubtful || stream.is_some() {
                                 self.connections.adopt(&opened.link);
                             }
                             self.sent.iter().for_each(|(_, id)| opened.send(*id));
                             (stream, self.heard) = (Some(opened), Instant::now());
                         }
-                        Err(Broken { error, by_server }) => {
-                            debug!(%error, leases = self.leases.len(), "no connection for refreshes");
+                        Err(Broken { error, cause }) => {
+                            debug!(%error, leases = self.leases.len(), "no stream for refreshes");
                             self.unanswered += u32::from(error.kind() == ErrorKind::Timeout);
-                            doubtful = !by_server;
-                            self.unsure();
+                            doubtful = cause == Cause::Connection;
+                            not_before = self.pause();
+                            match cause {
+                                Cause::Token => {}
+                                // The others' turn comes before its next one.
+                                Cause::Permission(lease) => {
+                                    self.set_aside(lease);
+                                    not_before = Instant::now() + BETWEEN_REFUSALS;
+                                }
+                                Cause::Password => {
+                                    self.unsure();
+                                    not_before = Instant::now() + AFTER_A_WRONG_PASSWORD;
+                                }
+                                Cause::Connection | Cause::Server => self.unsure(),
+                            }
                             if stream.is_none() {
                                 self.send_again();
                             }
-                            not_before = self.pause();
                         }
                     }
                 }
@@ -246,27 +271,46 @@ impl Task {
         let to_answer = (silence * 2u32.saturating_pow(self.unanswered.min(8))).min(most);
         let opening = async move {
             let late = |url: &str| Error::new(ErrorKind::Timeout, WHAT).endpoint(url);
+            let login = Arc::clone(&connections.login);
             let begun = Instant::now();
             if anew {
                 let link = connections.fresh(step, begun + to_connect).await?;
                 let url = link.url.clone();
-                let opened =
-                    timeout_at(Instant::now() + to_answer, RefreshStream::open(link.clone(), id)).await;
+                let pass = timeout_at(Instant::now() + most, login.pass_on_fresh(&link)).await;
+                let pass = pass.map_err(|_| late(&url))??;
+                let open = RefreshStream::open(link.clone(), login, pass, id);
+                let opened = timeout_at(Instant::now() + to_answer, open).await;
                 // It takes connections and answers on none: it hangs, or has lost its cluster and does not know yet.
                 return opened.map_err(|_| {
                     connections.move_on(&link);
                     late(&url)
                 })?;
             }
+            // To look at a password takes etcd longer than to refresh a lease.
+            let limit = if login.pass().is_some() { silence } else { most };
             let current = async {
                 let link = connections.current().await?.link();
-                let opened = RefreshStream::open(link.clone(), id).await;
-                opened.inspect_err(|_| connections.move_on(&link))
+                let pass = login.pass_on(&link).await?;
+                let opened = RefreshStream::open(link.clone(), login, pass, id).await;
+                opened.inspect_err(|broken| {
+                    if matches!(broken.cause, Cause::Connection | Cause::Server) {
+                        connections.move_on(&link);
+                    }
+                })
             };
-            let opened = timeout_at(begun + silence, current).await;
+            let opened = timeout_at(begun + limit, current).await;
             opened.map_err(|_| Error::new(ErrorKind::Interrupted, WHAT).because("no answer in time"))?
         };
         Some(opening.boxed())
+    }
+
+    /// A lease that etcd does not let us refresh waits for its next try while the others go on: who may write its keys can
+    /// change at any time.
+    fn set_aside(&mut self, id: i64) {
+        if let Some(kept) = self.leases.get(&id) {
+            kept.report.send_replace(LeaseState::Unsure { since: kept.last_answer });
+            self.turn(id, Turn::Due(self.pause()));
+        }
     }
 
     fn apply(&mut self, command: Command) {
@@ -317,7 +361,7 @@ impl Task {
         }
     }
 
-    fn send_due(&mut self, stream: &RefreshStream) {
+    fn send_due(&mut self, stream: &mut RefreshStream) {
         let now = Instant::now();
         while let Some((_, id)) = self.due.first().copied().filter(|(at, _)| *at <= now) {
             self.turn(id, Turn::Sent(now));

@@ -10,10 +10,12 @@
 mod classify;
 mod client;
 mod connections;
+mod dial;
 mod entry;
 mod lease;
 mod lease_hub;
 mod lease_state;
+mod login;
 mod mailbox;
 mod range;
 mod refresh;

@@ -9,7 +9,6 @@ use etcd_client::{GetOptions, GetResponse, ResponseHeader};
 use rallypoint_core::EtcdSettings;
 use tokio::time::Instant;
 
-use super::classify::is_outdated_login;
 use super::connections::{Connection, Connections};
 use super::range::KeyRange;
 use crate::failover::after;
@@ -67,19 +66,26 @@ impl Requests {
             let turn = tokio::time::timeout_at(deadline, self.connections.turns.acquire()).await;
             let _turn = turn.map_err(|_| late(ErrorKind::Busy).because("this client's other requests"))?;
             let limit = deadline.min(after(self.settings().request_timeout));
-            // Until there is a connection, nothing can have been carried out.
-            let connecting = tokio::time::timeout_at(limit, self.connections.at(at)).await;
-            let connection =
-                connecting.map_err(|_| late(ErrorKind::Unreachable).because("no answer in time"))??;
-            match tokio::time::timeout_at(limit, request(Arc::clone(&connection))).await {
-                Ok(Ok(answer)) => Ok(answer),
-                Ok(Err(error)) => {
-                    if is_outdated_login(&error) {
-                        self.connections.forget(at);
+            let mut again = false;
+            loop {
+                // Until there is a connection, nothing can have been carried out.
+                let connecting = tokio::time::timeout_at(limit, self.connections.at(at)).await;
+                let connection =
+                    connecting.map_err(|_| late(ErrorKind::Unreachable).because("no answer in time"))??;
+                let shown = self.connections.login.pass();
+                match tokio::time::timeout_at(limit, request(Arc::clone(&connection))).await {
+                    Ok(Ok(answer)) => return Ok(answer),
+                    Ok(Err(error)) => {
+                        let refused =
+                            shown.is_some_and(|shown| self.connections.login.refused(&shown, &error));
+                        // Tokens end now and then: nobody need notice.
+                        if again || !refused {
+                            return Err(connection.error(what, error));
+                        }
+                        again = true;
                     }
-                    Err(connection.error(what, error))
+                    Err(_) => return Err(late(ErrorKind::Timeout)),
                 }
-                Err(_) => Err(late(ErrorKind::Timeout)),
             }
         };
         let answer = self.connections.failover.call(repeat, self.retry_timeout, send).await;

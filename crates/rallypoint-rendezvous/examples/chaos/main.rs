@@ -154,8 +154,7 @@ fn run(world: &mut World, check: &mut Check, episode: &Episode, number: u64, fro
     let patience = world::LEASE + world::LAST_CALL + world::A_FEW_SECONDS;
     let mut broken = Vec::new();
     // A lease ends that much after the last refresh, and a death is believed a second later.
-    let disturbed = episode.disturbed > 0;
-    let notice = if disturbed { world::LEASE + Duration::from_secs(2) } else { Duration::ZERO };
+    let notice = world::LEASE + Duration::from_secs(2);
     let whole = world.converge(notice, patience);
     broken.extend(whole.err());
     broken.extend(check.episode(world, episode, from));

@@ -6,6 +6,8 @@ use std::time::Duration;
 use rallypoint_core::barrier::{DEFAULT_LAST_CALL, DEFAULT_PREFIX, DEFAULT_TIMEOUT, Settings};
 use rallypoint_core::{EtcdSettings, TlsSettings};
 
+use uuid::Uuid;
+
 use crate::parameters::{ParameterError, RendezvousParameters};
 
 /// Everything that the barrier is told.
@@ -14,6 +16,8 @@ pub(super) struct Config {
     pub(super) etcd: EtcdSettings,
     pub(super) run_id: String,
     pub(super) local_addr: Option<String>,
+    /// How long `next_rendezvous` may take.
+    pub(super) timeout: Duration,
     pub(super) machine: Settings,
 }
 
@@ -34,10 +38,11 @@ impl Config {
             etcd: EtcdSettings { tls, ..etcd_settings(parameters)? },
             run_id: parameters.run_id.clone(),
             local_addr: parameters.local_addr.clone(),
+            timeout: seconds("timeout", DEFAULT_TIMEOUT)?,
             machine: Settings {
+                node: Uuid::new_v4().simple().to_string(),
                 min: parameters.min_nodes,
                 max: parameters.max_nodes,
-                timeout: seconds("timeout", DEFAULT_TIMEOUT)?,
                 last_call: seconds("last_call_timeout", DEFAULT_LAST_CALL)?,
                 root: format!("{prefix}{slash}run_{}", parameters.run_id),
             },
@@ -72,13 +77,13 @@ mod tests {
 
     #[test]
     fn the_defaults_are_pytorchs() {
-        let Config { machine, etcd, .. } = config(&[]).unwrap();
-        assert_eq!((machine.timeout.as_secs(), machine.last_call.as_secs()), (600, 30));
+        let Config { machine, etcd, timeout, .. } = config(&[]).unwrap();
+        assert_eq!((timeout.as_secs(), machine.last_call.as_secs()), (600, 30));
         assert_eq!(machine.root, "/torchelastic/p2p/run_job");
         assert!(etcd.tls.is_none());
         assert_eq!(etcd.urls(), ["http://a:2379", "http://b:2379"]);
         assert_eq!(config(&[("etcd_prefix", "/x/")]).unwrap().machine.root, "/x/run_job");
-        assert_eq!(config(&[("timeout", "-3")]).unwrap().machine.timeout, Duration::ZERO);
+        assert_eq!(config(&[("timeout", "-3")]).unwrap().timeout, Duration::ZERO);
     }
 
     #[test]

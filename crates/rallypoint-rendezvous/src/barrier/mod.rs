@@ -2,40 +2,36 @@
 //! this one meet in one run.
 //!
 //! - `config`: the parameters.
-//! - `wire`: what the machine of [`rallypoint_core::barrier`] asks for, as requests to etcd.
-//! - `keeper`: keeps a node's keep-alive, and the folder of the run.
-//! - `group`: watches a group that has met.
+//! - `driver`: the task that runs the machine of [`rallypoint_core::barrier`].
+//! - `wire`: what the machine asks for, as requests to etcd; `watching`: what it watches.
 //! - `bootstrap`: where the workers of a group meet.
 //! - `extra_data`: small data that the nodes of a version share beside its store.
 
 mod bootstrap;
 pub(crate) mod config;
+mod driver;
 mod extra_data;
-mod group;
-mod keeper;
+mod watching;
 mod wire;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures::FutureExt;
-use rallypoint_core::barrier::{Machine, Outcome, Place, Reply, Request, Status, Step};
+use rallypoint_core::barrier::{KEEP_ALIVE_TTL, Node, Status};
 use rallypoint_etcd::v2::Client;
 use rallypoint_store::EtcdV2Store;
-use tokio::sync::{Mutex as AsyncMutex, watch};
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tracing::{debug, info};
-use uuid::Uuid;
 
 use self::config::Config;
-use self::group::{Group, Told};
-use self::keeper::{Keeper, Task, keep_run};
+use self::driver::{Command, Driver, Group, Joined, NoVersion, PATIENCE};
 use self::wire::{Mark, Wire};
 use crate::error::{RendezvousError, Result};
 use crate::handler::{CloseOutcome, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler};
 use crate::parameters::{ParameterError, RendezvousParameters};
-use crate::registry::Creator;
 
 /// The name of the backend, as in PyTorch.
 pub(crate) const NAME: &str = "etcd";
@@ -57,29 +53,12 @@ pub(crate) const NAME: &str = "etcd";
 pub struct EtcdBarrier {
     config: Config,
     wire: Wire,
-    /// The moment from which the machine's time counts.
-    began: Instant,
-    driving: AsyncMutex<Driving>,
-    group: Mutex<Option<(Group, Place)>>,
-    told: Told,
-    progress: watch::Sender<Progress>,
-    /// Counts the times that this node was told to leave.
-    leaves: watch::Sender<u64>,
-    _run: Task,
-}
-
-#[derive(Debug)]
-struct Driving {
-    machine: Machine,
-    keeper: Option<Keeper>,
-}
-
-/// Makes handlers of this kind, for a [`Registry`](crate::Registry).
-pub(crate) fn creator() -> Creator {
-    Arc::new(|parameters| {
-        async move { Ok(Arc::new(EtcdBarrier::connect(&parameters).await?) as Arc<dyn RendezvousHandler>) }
-            .boxed()
-    })
+    commands: mpsc::UnboundedSender<Command>,
+    group: watch::Receiver<Group>,
+    progress: watch::Receiver<Progress>,
+    /// One call of `next_rendezvous` at a time.
+    turn: Mutex<()>,
+    driver: JoinHandle<()>,
 }
 
 impl EtcdBarrier {
@@ -100,130 +79,74 @@ impl EtcdBarrier {
             Some(address) => address.clone(),
             None => bootstrap::address(&endpoints).await,
         };
-        let mark = Mark { node: Uuid::new_v4().simple().to_string(), address: address.clone() };
+        let mark = Mark { node: config.machine.node.clone(), address: address.clone() };
         let wire = Wire::new(client, &config.run_id, root, &mark);
         wire.make_run(0).await?;
-        let progress =
-            Progress { min_nodes: config.machine.min, max_nodes: config.machine.max, ..Progress::default() };
+        let (commands, inbox) = mpsc::unbounded_channel();
+        let (group_sender, group) = watch::channel(Group::default());
+        let (min_nodes, max_nodes) = (config.machine.min, config.machine.max);
+        let (progress_sender, progress) =
+            watch::channel(Progress { min_nodes, max_nodes, ..Progress::default() });
+        let machine = Node::new(config.machine.clone(), fastrand::u64(..));
+        // What is not answered by the time that a keep-alive is due again, the machine asks for again.
+        let driver =
+            Driver::new(machine, wire.retrying_for(KEEP_ALIVE_TTL / 3), inbox, group_sender, progress_sender);
         Ok(EtcdBarrier {
-            driving: AsyncMutex::new(Driving { machine: Machine::new(config.machine.clone()), keeper: None }),
             config: Config { local_addr: Some(address), ..config },
-            began: Instant::now(),
-            group: Mutex::new(None),
-            told: Told::new(),
-            progress: watch::Sender::new(progress),
-            leaves: watch::Sender::new(0),
-            _run: Task::spawn(keep_run(wire.clone())),
             wire,
+            commands,
+            group,
+            progress,
+            turn: Mutex::new(()),
+            driver: tokio::spawn(driver.run()),
         })
     }
 
-    fn now(&self) -> Duration {
-        self.began.elapsed()
+    fn command<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> oneshot::Receiver<T> {
+        let (done, outcome) = oneshot::channel();
+        // Without a task to send it to, the outcome says so.
+        let _ = self.commands.send(command(done));
+        outcome
     }
 
-    /// Does what the machine says until it ends, or until this node is told to leave.
-    async fn drive(
-        &self,
-        driving: &mut Driving,
-        time: Duration,
-        stop: Option<&mut watch::Receiver<u64>>,
-    ) -> Result<Outcome> {
-        let deadline = Instant::now() + time.min(Duration::from_secs(100 * 365 * 24 * 3600));
-        let driven = self.drive_on(driving, deadline);
-        let Some(stop) = stop else { return driven.await };
-        tokio::select! {
-            outcome = driven => outcome,
-            _ = stop.changed() => Ok(Outcome::Left),
+    async fn within<T>(&self, what: &str, outcome: oneshot::Receiver<T>) -> Result<T> {
+        match tokio::time::timeout(PATIENCE, outcome).await {
+            Ok(Ok(outcome)) => Ok(outcome),
+            _ => Err(RendezvousError::Timeout {
+                run_id: self.config.run_id.clone(),
+                what: what.to_owned(),
+                after: PATIENCE,
+            }),
         }
     }
 
-    async fn drive_on(&self, driving: &mut Driving, deadline: Instant) -> Result<Outcome> {
-        let Driving { machine, keeper } = driving;
-        if machine.is_asking() {
-            machine.handle(self.now(), fastrand::f64(), Reply::Lost);
+    fn no_version(&self, reason: NoVersion) -> RendezvousError {
+        let run_id = self.config.run_id.clone();
+        match reason {
+            NoVersion::Closed => RendezvousError::Closed { run_id, reason: String::new() },
+            NoVersion::Failed(error) => error,
+            NoVersion::Left => RendezvousError::GracefulExit { run_id },
         }
-        loop {
-            match machine.poll(self.now()) {
-                Step::End(outcome) => return Ok(outcome),
-                Step::Wait(until) => tokio::time::sleep_until(self.began + until).await,
-                Step::Send(request) => {
-                    if let Request::Release(place) | Request::RunOut(place) = &request {
-                        keeper.take_if(|keeper| keeper.place == *place);
-                    }
-                    let answered = tokio::time::timeout_at(deadline, self.wire.carry_out(&request)).await;
-                    let reply = answered.unwrap_or(Ok(Reply::Lost))?;
-                    if let (Request::Hold(place), Reply::Done { .. }) = (&request, &reply) {
-                        *keeper = Some(Keeper::start(&self.wire, *place, self.told.clone()));
-                    }
-                    machine.handle(self.now(), fastrand::f64(), reply);
-                    self.report(machine);
-                }
-            }
-        }
-    }
-
-    fn report(&self, machine: &Machine) {
-        self.progress.send_if_modified(|progress| {
-            let record = machine.record();
-            let next = Progress {
-                round: record.and_then(|record| record.version).unwrap_or(progress.round),
-                joined: record.map_or(0, rallypoint_core::barrier::Record::joined),
-                last_call: machine.last_call_until().map(|until| until.saturating_sub(self.now())),
-                spare: machine.is_spare(),
-                ..progress.clone()
-            };
-            let news = (next.round, next.joined, next.spare)
-                != (progress.round, progress.joined, progress.spare)
-                || next.last_call.is_some() != progress.last_call.is_some();
-            *progress = next;
-            news
-        });
-    }
-
-    fn group(&self) -> std::sync::MutexGuard<'_, Option<(Group, Place)>> {
-        self.group.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes this node out of whatever it is in.
-    async fn depart(&self, driving: &mut Driving) -> Result<()> {
-        const TIME: Duration = Duration::from_secs(5);
-        *self.group() = None;
-        if driving.machine.is_asking() {
-            driving.machine.handle(self.now(), fastrand::f64(), Reply::Lost);
-        }
-        driving.machine.leave(self.now());
-        let outcome = self.drive(driving, TIME, None).await;
-        driving.keeper = None;
-        outcome.map(|_| ())
-    }
-
-    fn closed(&self) -> RendezvousError {
-        RendezvousError::Closed { run_id: self.config.run_id.clone(), reason: String::new() }
     }
 
     /// The data and the master of a group that has met; nothing if the group broke up before they were known.
-    async fn settle(&self, place: Place, world: usize) -> Result<Option<Rendezvous>> {
+    async fn settle(&self, Joined { place, world }: Joined) -> Result<Option<Rendezvous>> {
         let store = Arc::new(EtcdV2Store::new(
             self.wire.client.clone(),
             &format!("{}/kv", self.wire.version(place.version)),
         ));
         let local = self.config.local_addr.as_deref().unwrap_or_default();
         let master = bootstrap::agree(&self.wire, place.rank, &*store, local);
-        let broken = async {
-            loop {
-                match self.told.wait().await {
-                    // Nobody is missing.
-                    GroupChange::Waiting { .. } => tokio::time::sleep(Duration::from_millis(100)).await,
-                    change => return change,
-                }
-            }
-        };
+        let mut group = self.group.clone();
+        let broken = group.wait_for(|group| {
+            // Where nodes only wait, nobody is missing.
+            group.change.as_ref().is_some_and(|change| !matches!(change, GroupChange::Waiting { .. }))
+        });
         let (Master { address, port }, held_port) = tokio::select! {
             biased;
             agreed = master => agreed?,
             change = broken => {
-                debug!(?change, "the group broke up before its master was known");
+                debug!(change = ?change.map(|group| group.change.clone()), "the group broke up before its master was known");
                 return Ok(None);
             }
         };
@@ -238,6 +161,12 @@ impl EtcdBarrier {
     }
 }
 
+impl Drop for EtcdBarrier {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
 #[async_trait]
 impl RendezvousHandler for EtcdBarrier {
     fn backend(&self) -> &str {
@@ -249,38 +178,22 @@ impl RendezvousHandler for EtcdBarrier {
     }
 
     async fn next_rendezvous(&self) -> Result<Rendezvous> {
-        let mut stop = self.leaves.subscribe();
-        let mut driving = self.driving.lock().await;
-        let after = self.config.machine.timeout;
+        let _turn = self.turn.lock().await;
+        let after = self.config.timeout;
         let deadline = Instant::now() + after.min(Duration::from_secs(100 * 365 * 24 * 3600));
         loop {
-            *self.group() = None;
-            driving.machine.start(self.now());
-            let time = deadline.saturating_duration_since(Instant::now());
-            match self.drive(&mut driving, time, Some(&mut stop)).await? {
-                Outcome::Met { place, world } => {
-                    self.told.forget();
-                    if let (Some(record), Some(keeper)) = (driving.machine.record(), &driving.keeper) {
-                        let _ = keeper.record.set(record.clone());
-                        let from = driving.machine.since_record();
-                        let group = Group::watch(&self.wire, place, record, from, self.told.clone());
-                        *self.group() = Some((group, place));
-                    }
-                    info!(run = self.config.run_id, ?place, world, "met");
-                    if let Some(met) = self.settle(place, world).await? {
+            let outcome = self.command(|done| Command::Join { done });
+            match tokio::time::timeout_at(deadline, outcome).await {
+                Ok(Ok(Ok(joined))) => {
+                    if let Some(met) = self.settle(joined).await? {
                         return Ok(met);
                     }
                 }
-                Outcome::Closed => {
-                    driving.keeper = None;
-                    return Err(self.closed());
-                }
-                Outcome::Left => {
-                    self.depart(&mut driving).await?;
-                    return Err(RendezvousError::GracefulExit { run_id: self.config.run_id.clone() });
-                }
-                Outcome::TimedOut => {
-                    let left = self.depart(&mut driving).await;
+                Ok(Ok(Err(reason))) => return Err(self.no_version(reason)),
+                Ok(Err(_)) => return Err(self.no_version(NoVersion::Left)),
+                Err(_) => {
+                    // A node that nobody waits for any more must not be counted on.
+                    let left = self.leave().await;
                     debug!(?left, "out of time");
                     let (min, max) = (self.config.machine.min, self.config.machine.max);
                     let what = format!("a group of {min} to {max} nodes");
@@ -296,12 +209,14 @@ impl RendezvousHandler for EtcdBarrier {
 
     async fn set_closed(&self, reason: &str) -> Result<CloseOutcome> {
         info!(run = self.config.run_id, reason, "closing the run");
-        self.wire.close().await.map(|()| CloseOutcome::Closed)
+        let outcome = self.command(|done| Command::Close { done });
+        self.within("closing the run", outcome).await?.map(|()| CloseOutcome::Closed)
     }
 
     async fn num_nodes_waiting(&self) -> Result<usize> {
-        if self.group().is_some() {
-            return Ok(match self.told.now() {
+        let Group { place, change } = self.group.borrow().clone();
+        if place.is_some() {
+            return Ok(match change {
                 None | Some(GroupChange::Closed { .. }) => 0,
                 Some(GroupChange::Waiting { count }) => count,
                 Some(_) => 1,
@@ -314,12 +229,16 @@ impl RendezvousHandler for EtcdBarrier {
     }
 
     async fn changed(&self) -> GroupChange {
-        self.told.wait().await
+        let mut group = self.group.clone();
+        match group.wait_for(|group| group.change.is_some()).await {
+            Ok(group) => group.change.clone().unwrap_or(GroupChange::Excluded),
+            Err(_) => GroupChange::Excluded,
+        }
     }
 
     async fn members(&self) -> Result<Vec<Member>> {
-        let Some(place) = self.group().as_ref().map(|(_, place)| *place) else { return Ok(Vec::new()) };
-        let members = self.wire.list(place.version).await?;
+        let Some(place) = self.group.borrow().place else { return Ok(Vec::new()) };
+        let (members, _) = self.wire.list(place.version).await?;
         Ok(members
             .into_iter()
             .map(|(rank, mark)| match mark {
@@ -335,17 +254,16 @@ impl RendezvousHandler for EtcdBarrier {
     }
 
     fn progress(&self) -> watch::Receiver<Progress> {
-        self.progress.subscribe()
+        self.progress.clone()
     }
 
     async fn leave(&self) -> Result<()> {
-        self.leaves.send_modify(|leaves| *leaves += 1);
-        let mut driving = self.driving.lock().await;
-        self.depart(&mut driving).await
+        let outcome = self.command(|done| Command::Leave { done });
+        self.within("leaving the run", outcome).await
     }
 
     async fn shutdown(&self, reason: &str) -> Result<CloseOutcome> {
-        let member = self.group().is_some();
+        let member = self.group.borrow().place.is_some();
         let closed = if member { self.set_closed(reason).await } else { Ok(CloseOutcome::NotAMember) };
         self.leave().await?;
         closed

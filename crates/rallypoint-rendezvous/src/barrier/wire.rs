@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use rallypoint_core::barrier::{
-    GRACE, KEEP_ALIVE_TTL, KeepAlive, Place, RUN_TTL, Record, Reply, Request, Status, View,
+    Ending, GRACE, KEEP_ALIVE_TTL, KeepAlive, Place, RUN_TTL, Record, Reply, Request, View,
 };
-use rallypoint_etcd::v2::{Action, Client, Code, Delete, Get, Node, Put, Response, Watched};
+use rallypoint_etcd::v2::{Action, Client, Code, Delete, Get, Lookup, Node, Put, Response, Watched};
 use rallypoint_etcd::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 use tracing::debug;
@@ -41,10 +41,6 @@ impl Wire {
         Wire { client: self.client.retrying_for(time), ..self.clone() }
     }
 
-    pub(super) fn root(&self) -> &str {
-        &self.root
-    }
-
     pub(super) fn rdzv(&self) -> String {
         format!("{}/rdzv", self.root)
     }
@@ -65,27 +61,32 @@ impl Wire {
         format!("{}/rank_{}", self.version(place.version), place.rank)
     }
 
-    /// Does what the machine asks for. Only what no repetition can mend is an error.
+    /// The rank whose keep-alive in this version has this key, if it is one.
+    pub(super) fn rank(&self, version: u64, key: &str) -> Option<usize> {
+        let folder = format!("{}/rank_", self.version(version));
+        key.trim_start_matches('/').strip_prefix(folder.trim_start_matches('/'))?.parse().ok()
+    }
+
+    /// Does what the machine asks for.
     pub(super) async fn carry_out(&self, request: &Request) -> Result<Reply> {
         match request {
-            Request::ReadState => self.read().await.map(Reply::State).or_else(|error| self.excuse(error)),
-            Request::WatchState { from, time } => self.watch_state(*from, *time).await,
-            Request::WatchVersion { version, from, time } => self.watch_version(*version, *from, *time).await,
-            Request::CreateState { record, ttl } => {
-                self.write(&self.state(), Put::value(&record.to_text()).prev_exist(false).ttl(*ttl)).await
+            Request::ReadRecord => self.read().await.map(Reply::Record),
+            Request::CreateRecord { record, ttl } => {
+                let text = record.to_text();
+                let put = Put::value(&text).prev_exist(false);
+                self.write(&self.state(), ttl.map_or(put, |ttl| put.ttl(ttl))).await
             }
-            Request::SwapState { record, over, ttl } => {
+            Request::SwapRecord { record, over, ttl } => {
                 let text = record.to_text();
                 let put = Put::value(&text).prev_index(*over);
                 self.write(&self.state(), ttl.map_or(put, |ttl| put.ttl(ttl))).await
             }
-            Request::DeleteState { over } => {
+            Request::DeleteRecord { over } => {
                 self.remove(&self.state(), Delete::key().prev_index(*over)).await
             }
-            Request::MakeRun => match self.make_run(0).await {
-                Ok(()) => Ok(Reply::Done { index: 0 }),
-                Err(error) => self.excuse(error),
-            },
+            Request::MakeRun { counter } => self.make_run(*counter).await.map(|()| Reply::Done { index: 0 }),
+            Request::FindRun => Ok(Reply::Run(self.find(&self.root).await?.node.is_some())),
+            Request::RenewRun => self.renew_run().await,
             Request::ReadCounter => self.read_counter().await,
             Request::SwapCounter { version, over } => {
                 self.write(&self.counter(), Put::value(&version.to_string()).prev_index(*over)).await
@@ -93,33 +94,35 @@ impl Wire {
             Request::MakeVersion { version } => {
                 self.write(&self.version(*version), Put::dir().prev_exist(false)).await
             }
-            Request::ListVersion { version } => match self.list(*version).await {
-                Ok(members) => Ok(Reply::Members(
-                    members
-                        .into_iter()
-                        .map(|(rank, mark)| KeepAlive { rank, ours: mark.is_some() })
-                        .collect(),
-                )),
-                Err(error) => self.excuse(error),
-            },
-            Request::Hold(place) => self.hold(*place).await,
-            Request::Release(place) => self.remove(&self.keep_alive(*place), Delete::key()).await,
-            Request::RunOut(place) => self.write(&self.keep_alive(*place), Put::refresh(GRACE)).await,
+            Request::ListMembers { version } => {
+                let (members, next) = self.list(*version).await?;
+                let keep_alive = |(rank, mark): (usize, Option<Mark>)| KeepAlive {
+                    rank,
+                    node: mark.map(|mark| mark.node),
+                };
+                Ok(Reply::Members { members: members.into_iter().map(keep_alive).collect(), next })
+            }
+            Request::ReadEnding { place, from } => self.read_ending(*place, *from).await,
+            Request::WriteKeepAlive(place) => self.write_keep_alive(*place).await,
+            Request::RenewKeepAlive(place) => self.renew_keep_alive(*place).await,
+            Request::ExpireKeepAlive(place) => {
+                self.write(&self.keep_alive(*place), Put::refresh(GRACE)).await
+            }
+            Request::DeleteKeepAlive(place) => self.remove(&self.keep_alive(*place), Delete::key()).await,
         }
     }
 
     /// The record as it is now.
     pub(super) async fn read(&self) -> Result<View> {
-        let found = self.client.find(&self.state(), Get::new()).await.map_err(|error| self.failed(error))?;
+        let found = self.find(&self.state()).await?;
+        let created = found.node.as_ref().map_or(0, |node| node.created_index);
         let record = found.node.map(|node| self.parse(&node)).transpose()?;
-        Ok(View { record, next: found.etcd_index + 1 })
+        Ok(View { record, created, next: found.etcd_index + 1 })
     }
 
     /// The folders of the run and its version counter, which begins at `version`.
     pub(super) async fn make_run(&self, version: u64) -> Result<()> {
-        let there =
-            self.client.find(&self.counter(), Get::new()).await.map_err(|error| self.failed(error))?;
-        if there.node.is_some() {
+        if self.find(&self.counter()).await?.node.is_some() {
             return Ok(());
         }
         let counted = version.to_string();
@@ -136,34 +139,59 @@ impl Wire {
         Ok(())
     }
 
-    /// Puts the time of the run's folder off. Says whether the server does that.
-    pub(super) async fn renew_run(&self) -> Result<bool, Error> {
+    /// Puts the time of the run's folder off, where the server does that.
+    async fn renew_run(&self) -> Result<Reply> {
         match self.client.put(&self.root, Put::refresh(RUN_TTL)).await {
-            Ok(_) => Ok(true),
-            Err(error) if is(&error, Code::NotAFile) => Ok(false),
-            Err(error) => Err(error),
+            Ok(_) => Ok(Reply::Done { index: 0 }),
+            Err(error) if is(&error, Code::NotAFile) => {
+                debug!(
+                    run = self.run_id,
+                    "this etcd cannot put off the end of a folder; it is put back then"
+                );
+                Ok(Reply::Refused)
+            }
+            Err(error) => self.refusal(error),
         }
     }
 
-    /// Writes this node's keep-alive.
-    pub(super) async fn hold(&self, place: Place) -> Result<Reply> {
-        self.write(&self.keep_alive(place), Put::value(&self.mark).ttl(KEEP_ALIVE_TTL)).await
-    }
-
-    /// Puts the time of this node's keep-alive off. False if it is gone.
-    pub(super) async fn renew(&self, place: Place) -> Result<bool, Error> {
-        match self.client.put(&self.keep_alive(place), Put::refresh(KEEP_ALIVE_TTL)).await {
-            Ok(_) => Ok(true),
-            Err(error) if is(&error, Code::KeyNotFound) => Ok(false),
-            Err(error) => Err(error),
+    /// How the keep-alive of a place went, from an index on.
+    async fn read_ending(&self, place: Place, from: u64) -> Result<Reply> {
+        let mut watcher = self.client.watch(&self.keep_alive(place), from);
+        loop {
+            match watcher.past().await.map_err(|error| self.failed(error))? {
+                Some(Watched::Event(event)) if event.action.removes() => {
+                    return Ok(Reply::Ending(ending(&event)));
+                }
+                Some(Watched::Event(_)) => {}
+                Some(Watched::Cleared) | None => return Ok(Reply::Ending(Ending::Unknown)),
+            }
         }
     }
 
-    /// The keep-alives of a version, by rank; with their marks, if they are of our nodes.
-    pub(super) async fn list(&self, version: u64) -> Result<Vec<(usize, Option<Mark>)>> {
-        let found = self.client.find(&self.version(version), Get::new()).await;
-        let nodes =
-            found.map_err(|error| self.failed(error))?.node.map(|node| node.nodes).unwrap_or_default();
+    async fn write_keep_alive(&self, place: Place) -> Result<Reply> {
+        let put = Put::value(&self.mark).ttl(KEEP_ALIVE_TTL).prev_exist(false);
+        match self.write(&self.keep_alive(place), put).await? {
+            // It may be this node's own.
+            Reply::Refused => self.renew_keep_alive(place).await,
+            reply => Ok(reply),
+        }
+    }
+
+    /// By its value, which no other node's has.
+    async fn renew_keep_alive(&self, place: Place) -> Result<Reply> {
+        let put = Put::refresh(KEEP_ALIVE_TTL).prev_value(&self.mark);
+        self.write(&self.keep_alive(place), put).await
+    }
+
+    async fn find(&self, key: &str) -> Result<Lookup> {
+        self.client.find(key, Get::new()).await.map_err(|error| self.failed(error))
+    }
+
+    /// The keep-alives of a version, by rank; with their marks, if they are of our nodes. And the index from which
+    /// on their next change counts.
+    pub(super) async fn list(&self, version: u64) -> Result<(Vec<(usize, Option<Mark>)>, u64)> {
+        let found = self.find(&self.version(version)).await?;
+        let nodes = found.node.map(|node| node.nodes).unwrap_or_default();
         let mut members: Vec<_> = nodes
             .iter()
             .filter_map(|node| {
@@ -172,62 +200,15 @@ impl Wire {
             })
             .collect();
         members.sort_by_key(|(rank, _)| *rank);
-        Ok(members)
-    }
-
-    /// Adds one to the number waiting in a final version that has none, so that its members come back.
-    pub(super) async fn call_back(&self, version: u64) -> Result<()> {
-        loop {
-            let view = self.read().await?;
-            let Some((record, over)) = view.record else { return Ok(()) };
-            if !record.is(Status::Final, version) || record.waiting.unwrap_or(0) > 0 {
-                return Ok(());
-            }
-            let request = Request::SwapState { record: record.with_waiting(), over, ttl: None };
-            if let Reply::Done { .. } = self.carry_out(&request).await? {
-                return Ok(());
-            }
-            tokio::time::sleep(Duration::from_millis(20).mul_f64(fastrand::f64())).await;
-        }
-    }
-
-    /// Closes the run, whatever state it is in.
-    pub(super) async fn close(&self) -> Result<()> {
-        loop {
-            let request = match self.read().await?.record {
-                None => {
-                    self.make_run(0).await?;
-                    let text = Record::closed().to_text();
-                    match self.client.create(&self.state(), &text).await {
-                        Ok(_) => return Ok(()),
-                        Err(error) if is(&error, Code::NodeExists) || error.may_have_applied() => continue,
-                        Err(error) => return Err(self.failed(error)),
-                    }
-                }
-                Some((record, _)) if record.status == Status::Closed => return Ok(()),
-                Some((record, over)) => Request::SwapState { record: record.into_closed(), over, ttl: None },
-            };
-            if let Reply::Done { .. } = self.carry_out(&request).await? {
-                return Ok(());
-            }
-            tokio::time::sleep(Duration::from_millis(20).mul_f64(fastrand::f64())).await;
-        }
+        Ok((members, found.etcd_index + 1))
     }
 
     /// The record after an event of it, or of a folder above it that is gone.
     pub(super) fn after(&self, event: &Response) -> Result<View> {
         let gone = event.action.removes();
         let record = if gone { None } else { Some(self.parse(&event.node)?) };
-        Ok(View { record, next: event.node.modified_index + 1 })
-    }
-
-    /// A record that was put back after its whole folder had gone: see the keeper.
-    pub(super) async fn put_back(&self, record: &Record) -> Result<()> {
-        self.make_run(record.version.unwrap_or(0)).await?;
-        match self.client.create(&self.state(), &record.to_text()).await {
-            Err(error) if !is(&error, Code::NodeExists) => Err(self.failed(error)),
-            _ => Ok(()),
-        }
+        let created = if gone { 0 } else { event.node.created_index };
+        Ok(View { record, created, next: event.node.modified_index + 1 })
     }
 
     fn parse(&self, node: &Node) -> Result<(Record, u64)> {
@@ -241,53 +222,14 @@ impl Wire {
     }
 
     async fn read_counter(&self) -> Result<Reply> {
-        let node = match self.client.find(&self.counter(), Get::new()).await {
-            Ok(found) => found.node,
-            Err(error) => return self.excuse(self.failed(error)),
-        };
-        let Some(node) = node else { return Ok(Reply::NoCounter) };
+        let Some(node) = self.find(&self.counter()).await?.node else { return Ok(Reply::Counter(None)) };
         let text = node.value.unwrap_or_default();
         let version = text.trim().parse().map_err(|error| RendezvousError::State {
             run_id: self.run_id.clone(),
             problem: format!("{} holds {text:?}, not a number", self.counter()),
             source: Some(Box::new(error)),
         })?;
-        Ok(Reply::Counter { version, index: node.modified_index })
-    }
-
-    async fn watch_state(&self, from: u64, time: Duration) -> Result<Reply> {
-        let mut watcher = self.client.watch(&self.state(), from);
-        match tokio::time::timeout(time, watcher.next()).await {
-            Err(_) => Ok(Reply::Quiet),
-            Ok(Ok(Watched::Event(event))) => self.after(&event).map(Reply::State),
-            Ok(Ok(Watched::Cleared)) => {
-                self.read().await.map(Reply::State).or_else(|error| self.excuse(error))
-            }
-            Ok(Err(error)) => self.excuse(self.failed(error)),
-        }
-    }
-
-    async fn watch_version(&self, version: u64, from: u64, time: Duration) -> Result<Reply> {
-        let (state, ranks) = (self.state(), format!("{}/rank_", self.version(version)));
-        let mut watcher = self.client.watch(&self.rdzv(), from).recursive();
-        let watching = async {
-            loop {
-                let event = match watcher.next().await {
-                    Ok(Watched::Event(event)) => event,
-                    Ok(Watched::Cleared) => return Ok(Reply::Gone),
-                    Err(error) => return self.excuse(self.failed(error)),
-                };
-                let key = &event.node.key;
-                if same(key, &state) {
-                    return self.after(&event).map(Reply::State);
-                }
-                let folder = event.action.removes() && under(&ranks, key);
-                if folder || event.action.removes() && under(key, &ranks) {
-                    return Ok(Reply::Gone);
-                }
-            }
-        };
-        tokio::time::timeout(time, watching).await.unwrap_or(Ok(Reply::Quiet))
+        Ok(Reply::Counter(Some((version, node.modified_index))))
     }
 
     async fn write(&self, key: &str, put: Put<'_>) -> Result<Reply> {
@@ -312,20 +254,15 @@ impl Wire {
             {
                 Ok(Reply::Refused)
             }
-            _ => self.excuse(self.failed(error)),
+            _ => Err(self.failed(error)),
         }
     }
 
-    /// What may go better later is not an error.
-    fn excuse(&self, error: RendezvousError) -> Result<Reply> {
-        if let RendezvousError::Connection { source, .. } = &error
-            && let Some(cause) = source.downcast_ref::<Error>()
-            && (cause.is_transient() || cause.may_have_applied())
-        {
-            debug!(run = self.run_id, %error, "trying again");
-            return Ok(Reply::Lost);
-        }
-        Err(error)
+    /// Whether it may go better later.
+    pub(super) fn may_pass(&self, error: &RendezvousError) -> bool {
+        let RendezvousError::Connection { source, .. } = error else { return false };
+        let cause = source.downcast_ref::<Error>();
+        cause.is_some_and(|cause| cause.is_transient() || cause.may_have_applied())
     }
 
     pub(super) fn failed(&self, error: Error) -> RendezvousError {
@@ -342,11 +279,7 @@ pub(super) fn same(one: &str, other: &str) -> bool {
     one.trim_start_matches('/') == other.trim_start_matches('/')
 }
 
-fn under(key: &str, begins_with: &str) -> bool {
-    key.trim_start_matches('/').starts_with(begins_with.trim_start_matches('/'))
-}
-
-/// Whether an event says that its key's time was over.
-pub(super) fn expired(event: &Response) -> bool {
-    event.action == Action::Expire
+/// How a key went, by the event that removed it.
+pub(super) fn ending(event: &Response) -> Ending {
+    if event.action == Action::Expire { Ending::Expired } else { Ending::Deleted }
 }

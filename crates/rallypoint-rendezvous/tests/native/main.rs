@@ -9,6 +9,7 @@ mod leftovers;
 mod meeting;
 mod members;
 mod outages;
+mod passwords;
 mod processes;
 mod world;
 

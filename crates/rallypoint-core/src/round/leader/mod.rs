@@ -174,9 +174,16 @@ impl Leader {
             return;
         }
         // A round was completed that this leader knows nothing of: by a request of its own that had no answer.
-        let completed = view.known().map(|known| &known.record).filter(|record| record.has_round());
-        if completed.is_some_and(|record| record.plan != self.roster.plan()) && !self.planner.is_planning() {
+        let unknown = |record: &RoundRecord| {
+            let lost = self.roster.has_lost_state() && record.round < self.roster.last_completed();
+            record.has_round() && record.plan != self.roster.plan() && !lost
+        };
+        if view.known().is_some_and(|known| unknown(&known.record)) && !self.planner.is_planning() {
             return self.read_all(context);
+        }
+        // The members of a round that was lost come back one by one, and say so.
+        if let Some(last) = self.roster.claimed() {
+            self.roster.begin(last);
         }
         if self.roster.is_unsure() && silence.is_sure(context.now) {
             self.roster.look_at_all(true);
@@ -197,6 +204,9 @@ impl Leader {
                 self.term.send(context, LeaderTask::RenewRun, Request::Renew(lease));
             }
             RunLease::Recorded { .. } => {}
+        }
+        if self.withdraw_record(context, view) {
+            return;
         }
         self.drive_plan(context, view);
         self.newsroom.publish(context, self.term, view, &self.roster, &self.planner);
@@ -222,6 +232,29 @@ impl Leader {
     fn grant_run(&mut self, context: &mut Context<'_>) {
         self.run_lease = RunLease::Granting;
         self.term.send(context, LeaderTask::GrantRun, Request::Grant(context.config.run_ttl));
+    }
+
+    /// Takes back a record that etcd has from before the round that its members were in. Whoever is still in that earlier
+    /// round is told so that it is over. True while that is under way.
+    fn withdraw_record(&mut self, context: &mut Context<'_>, view: &View) -> bool {
+        let outdated = view.known().filter(|known| {
+            let record = &known.record;
+            record.has_round() && record.plan != self.roster.plan() && self.roster.has_lost_state()
+        });
+        let Some(known) = outdated.filter(|_| !self.planner.is_planning()) else { return false };
+        if !self.newsroom.is_writing() {
+            let (settings, lease) = (known.record.settings, known.record.lease);
+            let record = RoundRecord::without_round(self.roster.last_round(), settings, lease);
+            let condition = Condition::ModifiedAt(context.keys.round(), known.modified);
+            self.write_record(context, condition, record);
+        }
+        true
+    }
+
+    fn write_record(&mut self, context: &mut Context<'_>, condition: Condition, record: RoundRecord) {
+        self.newsroom.writes();
+        let request = self.term.txn(context, vec![condition], vec![put_round(context, &record)]);
+        self.term.send(context, LeaderTask::WriteRound(Box::new(record)), request);
     }
 
     /// The record of a run that has none, or whose lease is gone.
@@ -252,9 +285,7 @@ impl Leader {
             }
             RoundKey::Unknown | RoundKey::Corrupt(_) => return,
         };
-        self.newsroom.writes();
-        let request = self.term.txn(context, vec![condition], vec![put_round(context, &record)]);
-        self.term.send(context, LeaderTask::WriteRound(Box::new(record)), request);
+        self.write_record(context, condition, record);
     }
 
     /// A closed run stays on the lease that the mark of that has. Nothing is planned and nothing renewed any more.
@@ -425,25 +456,20 @@ impl Leader {
             self.roster.read(keys.id_of(&entry.key), entry, false);
         }
         self.planner.places_are(ranks.iter().map(|entry| keys.id_of(&entry.key).to_owned()));
-        let last = match view.known().filter(|known| known.record.has_round()) {
-            Some(known) => self.recorded_round(context, &known.record, &ranks),
-            None => self.claimed_round(),
-        };
-        if let Some(last) = last {
+        if let Some(known) = view.known().filter(|known| known.record.has_round()) {
+            let last = self.recorded_round(context, &known.record, &ranks);
             self.roster.begin(last);
-            self.roster.look_at_all(silence.is_sure(context.now));
         }
+        if let Some(last) = self.roster.claimed() {
+            self.roster.begin(last);
+        }
+        self.roster.look_at_all(silence.is_sure(context.now));
         let keys = Watched::Prefix(context.keys.nodes());
         context.out.push(Output::Watch { id: WatchId::Nodes, keys, from: Some(revision + 1) });
     }
 
     /// The last round, as its record and its members' places have it.
-    fn recorded_round(
-        &mut self,
-        context: &Context<'_>,
-        record: &RoundRecord,
-        ranks: &[Entry],
-    ) -> Option<LastRound> {
+    fn recorded_round(&mut self, context: &Context<'_>, record: &RoundRecord, ranks: &[Entry]) -> LastRound {
         let mut last = LastRound {
             round: record.round,
             plan: record.plan.clone(),
@@ -464,13 +490,7 @@ impl Leader {
                 self.roster.spend(id, entry.mod_revision);
             }
         }
-        Some(last)
-    }
-
-    /// The last round, as its members say. etcd has lost the rest.
-    fn claimed_round(&self) -> Option<LastRound> {
-        let (round, plan, world_size) = self.roster.claimed()?;
-        Some(LastRound { round, plan, world_size, state_lost: true, ..LastRound::default() })
+        last
     }
 
     /// What the watch on the nodes tells.
@@ -495,12 +515,6 @@ impl Leader {
                 Event::Delete { .. } => self.roster.remove(&id, sure),
             }
             self.planner.changed(&id, &self.roster);
-        }
-        // The members of the round that was lost come back one by one, and say so.
-        if self.roster.has_lost_state()
-            && let Some(last) = self.claimed_round().filter(|last| last.round > self.roster.last_completed())
-        {
-            self.roster.begin(last);
         }
         match self.roster.get(&context.config.id) {
             Some(node) if node.record.incarnation != context.config.incarnation => {

@@ -107,6 +107,8 @@ impl Planner {
     pub(super) fn forget(&mut self) {
         self.plan = None;
         self.tidying = false;
+        // etcd may have lost the round that made it so.
+        self.outdated_store = None;
     }
 
     /// The key of the plan, as it stands in etcd.
@@ -226,6 +228,9 @@ impl Planner {
                 plan.in_flight += 1;
                 plan.next += 1;
                 let chunk = plan.next - 1;
+                // Whatever becomes of the plan, they may stand there.
+                let seats = plan.seats.iter().skip(chunk * PLACES).take(PLACES);
+                self.placed.extend(seats.map(|(id, _)| id.clone()));
                 self.place(context, term, roster, number, chunk);
             } else if plan.in_flight == 0 && !plan.committing && !writing {
                 plan.committing = true;
@@ -314,8 +319,6 @@ impl Planner {
             (plan.fence, self.fence) = (Some(begun), begun);
         }
         plan.in_flight -= 1;
-        let seats = plan.seats.iter().skip(chunk * PLACES).take(PLACES);
-        self.placed.extend(seats.map(|(id, _)| id.clone()));
         Planned::Nothing
     }
 

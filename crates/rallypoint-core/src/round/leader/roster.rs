@@ -15,6 +15,8 @@ pub(super) struct Roster {
     round: u64,
     plan: String,
     nodes: BTreeMap<String, Present>,
+    /// The latest round that any node says it had a seat in.
+    latest_claim: u64,
     members: HashMap<String, Member>,
     /// Members of whom nothing is known but that there are so many: etcd has lost their places. They may come back.
     unnamed: usize,
@@ -89,6 +91,7 @@ impl Roster {
             round: 0,
             plan: String::new(),
             nodes: BTreeMap::new(),
+            latest_claim: 0,
             members: HashMap::new(),
             unnamed: 0,
             counts: [0; CLASSES],
@@ -145,15 +148,30 @@ impl Roster {
         }
     }
 
-    /// The last round that any of these nodes says it was in: its number, its plan and the number of its members.
-    pub(super) fn claimed(&self) -> Option<(u64, String, usize)> {
+    /// The round that a node says it had a seat in, where that is later than the last one that is known: etcd has lost
+    /// it. In one history there is no such thing. A group that is there and may be at work counts for more: who comes
+    /// from a lost one is a newcomer to it.
+    pub(super) fn claimed(&self) -> Option<LastRound> {
+        if self.latest_claim <= self.round || self.members.keys().any(|id| self.may_be_in_last_round(id)) {
+            return None;
+        }
         let mut claims: BTreeMap<(u64, &str), (usize, usize)> = BTreeMap::new();
         for seat in self.nodes.values().filter_map(|node| node.record.seat.as_ref()) {
             claims.entry((seat.round, &seat.plan)).or_insert((0, seat.world_size)).0 += 1;
         }
         // Of two rounds with one number, that with more members left.
         let claims = claims.into_iter().map(|((round, plan), (count, size))| (round, count, plan, size));
-        claims.max().map(|(round, _, plan, size)| (round, plan.to_owned(), size))
+        let (round, _, plan, world_size) = claims.max().filter(|(round, ..)| *round > self.round)?;
+        Some(LastRound { round, plan: plan.to_owned(), world_size, state_lost: true, ..LastRound::default() })
+    }
+
+    fn may_be_in_last_round(&self, id: &str) -> bool {
+        let later = |node: &Present| node.record.seat.as_ref().is_some_and(|seat| seat.round > self.round);
+        match self.class(id) {
+            Class::Missing => true,
+            Class::Running | Class::Survivor => !self.nodes.get(id).is_some_and(later),
+            Class::None | Class::Newcomer => false,
+        }
     }
 
     /// etcd has lost what it had of the round.
@@ -231,6 +249,7 @@ impl Roster {
         if self.nodes.get(id).is_some_and(|known| known.modified == node.modified) {
             return;
         }
+        self.latest_claim = self.latest_claim.max(node.record.seat.as_ref().map_or(0, |seat| seat.round));
         self.change(id, |roster| {
             roster.nodes.insert(id.to_owned(), node);
             roster.adopt(id);

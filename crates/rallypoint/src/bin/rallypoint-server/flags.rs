@@ -56,6 +56,9 @@ const NO_MEANING: &[&str] = &[
     "heartbeat-interval",
     "election-timeout",
     "listen-peer-urls",
+    "listen-client-http-urls",
+    "raft-read-timeout",
+    "raft-write-timeout",
     "max-snapshots",
     "max-wals",
     "backend-bbolt-freelist-type",
@@ -75,14 +78,19 @@ const NO_MEANING: &[&str] = &[
     "discovery-srv",
     "discovery-srv-name",
     "v2-deprecation",
+    "client-cert-file",
+    "client-key-file",
     "peer-cert-file",
     "peer-key-file",
+    "peer-client-cert-file",
+    "peer-client-key-file",
     "peer-trusted-ca-file",
     "peer-cert-allowed-cn",
     "peer-cert-allowed-hostname",
     "self-signed-cert-validity",
     "peer-crl-file",
     "cipher-suites",
+    "tls-max-version",
     "cors",
     "host-whitelist",
     "auth-token",
@@ -96,6 +104,7 @@ const NO_MEANING: &[&str] = &[
     "experimental-distributed-tracing-address",
     "experimental-distributed-tracing-service-name",
     "experimental-distributed-tracing-instance-id",
+    "experimental-distributed-tracing-sampling-rate",
     "proxy",
     "proxy-failure-wait",
     "proxy-refresh-interval",
@@ -105,13 +114,17 @@ const NO_MEANING: &[&str] = &[
     "experimental-corrupt-check-time",
     "experimental-enable-v2v3",
     "experimental-backend-bbolt-freelist-type",
+    "experimental-compact-hash-check-time",
     "experimental-compaction-batch-limit",
+    "experimental-compaction-sleep-interval",
+    "experimental-downgrade-check-time",
     "experimental-warning-apply-duration",
     "experimental-bootstrap-defrag-threshold-megabytes",
 ];
 
 const NO_MEANING_SWITCHES: &[&str] = &[
     "enable-v2",
+    "enable-grpc-gateway",
     "initial-election-tick-advance",
     "socket-reuse-port",
     "socket-reuse-address",
@@ -124,7 +137,11 @@ const NO_MEANING_SWITCHES: &[&str] = &[
     "enable-log-rotation",
     "experimental-enable-distributed-tracing",
     "experimental-initial-corrupt-check",
+    "experimental-compact-hash-check-enabled",
     "experimental-enable-lease-checkpoint",
+    "experimental-enable-lease-checkpoint-persist",
+    "experimental-memory-mlock",
+    "experimental-stop-grpc-service-on-defrag",
     "experimental-peer-skip-client-san-verification",
     "experimental-txn-mode-write-with-shared-buffer",
     "force-new-cluster",
@@ -132,7 +149,7 @@ const NO_MEANING_SWITCHES: &[&str] = &[
 ];
 
 /// Flags of etcd that turn clients away. To let those in instead would be no help.
-const NOT_SERVED: &[&str] = &["client-crl-file", "client-cert-allowed-hostname"];
+const NOT_SERVED: &[&str] = &["client-crl-file", "client-cert-allowed-hostname", "tls-min-version"];
 
 fn command() -> Command {
     let value = |name: &'static str| Arg::new(name).long(name).env(variable(name)).num_args(1);

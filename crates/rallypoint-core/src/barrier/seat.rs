@@ -1,0 +1,222 @@
+//! A node's place in a version, from joining it until it is final.
+//!
+//! ```text
+//!                        frozen                 keep-alive written            confirmed
+//! Gathering or LastCall ────────► Confirming ──────────────────► Confirming ───────────► Completing ──► met
+//!                                 (not written)                   (written)
+//! ```
+//!
+//! If the version ends on the way, or is not the one that was joined, the place is gone.
+
+use std::time::Duration;
+
+use super::context::Context;
+use super::etcd::{Place, Request, View};
+use super::last_call::{self, LastCall};
+use super::pace::{self, Pace};
+use super::record::{Record, Status};
+use super::{FROZEN_TTL, LAST_CALL_TTL};
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Seat {
+    place: Place,
+    /// The index at which the record was created that this node has joined.
+    created: u64,
+    /// The index of its last write there. A server with an earlier state may not have this node in it.
+    written_at: u64,
+    stage: Stage,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Stage {
+    /// Others will fix the version.
+    Gathering,
+    /// This node will.
+    LastCall(LastCall),
+    /// The version is fixed; `written` once the keep-alive is there.
+    Confirming { written: bool },
+    /// Confirmed.
+    Completing,
+}
+
+/// What comes next.
+pub(super) enum Next {
+    Ask(Request),
+    /// Wait for a change of the record, beside so many others that change it.
+    Wait {
+        crowd: usize,
+        until: Option<Duration>,
+    },
+    /// Wait for a change of the record, or of the members of this version.
+    Watch {
+        version: u64,
+        until: Duration,
+    },
+    /// Look again after this time.
+    Pause(Duration),
+    /// The version is final.
+    Met {
+        record: Record,
+        index: u64,
+    },
+    /// The place is gone; a keep-alive that was written must not be taken for a member's.
+    Gone {
+        written: bool,
+    },
+}
+
+impl Seat {
+    /// A place in this record, which this node has written at `index`. `before` is the version whose members may
+    /// all be on their way.
+    pub(super) fn new(cx: &Context, record: &Record, created: u64, index: u64, before: Option<u64>) -> Self {
+        let rank = record.joined().saturating_sub(1);
+        let place = Place { version: record.version.unwrap_or_default(), rank };
+        let stage = if record.status == Status::Frozen {
+            Stage::Confirming { written: false }
+        } else if rank + 1 == cx.settings.min {
+            Stage::LastCall(LastCall::new(cx.out.now, cx.settings.last_call, record.joined(), before))
+        } else {
+            Stage::Gathering
+        };
+        Seat { place, created, written_at: index, stage }
+    }
+
+    pub(super) fn place(&self) -> Place {
+        self.place
+    }
+
+    /// Whether a keep-alive may be there.
+    pub(super) fn may_be_kept(&self) -> bool {
+        matches!(self.stage, Stage::Confirming { .. } | Stage::Completing)
+    }
+
+    pub(super) fn last_call_until(&self) -> Option<Duration> {
+        match &self.stage {
+            Stage::LastCall(last_call) => Some(last_call.until),
+            _ => None,
+        }
+    }
+
+    /// What comes next, with the record as it is.
+    pub(super) fn next(&mut self, cx: &Context, view: &View) -> Next {
+        if let Stage::LastCall(last_call) = &mut self.stage {
+            match seen(view, self.created, self.written_at, self.place, Status::Joinable) {
+                Some((record, over)) => return called(last_call, cx.out.now, record, *over),
+                None => self.stage = Stage::Gathering,
+            }
+        }
+        if self.stage == Stage::Gathering {
+            if let Some((record, _)) = self.seen(view, Status::Joinable) {
+                return Next::Wait { crowd: record.joined(), until: None };
+            }
+            if self.seen(view, Status::Frozen).is_none() {
+                return Next::Gone { written: false };
+            }
+            self.stage = Stage::Confirming { written: false };
+        }
+        let key = cx.settings.keep_alive(self.place);
+        if let (Stage::Confirming { written }, Some((record, over))) =
+            (&self.stage, self.seen(view, Status::Frozen))
+        {
+            if !written {
+                return Next::Ask(Request::WriteKeepAlive(self.place));
+            }
+            if !record.has_confirmed(&key) {
+                let record = record.with_confirmed(&key);
+                let ttl = (record.status == Status::Frozen).then_some(FROZEN_TTL);
+                return Next::Ask(Request::SwapRecord { record, over: *over, ttl });
+            }
+        }
+        self.stage = Stage::Completing;
+        match (self.seen(view, Status::Final), self.seen(view, Status::Frozen)) {
+            (Some((record, index)), _) if record.has_confirmed(&key) => {
+                Next::Met { record: record.clone(), index: *index }
+            }
+            (None, Some((record, _))) => {
+                Next::Wait { crowd: record.joined() - record.confirmed(), until: None }
+            }
+            _ => Next::Gone { written: true },
+        }
+    }
+
+    /// The record was written as it was asked for.
+    pub(super) fn wrote(&mut self, now: Duration, index: u64) {
+        self.written_at = index;
+        match &mut self.stage {
+            Stage::LastCall(last_call) => last_call.refreshed(now),
+            Stage::Confirming { .. } => self.stage = Stage::Completing,
+            Stage::Gathering | Stage::Completing => {}
+        }
+    }
+
+    /// Somebody else wrote the record first; `record` is what this node wanted to write.
+    pub(super) fn lost_race(&self, cx: &mut Context, pace: &mut Pace, record: &Record) -> Next {
+        match self.stage {
+            Stage::Confirming { .. } => self.line_up(cx, pace, record),
+            _ => Next::Pause(pace.after_race(record.joined(), cx.out.random())),
+        }
+    }
+
+    /// The keep-alive is there.
+    pub(super) fn kept(&mut self, cx: &mut Context, pace: &mut Pace, view: &View) -> Next {
+        if let Stage::Confirming { written } = &mut self.stage {
+            *written = true;
+            pace.succeeded();
+            if let Some((record, _)) = self.seen(view, Status::Frozen)
+                && pace::is_crowd(record.joined())
+            {
+                return self.line_up(cx, pace, record);
+            }
+        }
+        self.next(cx, view)
+    }
+
+    /// The keep-alives of the version before: whether none is left, and whether some were PyTorch's.
+    pub(super) fn listed(&mut self, all_back: bool, mixed: bool) {
+        if let Stage::LastCall(last_call) = &mut self.stage {
+            last_call.listed(all_back, mixed);
+        }
+    }
+
+    /// A keep-alive of the version before is gone.
+    pub(super) fn look_again(&mut self) {
+        if let Stage::LastCall(last_call) = &mut self.stage {
+            last_call.look_again();
+        }
+    }
+
+    /// The nodes of a frozen version know their ranks, so they can take turns.
+    fn line_up(&self, cx: &mut Context, pace: &mut Pace, record: &Record) -> Next {
+        let key = |rank| cx.settings.keep_alive(Place { rank, ..self.place });
+        let before = (0..self.place.rank).filter(|rank| !record.has_confirmed(&key(*rank))).count();
+        Next::Pause(pace.turn(before, cx.out.random()))
+    }
+
+    fn seen<'a>(&self, view: &'a View, status: Status) -> Option<&'a (Record, u64)> {
+        seen(view, self.created, self.written_at, self.place, status)
+    }
+}
+
+/// The record, where it is of this status, and the one that this place is in: one of the same number can be made by
+/// nodes that did not know of it, after etcd lost its data.
+fn seen(view: &View, created: u64, written_at: u64, place: Place, status: Status) -> Option<&(Record, u64)> {
+    view.record.as_ref().filter(|(record, index)| {
+        record.is(status, place.version)
+            && view.created == created
+            && *index >= written_at
+            && record.joined() > place.rank
+    })
+}
+
+fn called(last_call: &mut LastCall, now: Duration, record: &Record, over: u64) -> Next {
+    let swap = |record, ttl| Next::Ask(Request::SwapRecord { record, over, ttl: Some(ttl) });
+    match last_call.next(now, record.joined()) {
+        last_call::Next::List(version) => Next::Ask(Request::ListMembers { version }),
+        last_call::Next::Freeze => swap(record.clone().frozen(), FROZEN_TTL),
+        last_call::Next::Refresh => swap(record.clone(), LAST_CALL_TTL),
+        last_call::Next::Wait { members_of: Some(version), until } => Next::Watch { version, until },
+        last_call::Next::Wait { members_of: None, until } => {
+            Next::Wait { crowd: record.joined(), until: Some(until) }
+        }
+    }
+}

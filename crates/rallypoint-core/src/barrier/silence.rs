@@ -1,0 +1,49 @@
+//! When etcd was last heard of. A silence of etcd is nobody's death: keep-alives end while it is away, and their
+//! owners find their way back when it returns.
+
+use std::time::Duration;
+
+use super::KEEP_ALIVE_TTL;
+
+/// A shorter silence ends no keep-alive: PyTorch's nodes renew theirs at half the time, ours more often.
+const LONG: Duration = Duration::from_millis(4_500);
+
+/// ```text
+///                        a request fails
+/// Heard ◄─────────────────────────────────────────► Silent
+///       a word; if it comes after a long time, whoever is missing gets a grace
+/// ```
+///
+/// That nothing was asked for is no silence: who has nothing to renew may hear nothing for long.
+#[derive(Debug, Default)]
+pub(super) struct Silence {
+    /// When etcd was heard last.
+    last: Option<Duration>,
+    /// A request since then has failed.
+    failed: bool,
+    grace_until: Duration,
+}
+
+impl Silence {
+    pub(super) fn heard(&mut self, now: Duration) {
+        if self.failed && self.last.is_some_and(|last| now.saturating_sub(last) > LONG) {
+            self.excuse(now);
+        }
+        self.failed = false;
+        self.last = Some(now);
+    }
+
+    pub(super) fn failed(&mut self) {
+        self.failed = true;
+    }
+
+    /// Keep-alives are gone whose owners may live.
+    pub(super) fn excuse(&mut self, now: Duration) {
+        self.grace_until = self.grace_until.max(now + KEEP_ALIVE_TTL);
+    }
+
+    /// Until when a keep-alive that is gone is no death.
+    pub(super) fn grace_until(&self) -> Duration {
+        self.grace_until
+    }
+}

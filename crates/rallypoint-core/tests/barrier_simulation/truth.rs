@@ -1,0 +1,186 @@
+//! What has happened, so that nobody is told otherwise.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use rallypoint_core::barrier::{Change, KEEP_ALIVE_TTL, Place, Record, Status};
+
+use crate::server::Deed;
+
+#[derive(Debug, Default)]
+pub(crate) struct Truth {
+    /// Who had which rank in a version, and with how many.
+    met: BTreeMap<u64, (usize, BTreeMap<usize, usize>)>,
+    /// All final versions.
+    known: BTreeSet<u64>,
+    /// Those that somebody has ended, or that gave way to another.
+    ended: BTreeSet<u64>,
+    /// Final versions that somebody has counted up a number waiting in.
+    announced: BTreeSet<u64>,
+    deleted: BTreeSet<Place>,
+    /// From when on it is no mistake to take the owner of a keep-alive for dead.
+    expired: BTreeMap<Place, Duration>,
+    closed: bool,
+    last: Option<Record>,
+    /// Since when the record that was lost with all else was not put back.
+    missing_since: Option<Duration>,
+    /// The group is whole, and since the time it became so nothing has happened that it must meet again for.
+    steady_since: Option<Duration>,
+}
+
+impl Truth {
+    /// Something happened that the group may meet again for.
+    pub(crate) fn cause(&mut self) {
+        self.steady_since = None;
+    }
+
+    pub(crate) fn seen_steady(&mut self, now: Duration, steady: bool) {
+        if steady {
+            self.steady_since.get_or_insert(now);
+        } else {
+            self.steady_since = None;
+        }
+    }
+
+    /// The server began anew: versions are counted from an earlier number. Those who are at work have theirs.
+    pub(crate) fn lost(&mut self, now: Duration) {
+        self.cause();
+        self.ended.extend(&self.known);
+        self.all_gone(now);
+    }
+
+    /// All keep-alives are gone: who does not put its own back in time may be taken for dead. Versions may be
+    /// counted from the beginning.
+    fn all_gone(&mut self, now: Duration) {
+        for (version, (size, _)) in std::mem::take(&mut self.met) {
+            let places = (0..size).map(|rank| Place { version, rank });
+            self.expired.extend(places.map(|place| (place, now + KEEP_ALIVE_TTL)));
+        }
+        self.last = None;
+        self.missing_since = Some(now);
+    }
+
+    pub(crate) fn deed(
+        &mut self,
+        now: Duration,
+        up_since: Duration,
+        deed: Deed,
+        blameless: impl Fn(usize) -> bool,
+    ) -> Result<(), String> {
+        match deed {
+            Deed::RecordWritten(record) => {
+                let closed = self.last.as_ref().is_some_and(|last| last.status == Status::Closed);
+                if closed && record.status != Status::Closed {
+                    return Err(format!("a closed run was opened again: {record:?}"));
+                }
+                if let Some(since) = self.steady_since
+                    && record.status == Status::Setup
+                {
+                    return Err(format!("a needless new version at {now:?}: all was well since {since:?}"));
+                }
+                match (record.status, record.version) {
+                    (Status::Closed, _) => self.closed = true,
+                    (Status::Final, Some(version)) => {
+                        if record.waiting.unwrap_or(0) > 0 {
+                            self.announced.insert(version);
+                        }
+                        self.ended.extend(self.known.iter().filter(|other| **other != version));
+                    }
+                    _ => self.ended.extend(&self.known),
+                }
+                self.last = Some(record);
+                self.missing_since = None;
+            }
+            Deed::RecordRemoved(record) => {
+                if record.status == Status::Closed {
+                    return Err("a closed run was forgotten".to_owned());
+                }
+                self.ended.extend(record.version);
+                self.last = None;
+            }
+            Deed::Deleted(place) => {
+                self.deleted.insert(place);
+            }
+            Deed::Expired(place) => {
+                // Where the server was away, and not the owner, it gets some time.
+                let excused = self.owner(place).is_some_and(blameless);
+                let at = if excused { now.max(up_since + KEEP_ALIVE_TTL) } else { now };
+                self.expired.insert(place, at);
+                if at == now {
+                    self.cause();
+                }
+            }
+            Deed::FolderEnded => self.all_gone(now),
+        }
+        Ok(())
+    }
+
+    /// Whether a member that is gone may be counted out by now.
+    pub(crate) fn is_lost(&self, now: Duration, place: Place) -> bool {
+        self.expired.get(&place).is_some_and(|at| *at <= now)
+    }
+
+    fn owner(&self, place: Place) -> Option<usize> {
+        self.met.get(&place.version).and_then(|(_, ranks)| ranks.get(&place.rank)).copied()
+    }
+
+    pub(crate) fn meets(
+        &mut self,
+        node: usize,
+        place: Place,
+        world: usize,
+        allowed: std::ops::RangeInclusive<usize>,
+    ) -> Result<(), String> {
+        let Place { version, rank } = place;
+        self.known.insert(version);
+        let (size, ranks) = self.met.entry(version).or_insert((world, BTreeMap::new()));
+        if !allowed.contains(&world) {
+            return Err(format!("version {version} has {world} nodes, not {allowed:?}"));
+        }
+        if *size != world || rank >= world {
+            return Err(format!("version {version}: {world} nodes and rank {rank}; others say {size}"));
+        }
+        if let Some(other) = ranks.insert(rank, node).filter(|other| *other != node) {
+            return Err(format!("version {version}: nodes {other} and {node} both have rank {rank}"));
+        }
+        Ok(())
+    }
+
+    /// A member of `place` is told this.
+    pub(crate) fn told(
+        &self,
+        now: Duration,
+        place: Place,
+        change: &Change,
+        folder_is_there: bool,
+        is_alive: impl Fn(usize) -> bool,
+    ) -> Result<(), String> {
+        let version = place.version;
+        let of = |rank: usize| Place { version, rank };
+        let is_true = match change {
+            Change::Closed => self.closed,
+            Change::Waiting(_) => self.announced.contains(&version),
+            Change::Died { rank, .. } => {
+                // Who never saw that the version was final has no owner here, and may have died before.
+                self.owner(of(*rank)).is_none_or(|owner| !is_alive(owner))
+                    || self.is_lost(now, of(*rank))
+                    || self.deleted.contains(&of(*rank))
+            }
+            Change::Left { rank: Some(rank), .. } => self.deleted.contains(&of(*rank)),
+            Change::Left { rank: None, .. } | Change::Excluded => {
+                // Whoever began to put it back may have died over it.
+                let given_up = self.missing_since.is_some_and(|since| now >= since + Duration::from_secs(5));
+                given_up && folder_is_there || self.ended.contains(&version)
+            }
+        };
+        if !is_true {
+            return Err(format!("false news at {now:?}: a member of version {version} is told {change:?}"));
+        }
+        if let Some(since) = self.steady_since
+            && *change != Change::Closed
+        {
+            return Err(format!("{change:?} is told at {now:?}, and all was well since {since:?}"));
+        }
+        Ok(())
+    }
+}

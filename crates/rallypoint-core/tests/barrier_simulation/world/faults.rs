@@ -1,0 +1,147 @@
+//! What goes wrong, and what it does.
+
+use std::time::Duration;
+
+use super::{Brain, Event, Fault, GIVES_UP, LONG_POLL, Life, PATIENCE, World};
+
+impl World {
+    pub(super) fn draw_faults(&mut self) {
+        let plan = self.plan.clone();
+        let all = plan.nodes + plan.torch;
+        let faults = |world: &mut World, times: usize, fault: &dyn Fn(usize) -> Fault| {
+            for _ in 0..times {
+                let (node, at) = (world.random.usize(..all), world.random_time(plan.faults_until));
+                // Everybody is there by then.
+                let at = at + Duration::from_secs(1);
+                world.schedule(at, Event::Fault(fault(node)));
+            }
+        };
+        faults(self, plan.crashes, &Fault::Crash);
+        faults(self, plan.stalls, &Fault::Stall);
+        faults(self, plan.cuts, &Fault::Cut);
+        faults(self, plan.leaves, &Fault::Leave);
+        faults(self, plan.newcomers, &|_| Fault::Start { torch: false });
+        let time = Duration::from_secs(1) + self.random_time(Duration::from_secs(20));
+        faults(self, plan.outages, &|_| Fault::Outage(time));
+        faults(self, plan.refusals, &|_| Fault::Refuse);
+        faults(self, plan.losses, &|_| Fault::Snapshot);
+        let restored = self.random.bool();
+        faults(self, plan.losses, &|_| Fault::Lose { restored });
+        faults(self, usize::from(plan.close), &|_| Fault::Close);
+    }
+
+    pub(super) fn fault(&mut self, fault: Fault) -> Result<(), String> {
+        if self.loud {
+            println!("{:>9.3} {fault:?}", self.now.as_secs_f64());
+        }
+        match fault {
+            Fault::Start { torch } => return self.start(torch),
+            Fault::Crash(node) => {
+                if self.nodes[node].life == Life::Hung {
+                    self.kill(node);
+                } else if self.is_living(node) {
+                    let torch = matches!(self.nodes[node].brain, Brain::Torch(_));
+                    self.kill(node);
+                    let back = self.now + self.random_time(Duration::from_secs(20));
+                    if !self.nodes[node].leaves {
+                        self.schedule(back, Event::Fault(Fault::Start { torch }));
+                    }
+                }
+            }
+            Fault::Stall(node) => {
+                self.truth.cause();
+                let time = Duration::from_secs(1) + self.random_time(Duration::from_secs(25));
+                self.nodes[node].stalled_until = self.now + time;
+            }
+            Fault::Cut(node) => {
+                let time = Duration::from_secs(1) + self.random_time(Duration::from_secs(20));
+                self.nodes[node].cut_until = self.now + time;
+                self.schedule(self.now + time, Event::Tick);
+                let fails = self.now + PATIENCE + self.random_time(Duration::from_secs(2));
+                for watch in self
+                    .watches
+                    .iter()
+                    .filter(|watch| watch.node == node)
+                    .map(|watch| watch.id)
+                    .collect::<Vec<_>>()
+                {
+                    self.schedule(fails, Event::Unanswered { watch });
+                }
+            }
+            Fault::Leave(node) => {
+                let now = self.now;
+                let lives = self.is_living(node) && !self.nodes[node].leaves;
+                if let Brain::Ours(machine) = &mut self.nodes[node].brain
+                    && lives
+                {
+                    self.truth.cause();
+                    machine.leave(now);
+                    (self.nodes[node].life, self.nodes[node].leaves) = (Life::Going, true);
+                    self.drain(node)?;
+                    // The place is for somebody else to take.
+                    self.schedule(now + Duration::from_secs(1), Event::Fault(Fault::Start { torch: false }));
+                }
+            }
+            Fault::Outage(time) => self.go_down(time),
+            Fault::Refuse => {
+                self.server.refuses = true;
+                let until = self.now + self.random_time(Duration::from_secs(15));
+                // A keep-alive that cannot be renewed ends.
+                self.truth.cause();
+                self.schedule(until, Event::Fault(Fault::RefuseNoMore));
+            }
+            Fault::RefuseNoMore => self.server.refuses = false,
+            Fault::Snapshot => self.server.take_snapshot(),
+            Fault::Lose { restored } => {
+                self.server.lose(restored);
+                self.truth.lost(self.now);
+                self.lost_at = Some(self.now);
+                self.lives += 1;
+                self.schedule(self.now + GIVES_UP, Event::Fault(Fault::GiveUp));
+                self.go_down(Duration::from_millis(500));
+                let behind = self.now + LONG_POLL;
+                for watch in self.watches.iter().map(|watch| watch.id).collect::<Vec<_>>() {
+                    self.schedule(behind, Event::Unanswered { watch });
+                }
+            }
+            Fault::GiveUp => {
+                for node in 0..self.nodes.len() {
+                    if self.nodes[node].life == Life::Going && !self.is_well() {
+                        self.fault(Fault::Leave(node))?;
+                    }
+                }
+            }
+            Fault::Close => {
+                self.truth.cause();
+                let at = self.random.usize(..self.nodes.len());
+                let now = self.now;
+                if let Brain::Ours(machine) = &mut self.nodes[at].brain {
+                    machine.close(now);
+                    self.drain(at)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn go_down(&mut self, time: Duration) {
+        let begins = if self.is_up() { self.now } else { self.up_since.saturating_sub(self.down_for) };
+        self.down_until = self.down_until.max(self.now + time);
+        self.down_for = self.down_until.saturating_sub(begins);
+        self.up_since = self.down_until;
+        self.seen_index = 0;
+        self.schedule(self.down_until, Event::Tick);
+        let fails = self.now + PATIENCE + self.random_time(Duration::from_secs(2));
+        for watch in self.watches.iter().map(|watch| watch.id).collect::<Vec<_>>() {
+            self.schedule(fails, Event::Unanswered { watch });
+        }
+    }
+
+    pub(super) fn kill(&mut self, node: usize) {
+        self.truth.cause();
+        self.nodes[node].life = Life::Dead;
+        self.nodes[node].open.clear();
+        self.nodes[node].wake += 1;
+        self.watches.retain(|watch| watch.node != node);
+    }
+}
