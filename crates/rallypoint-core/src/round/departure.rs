@@ -69,7 +69,7 @@ impl Departure {
         context: &mut Context<'_>,
         view: &View,
         standing: &Standing,
-        farewell: NodeRecord,
+        farewell: &NodeRecord,
     ) {
         self.retry.is_due(context.now);
         if self.busy || self.retry.waits() {
@@ -93,9 +93,9 @@ impl Departure {
     }
 
     /// Tells the others: at the node's key, which the leader watches, and at its place, which outlives both of them.
-    fn say(&mut self, context: &mut Context<'_>, view: &View, own: KeyAt, lease: i64, farewell: NodeRecord) {
+    fn say(&mut self, context: &mut Context<'_>, view: &View, own: KeyAt, lease: i64, farewell: &NodeRecord) {
         let node = context.keys.node(&context.config.id);
-        let mut then = vec![Op::Put { key: node.clone(), value: json(&farewell), lease }];
+        let mut then = vec![Op::Put { key: node.clone(), value: json(farewell), lease }];
         let run_lease = view.known().map_or(0, |known| known.record.lease);
         let ours = |record: &RankRecord| record.incarnation == context.config.incarnation;
         if let Some(place) = view.place().filter(|place| ours(&place.record) && run_lease != 0) {

@@ -65,7 +65,7 @@ struct Look {
     lost_in: Option<String>,
 }
 
-/// The parts, and what they are given.
+/// What the parts are given. A macro, since it borrows some fields of a node and leaves the others free.
 macro_rules! context {
     ($node:ident, $now:expr) => {
         &mut Context {
@@ -356,7 +356,8 @@ impl Node {
             Found::Nothing | Found::LeaseLost => {}
             Found::Registered(sight) => {
                 self.look.last = now;
-                self.view.see(context!(self, now), &sight);
+                let context = context!(self, now);
+                self.view.see(context, &sight);
             }
             Found::Replaced { by } => self.replaced(by),
             Found::Mismatch(refusal) => {
@@ -457,7 +458,7 @@ impl Node {
         };
         let farewell = self.membership.record(&self.config);
         let context = context!(self, now);
-        departure.drive(context, &self.view, &standing, farewell);
+        departure.drive(context, &self.view, &standing, &farewell);
         if !departure.is_gone() {
             return;
         }

@@ -68,7 +68,7 @@ pub(super) enum Found {
     /// Nothing that concerns others.
     Nothing,
     /// It tells how things stand with the group.
-    Registered(Sight),
+    Registered(Box<Sight>),
     /// Another process has the name, there.
     Replaced {
         by: String,
@@ -258,7 +258,7 @@ impl Presence {
         let (record, said, epoch) = (Box::new(record), Said::Last, context.out.epoch());
         self.key = OwnKey::Ours { record, key, lease, said, epoch };
         self.established = Some(key.modified);
-        Found::Registered(registration_saw(reply, lease))
+        Found::Registered(Box::new(registration_saw(reply, lease)))
     }
 
     /// What stands in etcd under this node's name.

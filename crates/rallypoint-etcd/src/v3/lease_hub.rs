@@ -279,8 +279,8 @@ impl Task {
                 let url = link.url.clone();
                 let pass = timeout_at(Instant::now() + most, login.pass_on_fresh(&link)).await;
                 let pass = pass.map_err(|_| late(&url))??;
-                let opening = RefreshStream::open(link.clone(), login, pass, id);
-                let opened = timeout_at(Instant::now() + to_answer, opening).await;
+                let open = RefreshStream::open(link.clone(), login, pass, id);
+                let opened = timeout_at(Instant::now() + to_answer, open).await;
                 // It takes connections and answers on none: it hangs, or has lost its cluster and does not know yet.
                 return opened.map_err(|_| {
                     connections.move_on(&link);

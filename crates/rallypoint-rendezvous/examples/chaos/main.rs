@@ -114,8 +114,10 @@ fn main() -> ExitCode {
             number += 1;
             let over = Instant::now() >= until || options.episode.is_some();
             if over || (!broken.is_empty() && !options.keep_going) {
-                if broken.is_empty() {
-                    world.farewell();
+                let left = if broken.is_empty() { world.farewell() } else { Vec::new() };
+                if !left.is_empty() {
+                    report(&options, number - 1, &episode, &world, from, &left);
+                    violations += 1;
                 }
                 break 'worlds;
             }
@@ -152,8 +154,7 @@ fn run(world: &mut World, check: &mut Check, episode: &Episode, number: u64, fro
     let patience = world::LEASE + world::LAST_CALL + world::A_FEW_SECONDS;
     let mut broken = Vec::new();
     // A lease ends that much after the last refresh, and a death is believed a second later.
-    let disturbed = episode.disturbed > 0;
-    let notice = if disturbed { world::LEASE + Duration::from_secs(2) } else { Duration::ZERO };
+    let notice = world::LEASE + Duration::from_secs(2);
     let whole = world.converge(notice, patience);
     broken.extend(whole.err());
     broken.extend(check.episode(world, episode, from));

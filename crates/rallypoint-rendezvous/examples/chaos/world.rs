@@ -415,12 +415,26 @@ impl World {
         guests
     }
 
-    /// Closes the run, and tells what it leaves.
-    pub(crate) fn farewell(&mut self) {
+    /// Closes the run. What is broken in how it ends: it leaves its mark, and nothing else.
+    pub(crate) fn farewell(&mut self) -> Vec<String> {
+        self.words.note("told to close");
         for name in self.order() {
             let _ = writeln!(self.last(&name).input, "close");
         }
-        self.words.note("told to close");
+        let deadline = Instant::now() + LEASE + A_FEW_SECONDS;
+        while self.standings(&self.words.since(0)).iter().any(|standing| *standing != Standing::Ended) {
+            if Instant::now() >= deadline {
+                return vec!["the run is closed, and not all have left".to_owned()];
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let left = self.cluster.nodes()[0].etcdctl(&["get", "--prefix", "rallypoint/", "--keys-only"]);
+        let left: Vec<&str> = left.split_whitespace().filter(|key| !key.ends_with("/group/round")).collect();
+        if left.is_empty() {
+            Vec::new()
+        } else {
+            vec![format!("the run has ended well, and leaves {left:?}")]
+        }
     }
 
     /// What each process said since that word, one after the other.

@@ -1,12 +1,14 @@
 //! An etcd that comes back without what it had, under a group at work.
 
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
 use std::time::Duration;
 
 use rallypoint_server::{Config, Server};
 use rallypoint_testkit::{Host, Network};
 
 use super::processes::{Process, example, rounds, rounds_within};
-use super::world::{OPTIONS, SOON, Settings, World, change, ranks};
+use super::world::{OPTIONS, PATIENT, SOON, Settings, World, change, ranks};
 
 #[derive(Debug, Clone, Copy)]
 enum Loss {
@@ -27,7 +29,7 @@ enum Others {
 
 /// A group of three in its second round, under which that happens.
 fn outlives(servers: usize, loss: Loss, others: Others) {
-    let mut world = World::new(servers, 4, Settings { min: 2, max: 4, options: OPTIONS });
+    let mut world = World::new(servers, 4, Settings { min: 2, max: 3, options: PATIENT });
     world.meet(3);
     let folder = tempfile::tempdir().unwrap();
     let snapshot = folder.path().join("snapshot");
@@ -106,6 +108,7 @@ fn a_server_of_its_own() {
     runtime.block_on(async {
         let server = Server::bind(Config { listen: listen.parse().unwrap(), ..Config::default() });
         let _server = server.unwrap();
+        println!("\nserving");
         std::future::pending::<()>().await;
     });
 }
@@ -117,7 +120,10 @@ fn a_group_outlives_an_embedded_server_that_is_killed_and_started_again() {
     let serve = || {
         let mut command = network.host(0).command(std::env::current_exe().unwrap());
         command.args(["--exact", "data_loss::a_server_of_its_own", "--nocapture"]).env(SERVER, &endpoint);
-        command.stdout(std::process::Stdio::null()).spawn().unwrap()
+        let mut server = command.stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(server.stdout.take().unwrap());
+        assert!(output.lines().map_while(Result::ok).any(|line| line == "serving"));
+        server
     };
     let node = |host: usize| {
         Process::start_by(network.host(host).command(example()), &endpoint, "run", 2, 3, OPTIONS)

@@ -28,6 +28,8 @@ pub(super) struct Settings {
 }
 
 pub(super) const OPTIONS: &str = "lease_timeout=2,last_call_timeout=0.3,read_timeout=1";
+/// As [`OPTIONS`], for a group that meets when it is full, however long one of them takes to come.
+pub(super) const PATIENT: &str = "lease_timeout=2,last_call_timeout=20,read_timeout=1";
 
 impl World {
     /// Servers, and room for nodes.
