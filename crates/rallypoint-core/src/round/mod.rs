@@ -42,6 +42,6 @@ pub use record::{
     RoundRecord, Seat, Wants, Why,
 };
 pub use settings::{
-    DEFAULT_CLOSED_TTL, DEFAULT_LAST_CALL, DEFAULT_LEASE, DEFAULT_RUN_TTL, NodeConfig, RankPolicy,
-    RunSettings, SHORTEST_LEASE,
+    DEFAULT_CLOSED_TTL, DEFAULT_LAST_CALL, DEFAULT_LEASE, DEFAULT_RUN_TTL, LONGEST_DEFAULT_LEASE, NodeConfig,
+    RankPolicy, RunSettings, SHORTEST_LEASE, default_lease,
 };

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use rallypoint_core::round::{
-    DEFAULT_CLOSED_TTL, DEFAULT_LAST_CALL, DEFAULT_LEASE, DEFAULT_RUN_TTL, RankPolicy, RunSettings,
-    SHORTEST_LEASE,
+    DEFAULT_CLOSED_TTL, DEFAULT_LAST_CALL, DEFAULT_RUN_TTL, RankPolicy, RunSettings, SHORTEST_LEASE,
+    default_lease,
 };
 use rallypoint_core::{Credentials, EtcdSettings, TlsSettings};
 
@@ -46,7 +46,8 @@ pub struct NativeSettings {
     pub hint: String,
     /// Whatever the others may want to know of this node.
     pub about: String,
-    /// A node that is not heard of for this long is dead.
+    /// A node that is not heard of for this long is dead. It grows with `max_nodes` unless it is set: see
+    /// [`default_lease`].
     pub lease: Duration,
     /// How long a round with enough nodes waits for more.
     pub last_call: Duration,
@@ -63,7 +64,7 @@ pub const OPTIONS: [(&str, &str); 24] = [
     ("last_call_timeout", "seconds that a round with enough nodes waits for more (30)"),
     ("join_timeout", "seconds that a node waits for a round (600)"),
     ("timeout", "the same, by its older name"),
-    ("lease_timeout", "seconds without news after which a node is dead (5)"),
+    ("lease_timeout", "seconds without news after which a node is dead (5 up to 1,000 nodes, 20 for 10,000)"),
     ("run_timeout", "seconds after its last node until nothing is left of a run (600)"),
     ("closed_timeout", "seconds for which late nodes learn that a run is over (600)"),
     ("rank_policy", "who gets which rank: sticky, arrival, address or hint (sticky)"),
@@ -105,7 +106,7 @@ impl NativeSettings {
             rack: String::new(),
             hint: String::new(),
             about: String::new(),
-            lease: DEFAULT_LEASE,
+            lease: default_lease(max_nodes),
             last_call: DEFAULT_LAST_CALL,
             join_timeout: DEFAULT_JOIN_TIMEOUT,
             run_ttl: DEFAULT_RUN_TTL,
@@ -255,6 +256,9 @@ mod tests {
         assert_eq!((settings.run.policy, settings.hint.as_str()), (RankPolicy::Hint, "17"));
         assert_eq!(settings.etcd.urls(), ["https://a:2379", "https://b:1"]);
         assert_eq!(settings.join_timeout, DEFAULT_JOIN_TIMEOUT);
+        assert_eq!(settings.lease, Duration::from_secs(2));
+        let lease = |max| NativeSettings::new("a", "job", 1, max).unwrap().lease.as_secs();
+        assert_eq!((lease(1_000), lease(10_000)), (5, 20));
 
         let refused = |options: &[(&str, &str)]| with(options).unwrap_err().to_string();
         assert!(refused(&[("last_cal_timeout", "1")]).contains("'last_cal_timeout'"));

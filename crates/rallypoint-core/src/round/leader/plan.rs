@@ -36,6 +36,8 @@ pub(super) struct Planner {
     /// Nodes whose place stands in etcd.
     placed: BTreeSet<String>,
     tidying: bool,
+    /// Places may stand there that nobody has a use for.
+    untidy: bool,
     /// When a round with enough nodes waits no longer for more.
     last_call: Option<Duration>,
     /// What only the round before this one had a use for.
@@ -119,19 +121,23 @@ impl Planner {
     /// The places that stand in etcd.
     pub(super) fn places_are(&mut self, ids: impl Iterator<Item = String>) {
         self.placed = ids.collect();
+        self.untidy = true;
     }
 
     pub(super) fn remove(&mut self, ids: &[String]) {
-        self.placed.retain(|id| !ids.contains(id));
+        for id in ids {
+            self.placed.remove(id);
+        }
         self.outdated_store = None;
     }
 
     pub(super) fn tidied(&mut self) {
-        self.tidying = false;
+        (self.tidying, self.untidy) = (false, true);
     }
 
     /// A node has changed. A plan with somebody who is gone is not worth committing.
     pub(super) fn changed(&mut self, id: &str, roster: &Roster) {
+        self.untidy |= !roster.knows(id);
         let Some(plan) = self.plan.as_ref().filter(|plan| !plan.committing) else { return };
         let Some(member) = plan.members.get(id) else { return };
         let stands = roster.get(id).is_some_and(|node| {
@@ -336,7 +342,7 @@ impl Planner {
                 None => return Planned::Refused(reply),
             }
         };
-        self.last_call = None;
+        (self.last_call, self.untidy) = (None, true);
         if !plan.last_plan.is_empty() {
             self.outdated_store = Some(context.keys.store(plan.last_round, &plan.last_plan));
         }
@@ -357,8 +363,10 @@ impl Planner {
         if self.tidying || self.is_planning() || self.fence == 0 {
             return;
         }
-        let stale = self.placed.iter().filter(|id| !roster.knows(id));
+        // Looking for them takes a look at all places: not with every event of a large group.
+        let stale = self.placed.iter().filter(|id| self.untidy && !roster.knows(id));
         let stale: Vec<String> = stale.take(PLACES).cloned().collect();
+        self.untidy = false;
         if stale.is_empty() && self.outdated_store.is_none() {
             return;
         }

@@ -1,7 +1,11 @@
-//! `rallypoint bench rendezvous`: how fast a group forms on a given etcd, beside what that etcd can do at all.
+//! `rallypoint bench rendezvous`: how fast a group forms on a given etcd, beside what that etcd can do at all; what it
+//! costs while nothing happens; and how it gets over the death of many.
+
+mod aftermath;
+mod counts;
+mod limits;
 
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,15 +15,15 @@ use rallypoint_etcd::v3::Client;
 use rallypoint_rendezvous::native::{NativeHandler, NativeSettings};
 use rallypoint_rendezvous::{RendezvousError, RendezvousHandler as _};
 use serde::Serialize;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
+pub use self::aftermath::{Idle, MassDeath, idle, mass_death};
+use self::counts::Counts;
 use super::connection::Connection;
 use super::exit::{NODE, Problem};
 
-/// Connections that all nodes share; as many carry the raw requests of the floor.
-const CONNECTIONS: usize = 8;
+/// Connections that all nodes share unless told otherwise; as many carry the raw requests of the floor.
+pub const CONNECTIONS: usize = 8;
 /// Raw requests under way at a time, which is where an etcd does most per second.
 const IN_FLIGHT: usize = 256;
 
@@ -50,6 +54,22 @@ struct Rendezvous {
     #[arg(long, env = "RALLYPOINT_BENCH_NODES", value_name = "N", default_value_t = 1000)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     nodes: u32,
+    /// Connections that the nodes share; as many as nodes are what nodes elsewhere have.
+    #[arg(long, env = "RALLYPOINT_BENCH_CONNECTIONS", value_name = "N", default_value_t = CONNECTIONS as u32)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    connections: u32,
+    /// The nodes' leases [default: as nodes have them: 5 up to 1,000 nodes, 20 for 10,000, at most 30].
+    #[arg(long, env = "RALLYPOINT_BENCH_LEASE", value_name = "SECONDS")]
+    #[arg(value_parser = clap::value_parser!(u32).range(2..))]
+    lease: Option<u32>,
+    /// Then let the group be for so long, and say what it costs etcd.
+    #[arg(long, env = "RALLYPOINT_BENCH_IDLE", value_name = "SECONDS")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    idle: Option<u32>,
+    /// Then let so many nodes die at once, and the others meet again.
+    #[arg(long, env = "RALLYPOINT_BENCH_DEATHS", value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    deaths: Option<u32>,
     /// Print JSON.
     #[arg(long, env = "RALLYPOINT_JSON", value_parser = clap::builder::FalseyValueParser::new())]
     json: bool,
@@ -64,30 +84,82 @@ pub(crate) fn run(options: &Bench) -> u8 {
         .map_err(|error| Problem::new(NODE, format!("no threads to run on: {error}")))
         .and_then(|runtime| runtime.block_on(measure(options)));
     match measured {
-        Ok(formation) => {
+        Ok(measured) => {
             if options.json {
-                println!("{}", serde_json::to_string(&formation).expect("figures can be written as JSON"));
+                println!("{}", serde_json::to_string(&measured).expect("figures can be written as JSON"));
             } else {
-                print!("{formation}");
+                print!("{measured}");
             }
-            u8::from(!formation.ranks_ok)
+            u8::from(!measured.formation.ranks_ok)
         }
         Err(problem) => problem.report(),
     }
 }
 
-async fn measure(options: &Rendezvous) -> Result<Formation, Problem> {
+async fn measure(options: &Rendezvous) -> Result<Measured, Problem> {
     let nodes = options.nodes as usize;
+    let deaths = options.deaths.map_or(0, |deaths| deaths as usize);
+    if deaths >= nodes {
+        return Err(Problem::usage(format!("of {nodes} nodes, {deaths} cannot die: one must be left")));
+    }
     let run = format!("bench-{}-{}", std::process::id(), fastrand::u32(..));
     let mut etcd = options.connection.settings()?;
     etcd.prefix = options.connection.prefix.clone().unwrap_or_default();
-    let settings = NativeSettings::new(options.connection.endpoints(), &run, nodes, nodes);
+    let settings = NativeSettings::new(options.connection.endpoints(), &run, nodes - deaths, nodes);
     let settings = settings.map_err(|error| Problem::usage(error.to_string()))?;
-    let settings = NativeSettings { etcd, ..settings };
-    let group = form(&settings, nodes).await.map_err(|error| Problem::rendezvous(&error))?;
+    let lease = options.lease.map_or(settings.lease, |lease| Duration::from_secs(lease.into()));
+    let settings = NativeSettings { etcd, lease, ..settings };
+    let connections = (options.connections as usize).min(nodes);
+    limits::make_room(nodes, connections).map_err(|problem| Problem::new(NODE, problem))?;
+    let failed = |error: RendezvousError| Problem::rendezvous(&error);
+    let mut group = form_on(&settings, nodes, connections).await.map_err(failed)?;
     let formation = group.formation.clone();
+    let idle = match options.idle {
+        Some(time) => idle(&settings, nodes, Duration::from_secs(time.into())).await,
+        None => None,
+    };
+    let mass_death = match deaths {
+        0 => None,
+        deaths => Some(mass_death(&settings, &mut group, deaths).await.map_err(failed)?),
+    };
     disband(group).await;
-    Ok(formation)
+    Ok(Measured { formation, idle, mass_death })
+}
+
+/// All that was measured.
+#[derive(Debug, Clone, Serialize)]
+struct Measured {
+    #[serde(flatten)]
+    formation: Formation,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    idle: Option<Idle>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mass_death: Option<MassDeath>,
+}
+
+impl fmt::Display for Measured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.formation)?;
+        if let Some(idle) = &self.idle {
+            writeln!(
+                f,
+                "idle                {:.0} s, {:.0} keep-alives a second",
+                idle.seconds, idle.keep_alives
+            )?;
+            writeln!(
+                f,
+                "etcd then           {:.3} of a processor for 1,000 nodes",
+                idle.processors_per_1000
+            )?;
+        }
+        if let Some(died) = &self.mass_death {
+            writeln!(f, "died at once        {}, leases of {} s", died.deaths, died.lease)?;
+            writeln!(f, "the others know     {:.3}", died.known_seconds)?;
+            writeln!(f, "they are whole      {:.3}", died.whole_seconds)?;
+            writeln!(f, "etcd is tidy        {:.3}", died.tidy_seconds)?;
+        }
+        Ok(())
+    }
 }
 
 /// What was measured.
@@ -134,23 +206,31 @@ pub struct Group {
     pub nodes: Vec<Arc<NativeHandler>>,
 }
 
-/// Forms a group of `nodes` nodes, as tasks of this process, and leaves it in being.
+/// Forms a group of `nodes` nodes, as tasks of this process on a few connections, and leaves it in being.
 pub async fn form(settings: &NativeSettings, nodes: usize) -> Result<Group, RendezvousError> {
+    form_on(settings, nodes, CONNECTIONS).await
+}
+
+/// The same, on so many connections.
+pub async fn form_on(
+    settings: &NativeSettings,
+    nodes: usize,
+    connections: usize,
+) -> Result<Group, RendezvousError> {
     let connection = |error: rallypoint_etcd::Error| RendezvousError::Connection {
         endpoint: settings.etcd.endpoints.to_string(),
         source: error.into(),
     };
-    // Each node holds a port, in case it becomes the master.
-    raise_file_limit();
+    // If there is too little room, the error comes with the port that cannot be held.
+    let _ = limits::make_room(nodes, connections);
     // They queue up for a few connections, which nodes elsewhere have one each of.
     let mut settings = settings.clone();
     settings.etcd.retry_timeout = Duration::from_secs(60);
     settings.address.get_or_insert_with(|| "127.0.0.1".to_owned());
     let settings = &settings;
-    let mut clients = Vec::new();
-    for _ in 0..CONNECTIONS {
-        clients.push(Client::connect(settings.etcd.clone()).await.map_err(connection)?);
-    }
+    let connecting = (0..connections).map(|_| Client::connect(settings.etcd.clone()));
+    let connecting = futures::stream::iter(connecting).buffer_unordered(64);
+    let clients: Vec<Client> = connecting.try_collect().await.map_err(connection)?;
     let floor_seconds = floor(settings, nodes).await?;
     let before = Counts::read(settings).await.ok();
 
@@ -158,7 +238,7 @@ pub async fn form(settings: &NativeSettings, nodes: usize) -> Result<Group, Rend
     let mut joining = JoinSet::new();
     for index in 0..nodes {
         let settings = NativeSettings { node_id: Some(format!("node-{index:05}")), ..settings.clone() };
-        let client = clients[index % CONNECTIONS].clone();
+        let client = clients[index % connections].clone();
         joining.spawn(async move {
             let node = Arc::new(NativeHandler::with_client(settings, client).await?);
             let round = node.next_rendezvous().await?;
@@ -263,49 +343,4 @@ fn raw_options(settings: &NativeSettings) -> Result<Option<etcd_client::ConnectO
         options = options.with_tls(made);
     }
     Ok(Some(options))
-}
-
-/// What etcd has counted.
-#[derive(Debug, Clone, Copy)]
-struct Counts {
-    requests: f64,
-    keep_alives: f64,
-}
-
-impl Counts {
-    async fn read(settings: &NativeSettings) -> io::Result<Self> {
-        let endpoint = settings.etcd.endpoints.as_slice().first().ok_or(io::ErrorKind::NotFound)?;
-        let metrics = async {
-            let mut stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).await?;
-            let request = format!("GET /metrics HTTP/1.0\r\nHost: {}\r\n\r\n", endpoint.host);
-            stream.write_all(request.as_bytes()).await?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).await?;
-            Ok::<String, io::Error>(answer)
-        };
-        let metrics = tokio::time::timeout(Duration::from_secs(5), metrics)
-            .await
-            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
-        let mut counts = Counts { requests: 0.0, keep_alives: 0.0 };
-        let mut found = false;
-        let lines = metrics.lines().filter(|line| line.starts_with("grpc_server_msg_received_total{"));
-        for line in lines.filter(|line| line.contains("etcdserverpb.")) {
-            let count: f64 = line.rsplit(' ').next().and_then(|count| count.parse().ok()).unwrap_or(0.0);
-            found = true;
-            if line.contains("LeaseKeepAlive") {
-                counts.keep_alives += count;
-            } else {
-                counts.requests += count;
-            }
-        }
-        if found { Ok(counts) } else { Err(io::ErrorKind::InvalidData.into()) }
-    }
-}
-
-/// As many open files as this process may have. If that is too few, the error comes with the port that cannot be
-/// held.
-fn raise_file_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
