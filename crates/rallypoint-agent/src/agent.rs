@@ -34,6 +34,8 @@ pub const FINISHED: &str = "all workers have finished";
 const LONG: Duration = Duration::from_secs(24 * 60 * 60);
 /// While this node has finished and others wait to get in, nothing tells of other changes but asking again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// A store that was lost is told of as a change of the group, but not always at once.
+const LOSS_IS_TOLD: Duration = Duration::from_secs(5);
 /// For telling the others that this node leaves, when nothing depends on it any more.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -283,7 +285,10 @@ impl Agent {
         let identical = std::env::var(IDENTICAL_VARIABLE).is_ok_and(|value| value == "1");
         let over = |end| Round { end, nodes: met.world_size, workers: 0, failures: Vec::new() };
         let places = tokio::select! {
-            places = agree(&*met.store, &ours, met.world_size, identical) => places?,
+            places = agree(&*met.store, &ours, met.world_size, identical) => match places {
+                Ok(places) => places,
+                Err(error) => return self.or_change(error).await.map(over),
+            },
             // A node that is gone says nothing any more.
             change = self.handler.changed() => return Ok(over(End::Changed(change))),
             signal = stop.asked() => return Ok(over(End::Asked(signal))),
@@ -368,6 +373,14 @@ impl Agent {
         }
     }
 
+    /// The round's store has failed. Where etcd has lost it with the rest of the round, the nodes meet again.
+    async fn or_change<E: Into<AgentError>>(&self, error: E) -> Result<End, AgentError> {
+        match tokio::time::timeout(LOSS_IS_TOLD, self.handler.changed()).await {
+            Ok(change) => Ok(End::Changed(change)),
+            Err(_) => Err(error.into()),
+        }
+    }
+
     /// Waits until all nodes of the round have finished, so that nobody who still works misses anybody.
     async fn finish(
         &self,
@@ -380,17 +393,25 @@ impl Agent {
         loop {
             tokio::select! {
                 biased;
-                done = &mut barrier => return done.map(|()| End::Succeeded).map_err(Into::into),
+                done = &mut barrier => return match done {
+                    Ok(()) => Ok(End::Succeeded),
+                    Err(error) => self.or_change(error).await,
+                },
                 signal = stop.asked() => return Ok(End::Asked(signal)),
                 change = self.handler.changed() => match change {
                     // Whoever closed it so had passed the barrier, which needs all. torchrun gives no reason, and
                     // what it closed may be heard of before the end of the barrier is.
-                    GroupChange::Closed { reason } if reason == FINISHED || store.check(&[PASSED]).await? => {
+                    GroupChange::Closed { reason }
+                        if reason == FINISHED || store.check(&[PASSED]).await.unwrap_or(false) =>
+                    {
                         return Ok(End::Succeeded);
                     }
                     // They are in time for nothing, unless somebody who still works meets again.
                     GroupChange::Waiting { .. } => tokio::select! {
-                        done = &mut barrier => return done.map(|()| End::Succeeded).map_err(Into::into),
+                        done = &mut barrier => return match done {
+                            Ok(()) => Ok(End::Succeeded),
+                            Err(error) => self.or_change(error).await,
+                        },
                         () = tokio::time::sleep(ASK_AGAIN) => {}
                     },
                     change => return Ok(End::Changed(change)),

@@ -49,6 +49,50 @@ fn nodes_meet_on_the_server_that_one_of_them_starts() {
     assert_eq!(servers, 1);
 }
 
+/// A server in memory, which forgets everything when it is killed.
+struct Server(std::process::Child);
+
+impl Server {
+    fn start(endpoint: &str) -> Self {
+        let mut command = Command::new(RALLYPOINT);
+        command.args(["serve", "--listen", endpoint]).stdout(std::process::Stdio::null());
+        let server = Server(command.spawn().unwrap());
+        while std::net::TcpStream::connect(endpoint).is_err() {}
+        server
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[test]
+fn nodes_meet_again_when_their_server_has_lost_its_data_and_work_that_is_done_ends_well() {
+    let endpoint = free_endpoint();
+    let server = Server::start(&endpoint);
+    let folder = tempfile::tempdir().unwrap();
+    let go = folder.path().join("go");
+    let script = format!("echo $ROLE_NAME is up; while [ ! -e {} ]; do sleep 0.1; done", go.display());
+    // One has finished when it happens, and waits for the other.
+    let mut quick = node(&endpoint, "2", &["--role", "quick", "--", "sh", "-c", "echo quick is up"]);
+    let mut slow = node(&endpoint, "2", &["--role", "slow", "--", "sh", "-c", &script]);
+    quick.wait_for("quick is up");
+    slow.wait_for("slow is up");
+    drop(server);
+    let _server = Server::start(&endpoint);
+    for node in [&mut quick, &mut slow] {
+        node.wait_for("etcd has lost what it had of this round");
+        node.wait_for("is up");
+    }
+    std::fs::write(&go, "").unwrap();
+    for node in [quick, slow] {
+        node.ended().expect(0);
+    }
+}
+
 #[test]
 fn with_the_scheme_of_etcd_no_server_is_started() {
     let endpoint = free_endpoint();
