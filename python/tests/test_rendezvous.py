@@ -84,16 +84,49 @@ def test_where_the_workers_meet_is_torchs_to_listen_at_and_nobody_elses(etcd, ba
 
 
 @pytest.mark.parametrize("backend", ["rallypoint", "rallypoint-etcd"])
-def test_a_spare_and_a_node_that_never_got_in_close_nothing(etcd, backend):
+def test_a_node_that_never_got_in_closes_nothing(etcd, backend):
     run_id = uuid.uuid4().hex
     member = create_rdzv_handler(parameters(backend, etcd, run_id, last_call_timeout="1"))
     member.next_rendezvous()
     never = create_rdzv_handler(parameters(backend, etcd, run_id, last_call_timeout="1"))
     assert never.shutdown()
-    spare = create_rdzv_handler(parameters(backend, etcd, run_id, last_call_timeout="1", timeout="2"))
+    assert not member.is_closed() and member.num_nodes_waiting() == 0
+    member.shutdown()
+
+
+def test_a_spare_of_pytorchs_barrier_gives_up_in_time_and_closes_nothing(etcd):
+    run_id = uuid.uuid4().hex
+    member = create_rdzv_handler(parameters("rallypoint-etcd", etcd, run_id, last_call_timeout="1"))
+    member.next_rendezvous()
+    spare = create_rdzv_handler(parameters("rallypoint-etcd", etcd, run_id, last_call_timeout="1", timeout="2"))
     with pytest.raises(api.RendezvousTimeoutError):
         spare.next_rendezvous()
     assert spare.shutdown()
+    assert not member.is_closed() and member.num_nodes_waiting() == 0
+    member.shutdown()
+
+
+def test_a_spare_waits_for_as_long_as_the_run_lives_and_closes_nothing(etcd):
+    run_id = uuid.uuid4().hex
+    member = create_rdzv_handler(parameters("rallypoint", etcd, run_id, **QUICK))
+    member.next_rendezvous()
+    spare = create_rdzv_handler(parameters("rallypoint", etcd, run_id, timeout="1", **QUICK))
+    ends = []
+
+    def stand_by():
+        with pytest.raises(getattr(api, "RendezvousGracefulExitError", api.RendezvousError)) as caught:
+            spare.next_rendezvous()
+        ends.append(caught.value)
+
+    standing_by = threading.Thread(target=stand_by)
+    standing_by.start()
+    wait_until("the spare stands by", lambda: states(etcd, run_id) == ["member", "spare"])
+    # For longer than its time.
+    standing_by.join(3)
+    assert standing_by.is_alive() and not ends
+    assert spare.shutdown()
+    standing_by.join()
+    assert len(ends) == 1
     assert not member.is_closed() and member.num_nodes_waiting() == 0
     member.shutdown()
 
