@@ -196,7 +196,7 @@ async fn a_server_that_hangs_is_left_for_another() {
     let before = first.set("/k", "1").await.unwrap().node.modified_index;
     // Several, because each begins at an endpoint of its choice.
     let both = format!("{},{}", hanging.endpoint(), etcd.endpoint());
-    let mut watchers: Vec<_> = (0..6).map(|_| client(&both).watch("/k", before + 1)).collect();
+    let mut watchers: Vec<_> = (0..20).map(|_| client(&both).watch("/k", before + 1)).collect();
     let act = async {
         tokio::time::sleep(Duration::from_millis(200)).await;
         hanging.drop_replies(true);
