@@ -15,9 +15,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tracing::{error, warn};
 
+use crate::decision::Event;
 use crate::descendants;
 use crate::environment::Place;
-use crate::failure::{Ending, ErrorRecord, Failure};
+use crate::failure::{Exit, ErrorRecord, Failure};
 use crate::logs::{Attempt, LogSettings, StreamPlan};
 use crate::output::{Console, Filtered, Pump, Stream, Tail, colour};
 
@@ -45,7 +46,7 @@ pub(crate) struct Start<'a> {
 pub(crate) struct Group {
     host: String,
     workers: Vec<Worker>,
-    endings: mpsc::UnboundedReceiver<(usize, Ending, SystemTime)>,
+    endings: mpsc::UnboundedReceiver<(usize, Exit, SystemTime)>,
     /// Those of workers that were told to end are not failures.
     stopping: bool,
 }
@@ -56,20 +57,13 @@ struct Worker {
     child: Child,
     /// Also its process group. It stays ours until the group is done, since only then the process is waited for.
     pid: Pid,
-    ended: Option<(Ending, SystemTime)>,
+    ended: Option<(Exit, SystemTime)>,
     failed: bool,
     reaped: bool,
     tail: Tail,
     log: Option<PathBuf>,
     error_file: PathBuf,
     streams: Vec<oneshot::Receiver<()>>,
-}
-
-/// How the workers are doing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Finish {
-    Succeeded,
-    Failed,
 }
 
 /// A worker that could not be started.
@@ -116,13 +110,13 @@ impl Group {
     }
 
     /// Waits until one has failed or all have succeeded. May be dropped and called again.
-    pub(crate) async fn finished(&mut self) -> Finish {
+    pub(crate) async fn finished(&mut self) -> Event {
         loop {
             if self.workers.iter().any(|worker| worker.failed) {
-                return Finish::Failed;
+                return Event::Failed;
             }
             if self.workers.iter().all(|worker| worker.ended.is_some()) {
-                return Finish::Succeeded;
+                return Event::Succeeded;
             }
             self.next_ending().await;
         }
@@ -275,7 +269,7 @@ impl Worker {
     }
 
     fn failure(&self, host: &str, kept: bool) -> Option<Failure> {
-        let (ending, time) = self.ended?;
+        let (exit, time) = self.ended?;
         let mut stderr = self.tail.lines();
         if stderr.is_empty()
             && let Some(log) = &self.log
@@ -287,9 +281,9 @@ impl Worker {
             local_rank: self.place.local_rank,
             host: host.to_owned(),
             pid: self.child.id(),
-            ending,
+            exit,
             time: Some(time),
-            error: ErrorRecord::read(&self.error_file),
+            error: ErrorRecord::read(&self.error_file, kept),
             stderr,
             log: self.log.clone().filter(|_| kept),
         })
@@ -298,7 +292,7 @@ impl Worker {
 
 /// Reports the end of a process from a thread of its own, and leaves the process to be waited for, so that its
 /// number stays taken.
-fn watch(pid: Pid, report: impl FnOnce(Ending) + Send + 'static) -> io::Result<()> {
+fn watch(pid: Pid, report: impl FnOnce(Exit) + Send + 'static) -> io::Result<()> {
     let wait = move || {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         let status = loop {
@@ -309,9 +303,9 @@ fn watch(pid: Pid, report: impl FnOnce(Ending) + Send + 'static) -> io::Result<(
                 Err(_) => break None,
             }
         };
-        let code = status.as_ref().and_then(WaitIdStatus::exit_status).map(Ending::ExitCode);
-        let signal = status.as_ref().and_then(WaitIdStatus::terminating_signal).map(Ending::Signal);
-        report(code.or(signal).unwrap_or(Ending::ExitCode(-1)));
+        let code = status.as_ref().and_then(WaitIdStatus::exit_status).map(Exit::ExitCode);
+        let signal = status.as_ref().and_then(WaitIdStatus::terminating_signal).map(Exit::Signal);
+        report(code.or(signal).unwrap_or(Exit::ExitCode(-1)));
     };
     thread::Builder::new().name("worker".to_owned()).spawn(wait).map(drop)
 }

@@ -23,6 +23,8 @@
 //! Calls go down:
 //!
 //! - [`Agent`]: the loop. It is told to end through a [`Stopper`] and returns an [`Outcome`].
+//! - `decision`: what to do when something happens, and what it costs. `round`: what happens in one round, and how that
+//!   is done. `notice`: how nodes tell each other of failures.
 //! - `group`: the workers of one round, started and stopped together; each is a process group of its own.
 //! - `output`, [`Logs`]: where their lines go. [`Console`] is the terminal, as the program above has it.
 //! - [`FailureReport`]: what went wrong first.
@@ -30,21 +32,24 @@
 //! - [`guard`]: nothing outlives the launcher, even if it is killed; `descendants` finds what is left.
 
 mod agent;
+mod decision;
 mod descendants;
 mod environment;
 mod failure;
 mod group;
 mod guard;
 mod logs;
+mod notice;
 mod output;
 mod ranks;
+mod round;
 mod stop;
 mod streams;
 mod time;
 
 pub use agent::{Agent, AgentError, DEFAULT_GRACE, FINISHED, Outcome, Phase, Success, WorkerSpec};
 pub use environment::{Common, DEFAULT_SIGNALS, NoGpu, Place, environment};
-pub use failure::{Ending, ErrorRecord, Failure, FailureReport};
+pub use failure::{ErrorRecord, Exit, Failure, FailureReport};
 pub use guard::{GUARD_VARIABLE, Guarded, Part, guard};
 pub use logs::{LogDir, LogError, LogSettings, Logs};
 pub use output::{Console, Prefix, Stream};

@@ -125,7 +125,7 @@ fn a_failure_is_told_with_all_that_is_known() {
     ] {
         assert!(text.contains(part), "{part:?} is missing:\n{text}");
     }
-    assert!(!text.contains("then rank"), "those that were stopped did not fail:\n{text}");
+    assert!(!text.contains("after that, rank"), "those that were stopped did not fail:\n{text}");
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn for_machines_a_failure_is_one_line_of_json() {
         Launcher::run(&["--log-format", "json", "--", "sh", "-c", "echo dying >&2; exit 3"]).expect(1);
     let line = ended.with("\"failure\"")[0];
     let json: serde_json::Value = serde_json::from_str(line).unwrap();
-    let failure = &json["fields"]["failure"]["failures"][0];
+    let failure = &json["fields"]["failure"]["first"];
     assert_eq!((failure["rank"].as_u64(), failure["exit_code"].as_i64()), (Some(0), Some(3)), "{line}");
     assert_eq!(failure["stderr"][0], "dying");
     // Every line but the workers' is an object of its own.

@@ -176,6 +176,7 @@ fn spec(options: &Run) -> Result<WorkerSpec, Problem> {
         local_world_size: devices::workers(options.nproc_per_node)?,
         max_restarts: options.max_restarts,
         grace,
+        exit_barrier_timeout: options.exit_barrier_timeout.0,
         signals: options.signals_to_handle.clone(),
         virtual_local_rank: options.virtual_local_rank,
         environment: unbuffered.into_iter().collect(),

@@ -94,6 +94,11 @@ pub(crate) struct Run {
         help_heading = "Workers"
     )]
     pub(crate) shutdown_timeout: Option<Seconds>,
+    /// When this node's workers have finished, how long an etcd that does not answer is waited for before that is a
+    /// success.
+    #[arg(long, alias = "exit_barrier_timeout", env = "RALLYPOINT_EXIT_BARRIER_TIMEOUT", value_name = "SECONDS")]
+    #[arg(default_value = "60", help_heading = "Workers")]
+    pub(crate) exit_barrier_timeout: Seconds,
     /// The role of this node's workers.
     #[arg(long, env = "PET_ROLE", value_name = "NAME", default_value = "default", help_heading = "Workers")]
     pub(crate) role: String,
