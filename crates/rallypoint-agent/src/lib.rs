@@ -24,10 +24,11 @@
 //!
 //! - [`Agent`]: the loop. It is told to end through a [`Stopper`] and returns an [`Outcome`].
 //! - `group`: the workers of one round, started and stopped together; each is a process group of its own.
+//! - [`Workers`]: those that run, for who passes signals on.
 //! - `output`, [`Logs`]: where their lines go. [`Console`] is the terminal, as the program above has it.
 //! - [`FailureReport`]: what went wrong first.
 //! - [`environment`] and [`StreamChoice`], `ranks`: what torchrun promises its workers, without IO but the store.
-//! - [`guard`]: nothing outlives the launcher, even if it is killed; `descendants` finds what is left.
+//! - [`guard()`]: nothing outlives the launcher, even if it is killed; `descendants` finds what is left.
 
 mod agent;
 mod descendants;
@@ -37,17 +38,23 @@ mod group;
 mod guard;
 mod logs;
 mod output;
+mod prefix;
 mod ranks;
+mod signals;
 mod stop;
 mod streams;
 mod time;
+mod workers;
 
 pub use agent::{Agent, AgentError, DEFAULT_GRACE, FINISHED, Outcome, Phase, Success, WorkerSpec};
 pub use environment::{Common, DEFAULT_SIGNALS, NoGpu, Place, environment};
 pub use failure::{Ending, ErrorRecord, Failure, FailureReport};
-pub use guard::{GUARD_VARIABLE, Guarded, Part, guard};
+pub use guard::{GUARD_VARIABLE, Guarded, Orders, Part, guard};
 pub use logs::{LogDir, LogError, LogSettings, Logs};
-pub use output::{Console, Prefix, Stream};
+pub use output::{Console, Stream};
+pub use prefix::{Prefix, UnknownMacro};
 pub use ranks::{Assigned, IDENTICAL_VARIABLE, NodeWorkers, RankError, agree, assign};
+pub use signals::{KNOWN_SIGNALS, UnknownSignal, is_ignored, parse_signals};
 pub use stop::{Stop, StopListener, Stopper};
 pub use streams::{StreamChoice, StreamChoiceError, Streams};
+pub use workers::Workers;

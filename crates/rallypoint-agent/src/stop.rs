@@ -25,14 +25,17 @@ impl Default for Stopper {
 }
 
 impl Stopper {
-    /// Asked once, it means in good order; asked again, at once.
-    pub fn ask(&self, signal: Signal) {
+    /// Asked once, it means in good order; asked again, at once. Whether it was asked before.
+    pub fn ask(&self, signal: Signal) -> bool {
+        let mut again = false;
         self.0.send_modify(|stop| {
+            again = *stop != Stop::No;
             *stop = match stop {
                 Stop::No => Stop::InOrder(signal),
                 Stop::InOrder(first) | Stop::Now(first) => Stop::Now(*first),
             };
         });
+        again
     }
 
     /// The agent's side.

@@ -1,10 +1,14 @@
 //! The exit codes of `rallypoint run`, and one line for each thing that can go wrong.
 
 use std::error::Error;
+use std::io::Write as _;
+use std::time::Duration;
 
 use rallypoint_agent::AgentError;
 use rallypoint_etcd::ErrorKind;
 use rallypoint_rendezvous::RendezvousError;
+
+use super::run::limits;
 
 /// Workers failed more often than they may be started again.
 pub(crate) const WORKERS_FAILED: u8 = 1;
@@ -72,6 +76,10 @@ impl Problem {
     pub(crate) fn agent(error: &AgentError) -> Self {
         match error {
             AgentError::Rendezvous(error) => Problem::rendezvous(error),
+            AgentError::Start { program, source } if limits::advice(source).is_some() => {
+                let advice = limits::advice(source).unwrap_or_default();
+                Problem::new(NODE, format!("cannot start {program:?}: {advice}"))
+            }
             AgentError::Start { source, .. } => {
                 let missing = source.kind() == std::io::ErrorKind::NotFound;
                 Problem::new(if missing { NOT_FOUND } else { CANNOT_RUN }, chain(error))
@@ -85,9 +93,23 @@ impl Problem {
 
     /// Says it, and returns the code.
     pub(crate) fn report(&self) -> u8 {
-        eprintln!("error: {}", self.text);
+        say(format!("error: {}\n", self.text));
         self.code
     }
+}
+
+/// For a message that is the last thing before the end.
+const SAY_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Writes to stderr, from a thread of its own: nobody may be there to read it, and the end does not wait for that.
+pub(crate) fn say(text: String) {
+    let (done, written) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        // A terminal that is gone has nothing to show.
+        let _ = std::io::stderr().write_all(text.as_bytes());
+        let _ = done.send(());
+    });
+    let _ = written.recv_timeout(SAY_TIMEOUT);
 }
 
 /// What kept us from an etcd, where that is known.
