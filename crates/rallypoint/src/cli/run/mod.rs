@@ -30,6 +30,7 @@ use tracing::{debug, info, warn};
 
 pub(super) use self::options::Run;
 use self::program::Program;
+use self::progress::Waiting;
 use self::server::Meeting;
 use self::terminal::{LogWriter, Terminal};
 use super::exit::{CLOSED, NODE, Problem, SIGNAL, WORKERS_FAILED, kind, say};
@@ -175,7 +176,8 @@ async fn launch(
     let shown = handler.progress();
     let console: Arc<dyn Console> = Arc::<Terminal>::clone(terminal);
     let agent = Agent::new(spec, handler, logs, console).adopting_orphans().with_workers(workers);
-    let progress = tokio::spawn(progress::show(Arc::clone(terminal), shown, agent.phase(), timeout));
+    let waiting = Waiting { run: run_id.clone(), endpoint: parameters.endpoint.clone(), timeout };
+    let progress = tokio::spawn(progress::show(Arc::clone(terminal), shown, agent.phase(), waiting));
     let outcome = agent.run(listener).await;
     progress.abort();
     terminal.show(None);
