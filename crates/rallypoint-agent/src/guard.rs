@@ -11,7 +11,9 @@
 //! the workers and whatever they started are children of one that is left, and it ends them. Only whoever kills all
 //! three at once, and spares the workers, leaves something behind.
 
+use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -25,14 +27,16 @@ use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::time::Instant;
 
 use crate::descendants::{self, Stat};
-use crate::signals::{KNOWN_SIGNALS, is_ignored};
+use crate::signals::{AT_ONCE, KNOWN_SIGNALS, is_ignored};
 
 /// Set for the launcher by its guards: their process numbers, and the temporary folder that they remove.
 pub const GUARD_VARIABLE: &str = "RALLYPOINT_GUARD";
+/// What the second guard is called.
+const NAME: &str = "launch-guard";
 /// How many guards there are before the launcher.
 const GUARDS: usize = 2;
 /// A launcher that was asked to end and has not, so long after its workers' grace, is killed.
-const LATE: Duration = Duration::from_secs(60);
+const LATE: Duration = Duration::from_secs(40);
 /// For a process that was killed to be gone.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -99,9 +103,11 @@ async fn stand(before: Option<Guarded>, orders: &Orders) -> io::Result<Part> {
     let next = Guarded::after(before.as_ref());
     let child = next.start()?;
     let orphaned = || before.as_ref().is_some_and(Guarded::alone);
+    // The second guard comes first, since it has the workers' orphans.
+    let late = if before.is_some() { LATE } else { LATE + 2 * KILL_TIMEOUT };
     let mut deadline = None;
     let status = loop {
-        let late = async {
+        let too_late = async {
             match deadline {
                 Some(deadline) => tokio::time::sleep_until(deadline).await,
                 None => std::future::pending().await,
@@ -117,13 +123,16 @@ async fn stand(before: Option<Guarded>, orders: &Orders) -> io::Result<Part> {
                 if ignored && !orphaned() {
                     continue;
                 }
+                let ends = orders.ends.contains(&signal) || signal == AT_ONCE || orphaned();
+                // A terminal that is closed hangs up more than once, and means no haste.
+                let again = ends && deadline.is_some() && before.is_none() && signal != Signal::HUP;
                 // It fails only if the launcher has just ended.
-                let _ = kill_process(child, signal);
-                if orders.ends.contains(&signal) || orphaned() {
-                    deadline.get_or_insert(Instant::now() + orders.grace + LATE);
+                let _ = kill_process(child, if again { AT_ONCE } else { signal });
+                if ends {
+                    deadline.get_or_insert(Instant::now() + orders.grace + late);
                 }
             }
-            () = late => break kill(child, adopts).await,
+            () = too_late => break kill(child, adopts).await,
         }
     };
     // A second guard that ended by itself has swept, and named what it could not end.
@@ -137,8 +146,8 @@ async fn stand(before: Option<Guarded>, orders: &Orders) -> io::Result<Part> {
 /// them of the end of the process before it.
 fn listen(told: bool) -> io::Result<Vec<(Signal, bool, Signals)>> {
     let mut signals = Vec::new();
-    for (_, number) in KNOWN_SIGNALS {
-        let ignored = is_ignored(number);
+    let known = KNOWN_SIGNALS.map(|(_, number)| (number, is_ignored(number)));
+    for (number, ignored) in known.into_iter().chain(told.then_some((AT_ONCE, false))) {
         if !ignored || (told && number == GONE) {
             signals.push((number, ignored, signal(SignalKind::from_raw(number.as_raw()))?));
         }
@@ -190,6 +199,28 @@ async fn kill(child: Pid, all: bool) -> ExitStatus {
     }
 }
 
+/// The arguments of this process. The second guard has those of the command, and does not show them: whoever kills
+/// all that looks like the command, or like the program it runs, spares it, and it ends what that leaves behind.
+#[must_use]
+pub fn arguments() -> Vec<OsString> {
+    let own: Vec<OsString> = std::env::args_os().collect();
+    if own != [NAME] {
+        return own;
+    }
+    let guarded = std::env::var(GUARD_VARIABLE).ok().and_then(|text| Guarded::parse(&text));
+    let command = guarded.and_then(|guarded| guarded.guards.first().copied());
+    let line = command.and_then(|pid| std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_pid())).ok());
+    line.map_or(own, |mut line| {
+        line.pop();
+        line.split(|byte| *byte == 0).map(|word| OsString::from_vec(word.to_vec())).collect()
+    })
+}
+
+/// Whether this program is Rallypoint's own, and not a Python that needs its arguments to become the command.
+fn is_ours() -> bool {
+    std::env::current_exe().is_ok_and(|path| path.file_name() == Some(OsStr::new("rallypoint")))
+}
+
 /// What a process of the chain gets when the one before it is gone, as if somebody had asked for the end;
 /// [`Guarded::alone`] tells the difference.
 const GONE: Signal = Signal::TERM;
@@ -215,10 +246,14 @@ impl Guarded {
     /// Starts the process that knows this.
     fn start(&self) -> io::Result<Pid> {
         let mut command = Command::new("/proc/self/exe");
-        if let Some(name) = std::env::args_os().next() {
-            command.arg0(name);
+        let mut arguments = arguments().into_iter();
+        let name = arguments.next();
+        if self.guards.len() < GUARDS && is_ours() {
+            command.arg0(NAME);
+        } else {
+            command.arg0(name.unwrap_or_default()).args(arguments);
         }
-        command.args(std::env::args_os().skip(1)).env(GUARD_VARIABLE, self.to_text());
+        command.env(GUARD_VARIABLE, self.to_text());
         // A signal from the terminal reaches the command alone, which passes it on once.
         command.process_group(0);
         command.spawn().map(|child| Pid::from_child(&child))

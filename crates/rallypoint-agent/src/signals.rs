@@ -15,6 +15,10 @@ pub const KNOWN_SIGNALS: [(&str, Signal); 6] = [
     ("SIGUSR2", Signal::USR2),
 ];
 
+/// By this the command tells its launcher that the end was asked for again, and is to come at once. Only the command
+/// counts: what a site sends to every process that there is was asked for once.
+pub const AT_ONCE: Signal = Signal::VTALARM;
+
 /// A name that no signal has that could be handled.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(

@@ -154,6 +154,8 @@ fn any_two_of_its_processes_can_be_killed_at_once() {
         let mut launcher = Launcher::start(&["--", "sh", "-c", FAMILY]);
         launcher.wait_for("ready");
         let chain = launcher.chain();
+        let shown = launcher::command_line(chain[1]);
+        assert!(!shown.contains("rallypoint") && !shown.contains("sleep"), "pkill -f would find it: {shown}");
         let family = descendants(chain[2]);
         assert!(family.len() >= 4, "{family:?}");
         let pids = pair.map(|at: usize| chain[at].to_string());
@@ -257,6 +259,41 @@ fn sigusr1_and_sigusr2_are_passed_on_and_end_nothing() {
     launcher.wait_for("[1]: ready");
     launcher.signal("USR1");
     launcher.ended().expect(138);
+}
+
+/// As systemd does, and some schedulers do.
+#[test]
+fn a_signal_to_every_process_at_once_is_one() {
+    let script = "trap 'sleep 0.5; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
+    let mut launcher = Launcher::start(&["--", "sh", "-c", script]);
+    launcher.wait_for("ready");
+    launcher.chain().into_iter().for_each(|pid| signal(pid, "TERM"));
+    let ended = launcher.ended().expect(143);
+    assert_eq!(ended.with("[0]: saved").len(), 1, "{}", ended.text());
+}
+
+/// The shell passes on what the terminal has sent already.
+#[test]
+fn a_terminal_that_hangs_up_twice_leaves_workers_their_time() {
+    let script = "trap 'sleep 0.5; echo saved; exit 0' HUP; echo ready; while :; do sleep 0.02; done";
+    let mut launcher = Launcher::start(&["--", "sh", "-c", script]);
+    launcher.wait_for("ready");
+    launcher.signal("HUP");
+    launcher.wait_for("SIGHUP: ending in good order");
+    launcher.signal("HUP");
+    let ended = launcher.ended().expect(129);
+    assert_eq!(ended.with("[0]: saved").len(), 1, "{}", ended.text());
+}
+
+#[test]
+fn a_launcher_that_does_not_end_is_killed() {
+    let mut launcher = Launcher::start(&["--shutdown-timeout", "0", "--", "sh", "-c", FAMILY]);
+    launcher.wait_for("ready");
+    // It cannot act on what it is told.
+    signal(launcher.working(), "STOP");
+    launcher.signal("TERM");
+    let ended = launcher.ended().expect(137);
+    assert!(ended.text().contains("the launcher was ended by signal 9"), "{}", ended.text());
 }
 
 #[test]

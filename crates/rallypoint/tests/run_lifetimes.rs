@@ -94,7 +94,7 @@ fn ctrl_c_twice_ends_at_once() {
     launcher.wait_for("[0]: no");
     launcher.signal("INT");
     let ended = launcher.ended().expect(130);
-    assert_eq!(ended.with("SIGINT again: ending at once").len(), 1, "{}", ended.text());
+    assert_eq!(ended.with("asked to end again: ending at once").len(), 1, "{}", ended.text());
 }
 
 #[test]

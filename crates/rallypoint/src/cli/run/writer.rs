@@ -88,8 +88,12 @@ impl Writer {
 
     /// Shows a line below all others, or none.
     pub(crate) fn bottom(&self, line: Option<Vec<u8>>) {
-        self.0.lock().bottom = line;
-        self.0.changed.notify_all();
+        let mut queue = self.0.lock();
+        if queue.bottom != line {
+            queue.bottom = line;
+            drop(queue);
+            self.0.changed.notify_all();
+        }
     }
 
     /// Waits until all is written; for a console that takes nothing no longer than `patience`.
