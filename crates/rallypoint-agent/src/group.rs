@@ -206,7 +206,7 @@ impl Group {
         let known = self.pids();
         let swept = tokio::task::spawn_blocking(move || descendants::sweep(&known)).await;
         if let Some(left) = swept.ok().filter(|left| !left.is_empty()) {
-            let pids: Vec<i32> = left.into_iter().map(|pid| pid.as_raw_pid()).collect();
+            let pids: Vec<i32> = left.into_iter().map(Pid::as_raw_pid).collect();
             error!(?pids, "processes of the workers do not end even by SIGKILL; they are left behind");
         }
     }

@@ -64,6 +64,18 @@ fn lines_of_many_workers_stay_whole() {
     assert!(lines.iter().all(|line| line.ends_with("]: aaaaaaaaaaaaaaaaaaaabbbbbbbbbb")), "{}", ended.text());
 }
 
+/// `2>&1 | tee log`
+#[test]
+fn lines_stay_whole_where_both_streams_are_one() {
+    let text = "x".repeat(300);
+    let script = format!("for i in $(seq 300); do echo {text}; echo {text} >&2; done");
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &format!("exec {RALLYPOINT} run --nproc-per-node 4 -- sh -c '{script}' 2>&1")]);
+    let ended = Launcher::spawn(command).ended().expect(0);
+    let whole = |line: &&str| line.split_once("]: ").is_some_and(|(_, said)| said == text);
+    assert_eq!(ended.with("xxx").into_iter().filter(whole).count(), 2400, "{}", ended.text());
+}
+
 #[test]
 fn the_prefix_is_the_users_choice() {
     let with = |template: &str| {

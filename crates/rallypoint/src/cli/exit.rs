@@ -74,12 +74,11 @@ impl Problem {
     }
 
     pub(crate) fn agent(error: &AgentError) -> Self {
+        if let Some(advice) = error.source().and_then(limit) {
+            return Problem::new(NODE, format!("cannot start the workers: {advice}"));
+        }
         match error {
             AgentError::Rendezvous(error) => Problem::rendezvous(error),
-            AgentError::Start { program, source } if limits::advice(source).is_some() => {
-                let advice = limits::advice(source).unwrap_or_default();
-                Problem::new(NODE, format!("cannot start {program:?}: {advice}"))
-            }
             AgentError::Start { source, .. } => {
                 let missing = source.kind() == std::io::ErrorKind::NotFound;
                 Problem::new(if missing { NOT_FOUND } else { CANNOT_RUN }, chain(error))
@@ -104,12 +103,14 @@ const SAY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Writes to stderr, from a thread of its own: nobody may be there to read it, and the end does not wait for that.
 pub(crate) fn say(text: String) {
     let (done, written) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
+    let write = move || {
         // A terminal that is gone has nothing to show.
         let _ = std::io::stderr().write_all(text.as_bytes());
         let _ = done.send(());
-    });
-    let _ = written.recv_timeout(SAY_TIMEOUT);
+    };
+    if std::thread::Builder::new().spawn(write).is_ok() {
+        let _ = written.recv_timeout(SAY_TIMEOUT);
+    }
 }
 
 /// What kept us from an etcd, where that is known.
@@ -127,6 +128,12 @@ pub(crate) fn advice(kind: Option<ErrorKind>) -> &'static str {
         Some(ErrorKind::Tls) => "; check --cacert, --cert and --key",
         _ => "; check --rdzv-endpoint, and that an etcd runs there",
     }
+}
+
+/// What to do where a limit of the system is the cause.
+fn limit(error: &(dyn Error + 'static)) -> Option<String> {
+    let own = error.downcast_ref().and_then(limits::advice);
+    own.or_else(|| error.source().and_then(limit))
 }
 
 /// An error with its causes, in one line.

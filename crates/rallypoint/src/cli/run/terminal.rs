@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use super::writer::{Files, Writer};
 #[derive(Debug)]
 pub(crate) struct Terminal {
     err: Writer,
-    /// None where both are terminals: lines of one are between those of the other, above the one that changes.
+    /// None where both are one, a terminal or `2>&1`: lines of one stand between those of the other.
     out: Option<Writer>,
     below: Mutex<Below>,
     colours: bool,
@@ -33,16 +34,18 @@ struct Below {
 
 impl Terminal {
     pub(crate) fn new() -> io::Result<Arc<Self>> {
-        let (out, err) = (io::stdout().is_terminal(), io::stderr().is_terminal());
-        // Not the ones of the standard library, whose locks are held while something is written.
         let files = || {
-            let (out, err) =
-                (io::stdout().as_fd().try_clone_to_owned()?, io::stderr().as_fd().try_clone_to_owned()?);
-            io::Result::Ok(Files { out: File::from(out), err: File::from(err) })
+            // Not the ones of the standard library, whose locks are held while something is written.
+            let out = io::stdout().as_fd().try_clone_to_owned()?;
+            let err = io::stderr().as_fd().try_clone_to_owned()?;
+            io::Result::Ok(Files { out: out.into(), err: err.into() })
         };
+        let both = files()?;
+        let (out, err) = (both.out.is_terminal(), both.err.is_terminal());
+        let are_one = is_same(&both.out, &both.err)?;
         Ok(Arc::new(Terminal {
-            err: Writer::start(files()?)?,
-            out: if out && err { None } else { Some(Writer::start(files()?)?) },
+            err: Writer::start(both)?,
+            out: if are_one { None } else { Some(Writer::start(files()?)?) },
             below: Mutex::default(),
             colours: std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
             out_is_terminal: out,
@@ -67,10 +70,12 @@ impl Terminal {
 
     /// Waits until all is written; for a console that takes nothing no longer than `patience`.
     pub(crate) async fn done(&self, patience: Duration) {
-        self.err.done(patience).await;
-        if let Some(out) = &self.out {
-            out.done(patience).await;
-        }
+        let out = async {
+            if let Some(out) = &self.out {
+                out.done(patience).await;
+            }
+        };
+        tokio::join!(self.err.done(patience), out);
     }
 
     fn show_below(&self, change: impl FnOnce(&mut Below)) {
@@ -98,6 +103,11 @@ impl Terminal {
             Stream::Err => self.err_is_terminal,
         }
     }
+}
+
+fn is_same(one: &File, other: &File) -> io::Result<bool> {
+    let (one, other) = (one.metadata()?, other.metadata()?);
+    Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
 }
 
 impl Console for Terminal {
