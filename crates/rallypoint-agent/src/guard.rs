@@ -105,7 +105,7 @@ async fn stand(before: Option<Guarded>, orders: &Orders) -> io::Result<Part> {
     let orphaned = || before.as_ref().is_some_and(Guarded::alone);
     // The second guard comes first, since it has the workers' orphans.
     let late = if before.is_some() { LATE } else { LATE + 2 * KILL_TIMEOUT };
-    let mut deadline = None;
+    let (mut asked, mut deadline) = (false, None);
     let status = loop {
         let too_late = async {
             match deadline {
@@ -125,11 +125,13 @@ async fn stand(before: Option<Guarded>, orders: &Orders) -> io::Result<Part> {
                 }
                 let ends = orders.ends.contains(&signal) || signal == AT_ONCE || orphaned();
                 // A terminal that is closed hangs up more than once, and means no haste.
-                let again = ends && deadline.is_some() && before.is_none() && signal != Signal::HUP;
+                let again = ends && asked && before.is_none() && signal != Signal::HUP;
                 // It fails only if the launcher has just ended.
                 let _ = kill_process(child, if again { AT_ONCE } else { signal });
-                if ends {
-                    deadline.get_or_insert(Instant::now() + orders.grace + late);
+                if ends && !asked {
+                    asked = true;
+                    // None if that is after the end of time.
+                    deadline = Instant::now().checked_add(orders.grace.saturating_add(late));
                 }
             }
             () = too_late => break kill(child, adopts).await,

@@ -45,7 +45,11 @@ impl Workers {
     }
 
     pub(crate) fn add(&self, rank: usize, pid: Pid) {
-        self.lock().workers.push((rank, pid));
+        let mut running = self.lock();
+        running.workers.push((rank, pid));
+        if running.paused {
+            let _ = kill_process_group(pid, Signal::STOP);
+        }
     }
 
     /// To be called before the process is waited for.

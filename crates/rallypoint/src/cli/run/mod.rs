@@ -164,11 +164,14 @@ async fn launch(
     if let (None, Some(kept)) = (&options.log_dir, &kept) {
         info!("without --log-dir, the workers' log files are kept in {}", kept.display());
     }
-    let meeting = if alone { server::alone()? } else { server::find(&options.connection).await? };
+    let mut listener = stopper.listen();
+    let meeting = tokio::select! {
+        meeting = async { if alone { server::alone() } else { server::find(&options.connection).await } } => meeting?,
+        signal = listener.asked() => return Ok(signal_code(signal)),
+    };
     let parameters = parameters(options, &meeting.endpoints, &run_id)?;
     let timeout = ["join_timeout", "timeout"].iter().find_map(|name| parameters.seconds(name).ok().flatten());
     let timeout = timeout.unwrap_or(DEFAULT_JOIN_TIMEOUT);
-    let mut listener = stopper.listen();
     let handler = tokio::select! {
         handler = connect(&parameters, &meeting, options.connect_timeout.0) => handler?,
         signal = listener.asked() => return Ok(signal_code(signal)),
