@@ -55,6 +55,13 @@ pub(crate) fn groups_that_run() -> HashSet<i32> {
     processes().filter(|(_, stat)| !stat.ended()).map(|(_, stat)| stat.group).collect()
 }
 
+/// What still runs in these process groups.
+pub(crate) fn running_in(groups: &[Pid]) -> Vec<Pid> {
+    let groups: HashSet<i32> = groups.iter().map(|group| group.as_raw_pid()).collect();
+    let inside = processes().filter(|(_, stat)| !stat.ended() && groups.contains(&stat.group));
+    inside.map(|(pid, _)| pid).collect()
+}
+
 /// The children of this process, but for those in `known`.
 pub(crate) fn children(known: &[Pid]) -> Vec<(Pid, Stat)> {
     let this = getpid().as_raw_pid();

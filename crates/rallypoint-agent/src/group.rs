@@ -1,6 +1,6 @@
 //! A node's workers in one round: started together, watched, stopped together.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -177,11 +177,10 @@ impl Group {
             () = &mut now => false,
         };
         if !gone {
-            warn!(pids = ?self.pids_running(), "killing what is left of the workers");
+            warn!(pids = ?self.left(), "killing what is left of the workers");
             self.signal(Signal::KILL);
             if tokio::time::timeout(KILL_TIMEOUT, self.gone(Signal::KILL)).await.is_err() {
-                let pids = self.pids_running();
-                error!(?pids, "workers do not end even by SIGKILL; they are left behind");
+                error!(pids = ?self.left(), "workers do not end even by SIGKILL; they are left behind");
             }
         }
         for worker in &mut self.workers {
@@ -284,9 +283,12 @@ impl Group {
         }
     }
 
-    fn pids_running(&self) -> Vec<i32> {
-        let running = self.workers.iter().filter(|worker| worker.ended.is_none());
-        running.map(|worker| worker.pid.as_raw_pid()).collect()
+    /// The workers that have not ended, and what else runs in their groups.
+    fn left(&self) -> Vec<i32> {
+        let workers = self.workers.iter().filter(|worker| worker.ended.is_none()).map(|worker| worker.pid);
+        let left: BTreeSet<i32> =
+            workers.chain(descendants::running_in(&self.pids())).map(Pid::as_raw_pid).collect();
+        left.into_iter().collect()
     }
 
     /// Those that failed by themselves.

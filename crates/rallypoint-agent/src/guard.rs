@@ -27,7 +27,7 @@ use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::time::Instant;
 
 use crate::descendants::{self, Stat};
-use crate::signals::{AT_ONCE, KNOWN_SIGNALS, is_ignored};
+use crate::signals::{AT_ONCE, KNOWN_SIGNALS, is_handled, is_ignored};
 
 /// Set for the launcher by its guards: their process numbers, and the temporary folder that they remove.
 pub const GUARD_VARIABLE: &str = "RALLYPOINT_GUARD";
@@ -124,6 +124,10 @@ async fn stand(before: Option<Guarded>, orders: &Orders) -> io::Result<Part> {
                     continue;
                 }
                 let ends = orders.ends.contains(&signal) || signal == AT_ONCE || orphaned();
+                // One that is about to be started would be ended by what is none of its business.
+                if !ends && !is_handled(child, signal) {
+                    continue;
+                }
                 // A terminal that is closed hangs up more than once, and means no haste.
                 let again = ends && asked && before.is_none() && signal != Signal::HUP;
                 // It fails only if the launcher has just ended.
