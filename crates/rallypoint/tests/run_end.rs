@@ -8,7 +8,7 @@ use std::io::Read;
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 
-use launcher::{Launcher, RALLYPOINT, is_stopped, runs, signal, wait_until};
+use launcher::{Launcher, RALLYPOINT, heeding, is_stopped, runs, signal, wait_until};
 
 const QUIET: [&str; 2] = ["--shutdown-timeout", "2"];
 
@@ -88,7 +88,7 @@ fn a_terminal_that_is_closed_ends_it() {
         "{RALLYPOINT} run -- sh -c 'touch {}; while :; do echo x; sleep 0.01; done'",
         ready.display()
     );
-    let mut script = Command::new("script");
+    let mut script = heeding("script");
     script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
     let launcher = Launcher::spawn(script);
     wait_until("the worker runs", || ready.exists().then_some(()));
@@ -218,7 +218,7 @@ const LISTENER: &str = "trap 'echo got USR1' USR1; trap 'echo got HUP' HUP; trap
 
 #[test]
 fn nohup_protects() {
-    let mut command = Command::new("nohup");
+    let mut command = heeding("nohup");
     command.args([RALLYPOINT, "run", "--", "sh", "-c", LISTENER]);
     let mut launcher = Launcher::spawn(command);
     launcher.wait_for("ready");

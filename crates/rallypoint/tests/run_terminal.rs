@@ -7,11 +7,11 @@ mod launcher;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use launcher::{Launcher, RALLYPOINT};
+use launcher::{Launcher, RALLYPOINT, heeding};
 
 /// A command line on a terminal of its own, which `script` makes.
 fn on_a_terminal(line: &str) -> Command {
-    let mut command = Command::new("script");
+    let mut command = heeding("script");
     command.args(["--quiet", "--return", "--command", line, "/dev/null"]).env_remove("NO_COLOR");
     command
 }

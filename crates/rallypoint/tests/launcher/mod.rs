@@ -47,6 +47,13 @@ impl Ended {
     }
 }
 
+/// A command that heeds signals, also where the tests run in the background and are to ignore some.
+pub(crate) fn heeding(program: &str) -> Command {
+    let mut command = Command::new("env");
+    command.args(["--default-signal=TERM,INT,HUP,QUIT,USR1,USR2", program]);
+    command
+}
+
 impl Launcher {
     pub(crate) fn start(args: &[&str]) -> Self {
         Self::start_with(args, |_| {})
@@ -54,7 +61,7 @@ impl Launcher {
 
     /// `change` can set the folder, the environment and so on.
     pub(crate) fn start_with(args: &[&str], change: impl FnOnce(&mut Command)) -> Self {
-        let mut command = Command::new(RALLYPOINT);
+        let mut command = heeding(RALLYPOINT);
         command.arg("run").args(args);
         change(&mut command);
         Self::spawn(command)
@@ -87,7 +94,7 @@ impl Launcher {
 
     /// The same with the arguments of `rallypoint run`.
     pub(crate) fn start_unread(args: &[&str]) -> Self {
-        let mut command = Command::new(RALLYPOINT);
+        let mut command = heeding(RALLYPOINT);
         command.arg("run").args(args);
         Self::spawn_unread(command)
     }
