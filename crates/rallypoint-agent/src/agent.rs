@@ -15,10 +15,12 @@ use crate::environment::{DEFAULT_SIGNALS, NoGpu};
 use crate::failure::{Failure, FailureReport};
 use crate::logs::{LogError, Logs};
 use crate::notice::Notice;
-use crate::output::{Console, Prefix};
+use crate::output::Console;
+use crate::prefix::Prefix;
 use crate::ranks::RankError;
 use crate::round;
 use crate::stop::StopListener;
+use crate::workers::Workers;
 
 /// How long workers have between SIGTERM and SIGKILL, as under torchrun.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(30);
@@ -158,6 +160,7 @@ pub struct Agent {
     console: Arc<dyn Console>,
     host: String,
     phase: watch::Sender<Phase>,
+    workers: Workers,
     adopts: bool,
     restarts: u32,
     rounds: u32,
@@ -174,7 +177,8 @@ impl Agent {
     ) -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let phase = watch::Sender::new(Phase::Meeting);
-        Agent { spec, handler, logs, console, host, phase, adopts: false, restarts: 0, rounds: 0 }
+        let workers = Workers::default();
+        Agent { spec, handler, logs, console, host, phase, workers, adopts: false, restarts: 0, rounds: 0 }
     }
 
     /// Also waits for processes that workers left behind and that became children of this one. Only for a program
@@ -189,6 +193,13 @@ impl Agent {
     #[must_use]
     pub fn phase(&self) -> watch::Receiver<Phase> {
         self.phase.subscribe()
+    }
+
+    /// Its workers are to be found there, for those who pass signals on.
+    #[must_use]
+    pub fn with_workers(mut self, workers: Workers) -> Self {
+        self.workers = workers;
+        self
     }
 
     /// Runs until all is done, or `stop` asks for the end. The workers are gone when it returns; so is this node
@@ -227,6 +238,10 @@ impl Agent {
 
     pub(crate) fn host(&self) -> &str {
         &self.host
+    }
+
+    pub(crate) fn workers(&self) -> &Workers {
+        &self.workers
     }
 
     pub(crate) fn adopts(&self) -> bool {

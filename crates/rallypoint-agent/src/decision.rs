@@ -178,7 +178,9 @@ fn changed(stage: Stage, change: GroupChange) -> Stage {
     match change {
         GroupChange::Closed { reason } => Stage::Over(Verdict::Closed { reason, first }),
         // Somebody wants in, or has settled a moment earlier. What came first is still worth knowing.
-        GroupChange::Waiting { .. } | GroupChange::Left { .. } if matches!(stage, Stage::Settling { .. }) => stage,
+        GroupChange::Waiting { .. } | GroupChange::Left { .. } if matches!(stage, Stage::Settling { .. }) => {
+            stage
+        }
         // Those who wait are in time for nothing, unless somebody who still works meets again.
         GroupChange::Waiting { .. } if stage == Stage::Finishing => stage,
         // A death is the cause of what failed with it.
@@ -282,10 +284,7 @@ mod tests {
     fn a_failure_that_nobody_answers_is_its_own_cause_after_a_while() {
         assert_eq!(after(0, [Event::Failed]), Stage::Settling { first: None });
         assert_eq!(over(0, [Event::Failed, Event::TimeUp]), Verdict::Close);
-        assert_eq!(
-            over(1, [Event::Failed, Event::TimeUp]),
-            Verdict::Regroup { cost: 1, cause: Cause::Own }
-        );
+        assert_eq!(over(1, [Event::Failed, Event::TimeUp]), Verdict::Regroup { cost: 1, cause: Cause::Own });
     }
 
     #[test]
@@ -307,10 +306,7 @@ mod tests {
     #[test]
     fn a_close_ends_it_with_the_failure_before_it() {
         let reason = || "enough".to_owned();
-        assert_eq!(
-            over(3, [Event::Changed(closed())]),
-            Verdict::Closed { reason: reason(), first: None }
-        );
+        assert_eq!(over(3, [Event::Changed(closed())]), Verdict::Closed { reason: reason(), first: None });
         assert_eq!(
             over(3, [Event::Told(failed(THEIRS)), Event::Changed(closed())]),
             Verdict::Closed { reason: reason(), first: Some(failed(THEIRS)) }

@@ -155,13 +155,7 @@ impl Failure {
     #[must_use]
     pub fn in_short(&self) -> String {
         let error = self.error.as_ref().map(|error| format!(": {}", first_line(&error.message)));
-        format!(
-            "rank {} on {} failed with {}{}",
-            self.rank,
-            self.host,
-            self.exit,
-            error.unwrap_or_default()
-        )
+        format!("rank {} on {} failed with {}{}", self.rank, self.host, self.exit, error.unwrap_or_default())
     }
 }
 

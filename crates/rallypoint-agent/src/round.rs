@@ -72,7 +72,8 @@ pub(crate) async fn run(
     round.work(&mut group, &*met.store, stop).await?;
     let mut failures = group.failures(agent.keeps_logs());
     failures.sort_by_key(Failure::moment);
-    let signal = if let Some(Verdict::Stop(signal)) = round.decision.verdict() { *signal } else { Signal::TERM };
+    let signal =
+        if let Some(Verdict::Stop(signal)) = round.decision.verdict() { *signal } else { Signal::TERM };
     let (mut asked_again, grace) = (stop.clone(), agent.spec().grace);
     // The others are told while the workers end, not after.
     let (verdict, ()) = tokio::join!(
@@ -100,11 +101,8 @@ impl Round<'_> {
     /// The ranks of this node's workers; none if the round is over before they are known.
     async fn places(&mut self, met: &Rendezvous, stop: &mut StopListener) -> Result<Vec<Place>, AgentError> {
         let spec = self.agent.spec();
-        let ours = NodeWorkers {
-            role: spec.role.clone(),
-            rank: met.rank,
-            local_world_size: spec.local_world_size,
-        };
+        let ours =
+            NodeWorkers { role: spec.role.clone(), rank: met.rank, local_world_size: spec.local_world_size };
         let identical = std::env::var(IDENTICAL_VARIABLE).is_ok_and(|value| value == "1");
         let event = tokio::select! {
             places = agree(&*met.store, &ours, met.world_size, identical) => match places {
@@ -172,7 +170,8 @@ impl Round<'_> {
                 prefix: spec.prefix.of(place, &spec.role, agent.host()),
             });
         }
-        Group::start(starts, attempt, agent.logs().settings(), agent.console(), agent.host())
+        Group::start(starts, attempt, agent.logs().settings(), agent.console(), agent.host(), agent.workers())
+            .map(|group| group.adopting(agent.adopts()))
             .map_err(|error| AgentError::Start { program: spec.program.clone(), source: error.source })
     }
 

@@ -398,7 +398,8 @@ fn nobody_leaves_before_all_have_finished() {
     nodes.iter_mut().for_each(|node| {
         node.wait_for("rank ");
     });
-    // The node with rank 0 is done; the run is still there, whole, until the other is too.
+    // The node with rank 0 is done, and says so; the run is still there, whole, until the other is too.
+    wait_for_any(&mut nodes, "waiting for those of other nodes");
     let (output, text) = rallypoint(&["status", "job", "--endpoint", &etcd.endpoint()]);
     assert!(output.status.success() && text.contains("running"), "{text}");
     assert_eq!(text.matches("member").count(), 2, "{text}");
