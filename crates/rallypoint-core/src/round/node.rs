@@ -254,7 +254,8 @@ impl Node {
             Goal::Leaving { .. } => self.drive_departure(now),
         }
         if let Some(leader) = self.leader.as_mut().filter(|_| !self.view.is_blind()) {
-            leader.drive(context!(self, now), &self.view, &self.silence);
+            let spoken = self.presence.has_spoken();
+            leader.drive(context!(self, now), &self.view, &self.silence, spoken);
         }
         self.drive_close(now);
     }

@@ -104,6 +104,11 @@ impl Presence {
         }
     }
 
+    /// Whether what stands in etcd is the last that this process has said.
+    pub(super) fn has_spoken(&self) -> bool {
+        !self.registering && matches!(self.key, OwnKey::Ours { said: Said::Last, .. })
+    }
+
     pub(super) fn is_unanswered(&self) -> bool {
         self.unanswered
     }

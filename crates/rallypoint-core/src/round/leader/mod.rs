@@ -48,6 +48,8 @@ pub(super) struct Leader {
     retry: Retry,
     /// etcd has lost data: until then the nodes say again what they want.
     not_before: Duration,
+    /// This node's own key says what the node wants.
+    spoken: bool,
     /// The epoch in which all was read; none if that is to be done again.
     epoch: Option<u64>,
 }
@@ -89,6 +91,7 @@ impl Leader {
             failed: Vec::new(),
             retry: Retry::default(),
             not_before: Duration::ZERO,
+            spoken: false,
             epoch: None,
         }
     }
@@ -159,9 +162,11 @@ impl Leader {
         all.into_iter().flatten().filter(|at| *at > now).min()
     }
 
-    /// Does what is to be done now.
-    pub(super) fn drive(&mut self, context: &mut Context<'_>, view: &View, silence: &Silence) {
+    /// Does what is to be done now. `spoken`: whether this node's own key says what the node wants. After etcd has lost
+    /// data, it and the keys of others may say what they wanted long ago, and no round may be formed of that.
+    pub(super) fn drive(&mut self, context: &mut Context<'_>, view: &View, silence: &Silence, spoken: bool) {
         self.retry.is_due(context.now);
+        self.spoken = spoken;
         if self.epoch != Some(context.out.epoch()) {
             self.read_all(context);
         }
@@ -175,7 +180,7 @@ impl Leader {
         }
         // A round was completed that this leader knows nothing of: by a request of its own that had no answer.
         let unknown = |record: &RoundRecord| {
-            let lost = self.roster.has_lost_state() && record.round < self.roster.last_completed();
+            let lost = self.roster.has_lost_state() && record.round <= self.roster.last_completed();
             record.has_round() && record.plan != self.roster.plan() && !lost
         };
         if view.known().is_some_and(|known| unknown(&known.record)) && !self.planner.is_planning() {
@@ -184,6 +189,7 @@ impl Leader {
         // The members of a round that was lost come back one by one, and say so.
         if let Some(last) = self.roster.claimed() {
             self.roster.begin(last);
+            self.planner.members_changed();
         }
         if self.roster.is_unsure() && silence.is_sure(context.now) {
             self.roster.look_at_all(true);
@@ -209,12 +215,17 @@ impl Leader {
             return;
         }
         self.drive_plan(context, view);
-        self.newsroom.publish(context, self.term, view, &self.roster, &self.planner);
-        self.planner.tidy(context, self.term, &self.roster);
+        // One of them at a time: each is on the condition that the record is as it was.
+        if !self.planner.is_tidying() {
+            self.newsroom.publish(context, self.term, view, &self.roster, &self.planner);
+        }
+        if let Some(known) = view.known().filter(|_| !self.newsroom.is_writing()) {
+            self.planner.tidy(context, self.term, &self.roster, known.modified, known.record.lease);
+        }
     }
 
     fn drive_plan(&mut self, context: &mut Context<'_>, view: &View) {
-        if context.now < self.not_before {
+        if context.now < self.not_before || !self.spoken {
             return;
         }
         let start = match (view.known(), self.run_lease) {
@@ -392,7 +403,7 @@ impl Leader {
                 if !reply.held {
                     return self.refused(context, view, reply);
                 }
-                self.planner.remove(&stale);
+                self.planner.removed(&stale, reply.revision);
             }
             _ => {}
         }
@@ -487,7 +498,7 @@ impl Leader {
                 && self.roster.get(id).is_some_and(|node| node.record.incarnation == place.incarnation)
             {
                 // Who has a place in an earlier round may be in it still. If not, it asks again when it hears of this.
-                self.roster.spend(id, entry.mod_revision);
+                self.roster.spend(id, entry.mod_revision, place.round);
             }
         }
         last

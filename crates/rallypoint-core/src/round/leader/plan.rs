@@ -96,6 +96,11 @@ impl Planner {
         self.plan.is_some()
     }
 
+    /// Whether places are being removed.
+    pub(super) fn is_tidying(&self) -> bool {
+        self.tidying
+    }
+
     /// When the last call is over, once it runs.
     pub(super) fn last_call(&self) -> Option<Duration> {
         self.last_call
@@ -124,11 +129,18 @@ impl Planner {
         self.untidy = true;
     }
 
-    pub(super) fn remove(&mut self, ids: &[String]) {
+    /// Who was a member may be none any more.
+    pub(super) fn members_changed(&mut self) {
+        self.untidy = true;
+    }
+
+    /// These places are gone since that revision.
+    pub(super) fn removed(&mut self, ids: &[String], revision: i64) {
         for id in ids {
             self.placed.remove(id);
         }
         self.outdated_store = None;
+        self.fence = self.fence.max(revision);
     }
 
     pub(super) fn tidied(&mut self) {
@@ -172,7 +184,7 @@ impl Planner {
         let last_call = *self.last_call.get_or_insert(context.now + context.config.last_call);
         // Of whom it is not known whether he died, it will be soon.
         let over = last_call <= context.now && !roster.is_unsure();
-        if (all_here || over) && !writing {
+        if (all_here || over) && !writing && !self.tidying {
             self.begin(context, term, roster, start);
             self.advance(context, term, roster, writing);
         }
@@ -357,9 +369,17 @@ impl Planner {
         Planned::Complete(last, Box::new(record), revision)
     }
 
-    /// Removes what only earlier rounds had a use for, a part at a time, unless the next plan has begun by then.
+    /// Removes what only earlier rounds had a use for, a part at a time, if the record is as it was at `modified`. The
+    /// commit of a plan that was given up may still be on its way; so this also counts as the last plan begun.
     /// Whatever comes of it: the run's lease ends one day.
-    pub(super) fn tidy(&mut self, context: &mut Context<'_>, term: Term, roster: &Roster) {
+    pub(super) fn tidy(
+        &mut self,
+        context: &mut Context<'_>,
+        term: Term,
+        roster: &Roster,
+        modified: i64,
+        lease: i64,
+    ) {
         if self.tidying || self.is_planning() || self.fence == 0 {
             return;
         }
@@ -373,7 +393,9 @@ impl Planner {
         let mut then: Vec<Op> = stale.iter().map(|id| Op::Delete(context.keys.rank(id))).collect();
         then.extend(self.outdated_store.clone().map(Op::DeletePrefix));
         self.tidying = true;
-        let when = vec![Condition::ModifiedAt(context.keys.plan(), self.fence)];
+        then.push(Op::Put { key: context.keys.plan(), value: roster.plan().to_owned(), lease });
+        let round = Condition::ModifiedAt(context.keys.round(), modified);
+        let when = vec![round, Condition::ModifiedAt(context.keys.plan(), self.fence)];
         let request = term.txn(context, when, then);
         term.send(context, LeaderTask::Tidy { stale }, request);
     }
