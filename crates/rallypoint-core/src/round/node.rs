@@ -254,7 +254,7 @@ impl Node {
             Goal::Leaving { .. } => self.drive_departure(now),
         }
         if let Some(leader) = self.leader.as_mut().filter(|_| !self.view.is_blind()) {
-            let spoken = self.presence.has_spoken();
+            let spoken = self.presence.has_said(|record| self.membership.is_said_by(record));
             leader.drive(context!(self, now), &self.view, &self.silence, spoken);
         }
         self.drive_close(now);

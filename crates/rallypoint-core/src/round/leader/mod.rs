@@ -34,7 +34,7 @@ use super::etcd::{Condition, Entry, Event, Failure, Op, Reply, Request, Txn, Txn
 use super::output::{Output, WatchId};
 use super::record::{RankRecord, RoundRecord, parse};
 use super::silence::Silence;
-use super::view::{RoundKey, View, got};
+use super::view::{KnownRound, RoundKey, View, got};
 
 #[derive(Debug)]
 pub(super) struct Leader {
@@ -50,6 +50,8 @@ pub(super) struct Leader {
     not_before: Duration,
     /// This node's own key says what the node wants.
     spoken: bool,
+    /// When the record was written that is from before the round that nodes have claimed.
+    outdated: Option<i64>,
     /// The epoch in which all was read; none if that is to be done again.
     epoch: Option<u64>,
 }
@@ -92,6 +94,7 @@ impl Leader {
             retry: Retry::default(),
             not_before: Duration::ZERO,
             spoken: false,
+            outdated: None,
             epoch: None,
         }
     }
@@ -116,6 +119,7 @@ impl Leader {
         self.roster = Roster::new(context.config.settings);
         self.planner.forget();
         self.newsroom.forget();
+        self.outdated = None;
         self.failed.retain(|task| matches!(task, LeaderTask::GrantRun));
         for task in [LeaderTask::ReadNodes, LeaderTask::ReadRanks, LeaderTask::ReadGroup] {
             self.read(context, task);
@@ -179,18 +183,14 @@ impl Leader {
             return;
         }
         // A round was completed that this leader knows nothing of: by a request of its own that had no answer.
-        let unknown = |record: &RoundRecord| {
-            let lost = self.roster.has_lost_state() && record.round <= self.roster.last_completed();
-            record.has_round() && record.plan != self.roster.plan() && !lost
-        };
-        if view.known().is_some_and(|known| unknown(&known.record)) && !self.planner.is_planning() {
+        let other = view.known().filter(|known| {
+            known.record.has_round() && known.record.plan != self.roster.plan() && !self.is_outdated(known)
+        });
+        if other.is_some() && !self.planner.is_planning() {
             return self.read_all(context);
         }
         // The members of a round that was lost come back one by one, and say so.
-        if let Some(last) = self.roster.claimed() {
-            self.roster.begin(last);
-            self.planner.members_changed();
-        }
+        self.take_claims(view);
         if self.roster.is_unsure() && silence.is_sure(context.now) {
             self.roster.look_at_all(true);
         }
@@ -248,10 +248,7 @@ impl Leader {
     /// Takes back a record that etcd has from before the round that its members were in. Whoever is still in that earlier
     /// round is told so that it is over. True while that is under way.
     fn withdraw_record(&mut self, context: &mut Context<'_>, view: &View) -> bool {
-        let outdated = view.known().filter(|known| {
-            let record = &known.record;
-            record.has_round() && record.plan != self.roster.plan() && self.roster.has_lost_state()
-        });
+        let outdated = view.known().filter(|known| known.record.has_round() && self.is_outdated(known));
         let Some(known) = outdated.filter(|_| !self.planner.is_planning()) else { return false };
         if !self.newsroom.is_writing() {
             let (settings, lease) = (known.record.settings, known.record.lease);
@@ -260,6 +257,20 @@ impl Leader {
             self.write_record(context, condition, record);
         }
         true
+    }
+
+    /// Goes by what nodes say of a round that etcd has lost, instead of by its record of an earlier one.
+    fn take_claims(&mut self, view: &View) {
+        if let Some(last) = self.roster.claimed() {
+            self.roster.begin(last);
+            self.planner.members_changed();
+            self.outdated = view.known().map(|known| known.modified);
+        }
+    }
+
+    /// Whether a record is from before the round that was claimed, and not what a late request has made of it.
+    fn is_outdated(&self, known: &KnownRound) -> bool {
+        self.roster.has_lost_state() && self.outdated == Some(known.modified)
     }
 
     fn write_record(&mut self, context: &mut Context<'_>, condition: Condition, record: RoundRecord) {
@@ -436,7 +447,8 @@ impl Leader {
         let (leader, round, plan) = (found.next().flatten(), found.next().flatten(), found.next().flatten());
         self.retry.failed(context);
         view.see_leader(reply.revision, leader.as_ref());
-        if leader.is_none_or(|entry| entry.create_revision != self.term.number()) {
+        let ours = context.config.leader_value();
+        if leader.is_none_or(|it| it.create_revision != self.term.number() || it.value != ours) {
             return Word::NotLeading;
         }
         self.planner.fence_is(plan.as_ref());
@@ -471,9 +483,7 @@ impl Leader {
             let last = self.recorded_round(context, &known.record, &ranks);
             self.roster.begin(last);
         }
-        if let Some(last) = self.roster.claimed() {
-            self.roster.begin(last);
-        }
+        self.take_claims(view);
         self.roster.look_at_all(silence.is_sure(context.now));
         let keys = Watched::Prefix(context.keys.nodes());
         context.out.push(Output::Watch { id: WatchId::Nodes, keys, from: Some(revision + 1) });
