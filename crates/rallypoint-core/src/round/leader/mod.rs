@@ -82,7 +82,7 @@ pub(super) enum Word {
 }
 
 impl Leader {
-    pub(super) fn new(context: &Context<'_>, term: i64) -> Self {
+    pub(super) fn new(context: &Context<'_>, term: i64, lost_at: Option<Duration>) -> Self {
         Leader {
             term: Term::new(term),
             reading: Some(Reading::default()),
@@ -92,7 +92,7 @@ impl Leader {
             run_lease: RunLease::Recorded { renew_at: context.now },
             failed: Vec::new(),
             retry: Retry::default(),
-            not_before: Duration::ZERO,
+            not_before: lost_at.map_or(Duration::ZERO, |at| at + SAY_AGAIN),
             spoken: false,
             outdated: None,
             epoch: None,
@@ -207,7 +207,7 @@ impl Leader {
             RunLease::Recorded { renew_at } if renew_at <= context.now => {
                 self.run_lease = RunLease::recorded(context);
                 let lease = view.known().map_or(0, |known| known.record.lease);
-                self.term.send(context, LeaderTask::RenewRun, Request::Renew(lease));
+                self.term.send(context, LeaderTask::RenewRun { lease }, Request::Renew(lease));
             }
             RunLease::Recorded { .. } => {}
         }
@@ -238,6 +238,27 @@ impl Leader {
         };
         let writing = self.newsroom.is_writing();
         self.planner.drive(context, self.term, &self.roster, start, writing);
+    }
+
+    /// The lease that a request has named.
+    fn lease_of(&self, task: &LeaderTask) -> Option<i64> {
+        match task {
+            LeaderTask::RenewRun { lease } | LeaderTask::Tidy { lease, .. } => Some(*lease),
+            LeaderTask::WriteRound(record) => Some(record.lease),
+            LeaderTask::Place { plan, .. } | LeaderTask::Commit { plan } => self.planner.lease_of(*plan),
+            LeaderTask::ReadNodes | LeaderTask::ReadRanks | LeaderTask::ReadGroup | LeaderTask::GrantRun => {
+                None
+            }
+        }
+    }
+
+    fn is_run_lease(&self, view: &View, lease: Option<i64>) -> bool {
+        let run = match self.run_lease {
+            RunLease::Granting => return false,
+            RunLease::New { lease } => Some(lease),
+            RunLease::Recorded { .. } => view.known().map(|known| known.record.lease),
+        };
+        lease.is_some() && run == lease
     }
 
     fn grant_run(&mut self, context: &mut Context<'_>) {
@@ -332,7 +353,7 @@ impl Leader {
             LeaderTask::Commit { plan } => self.planner.commit(context, self.term, plan),
             // Made anew from what is known by then.
             LeaderTask::GrantRun
-            | LeaderTask::RenewRun
+            | LeaderTask::RenewRun { .. }
             | LeaderTask::WriteRound(_)
             | LeaderTask::Tidy { .. } => {}
         }
@@ -354,9 +375,9 @@ impl Leader {
         let reply = match reply {
             Ok(reply) => reply,
             Err(Failure::LeaseGone) => {
-                self.planner.forget();
-                // The run's lease is gone, and what hung on it. The watch tells of that.
-                if !matches!(self.run_lease, RunLease::Granting) {
+                // The run's lease is gone, and what hung on it, if it is still the run's. The watch tells of that.
+                if self.is_run_lease(view, self.lease_of(&task)) {
+                    self.planner.forget();
                     self.grant_run(context);
                 }
                 return Word::Nothing;
@@ -410,7 +431,7 @@ impl Leader {
                 let planned = self.planner.committed(context, plan, reply);
                 return self.planned(context, view, silence, planned);
             }
-            (LeaderTask::Tidy { stale }, Reply::Txn(reply)) => {
+            (LeaderTask::Tidy { stale, .. }, Reply::Txn(reply)) => {
                 if !reply.held {
                     return self.refused(context, view, reply);
                 }

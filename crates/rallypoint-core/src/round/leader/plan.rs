@@ -46,6 +46,8 @@ pub(super) struct Planner {
 
 #[derive(Debug)]
 struct Plan {
+    /// Tells its requests from those of every other plan, also of one before a loss of data.
+    number: u64,
     record: RoundRecord,
     seats: Vec<(String, u64)>,
     members: HashMap<String, Member>,
@@ -116,6 +118,11 @@ impl Planner {
         self.tidying = false;
         // etcd may have lost the round that made it so.
         self.outdated_store = None;
+    }
+
+    /// The lease that the plan of this number hangs on, if it is still the one.
+    pub(super) fn lease_of(&self, number: u64) -> Option<i64> {
+        self.plan.as_ref().filter(|plan| plan.number == number).map(|plan| plan.record.lease)
     }
 
     /// The key of the plan, as it stands in etcd.
@@ -219,6 +226,7 @@ impl Planner {
         let members =
             members.map(|(rank, (id, node))| ((*id).clone(), Member::new(rank, node.record.incarnation)));
         self.plan = Some(Plan {
+            number: context.random.u64(..),
             record,
             members: members.collect(),
             last_plan: roster.plan().to_owned(),
@@ -235,8 +243,8 @@ impl Planner {
 
     fn advance(&mut self, context: &mut Context<'_>, term: Term, roster: &Roster, writing: bool) {
         loop {
-            let number = self.begun;
             let Some(plan) = &mut self.plan else { return };
+            let number = plan.number;
             // The others wait for the first: it makes this the last plan begun.
             let limit = if plan.fence.is_none() { 1 } else { IN_FLIGHT };
             if plan.next < plan.chunks() {
@@ -268,7 +276,7 @@ impl Planner {
         number: u64,
         chunk: usize,
     ) {
-        let Some(plan) = self.plan.as_ref().filter(|_| number == self.begun) else { return };
+        let Some(plan) = self.plan.as_ref().filter(|plan| plan.number == number) else { return };
         let (key, lease) = (context.keys.plan(), plan.record.lease);
         let (when, mut then) = match plan.fence {
             Some(fence) => (vec![Condition::ModifiedAt(key, fence)], vec![]),
@@ -304,10 +312,11 @@ impl Planner {
 
     /// The point at which a round is complete.
     pub(super) fn commit(&self, context: &mut Context<'_>, term: Term, number: u64) {
-        let Some(plan) = self.plan.as_ref().filter(|_| number == self.begun) else { return };
+        let Some(plan) = self.plan.as_ref().filter(|plan| plan.number == number) else { return };
+        let Some(fence) = plan.fence else { return };
         let when = vec![
             Condition::unchanged_since(context.keys.round(), plan.last_modified),
-            Condition::ModifiedAt(context.keys.plan(), plan.fence.unwrap_or_default()),
+            Condition::ModifiedAt(context.keys.plan(), fence),
             Condition::ModifiedAt(context.keys.node(&plan.seats[0].0), plan.master_modified),
         ];
         let request = term.txn(context, when, vec![put_round(context, &plan.record)]);
@@ -315,7 +324,7 @@ impl Planner {
     }
 
     pub(super) fn placed(&mut self, number: u64, chunk: usize, reply: TxnReply) -> Planned {
-        let Some(plan) = self.plan.as_mut().filter(|_| number == self.begun) else {
+        let Some(plan) = self.plan.as_mut().filter(|plan| plan.number == number) else {
             // An earlier plan's; if it has begun, the next one's first condition has to know.
             if reply.held && chunk == 0 {
                 self.fence = self.fence.max(reply.revision);
@@ -341,7 +350,7 @@ impl Planner {
     }
 
     pub(super) fn committed(&mut self, context: &Context<'_>, number: u64, reply: TxnReply) -> Planned {
-        let Some(plan) = self.plan.take_if(|_| number == self.begun) else { return Planned::Nothing };
+        let Some(plan) = self.plan.take_if(|plan| plan.number == number) else { return Planned::Nothing };
         let (record, revision) = if reply.held {
             (plan.record, reply.revision)
         } else {
@@ -397,6 +406,6 @@ impl Planner {
         let round = Condition::ModifiedAt(context.keys.round(), modified);
         let when = vec![round, Condition::ModifiedAt(context.keys.plan(), self.fence)];
         let request = term.txn(context, when, then);
-        term.send(context, LeaderTask::Tidy { stale }, request);
+        term.send(context, LeaderTask::Tidy { stale, lease }, request);
     }
 }

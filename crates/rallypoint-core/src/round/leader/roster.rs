@@ -161,19 +161,20 @@ impl Roster {
         }
         // Of two rounds with one number, that with more members left.
         let claims = claims.into_iter().map(|((round, plan), (count, size))| (round, count, plan, size));
-        let lost = |round: u64, plan: &str| round > self.round || round == self.round && plan != self.plan;
+        // Of the same number can be one that was formed since, of what nodes wanted before the loss.
+        let mut members = self.members.iter().filter_map(|(id, member)| Some((member, self.nodes.get(id)?)));
+        let here = members.any(|(member, node)| node.record.incarnation == member.incarnation);
+        let another = |plan: &str| plan != self.plan && !here;
+        let lost = |round: u64, plan: &str| round > self.round || round == self.round && another(plan);
         let (round, _, plan, world_size) = claims.filter(|(round, _, plan, _)| lost(*round, plan)).max()?;
         Some(LastRound { round, plan: plan.to_owned(), world_size, state_lost: true, ..LastRound::default() })
     }
 
     fn may_be_in_last_round(&self, id: &str) -> bool {
-        let lost = |node: &Present| {
-            let seat = node.record.seat.as_ref();
-            seat.is_some_and(|seat| seat.round >= self.round && seat.plan != self.plan)
-        };
+        let later = |node: &Present| node.record.seat.as_ref().is_some_and(|seat| seat.round > self.round);
         match self.class(id) {
             Class::Missing => true,
-            Class::Running | Class::Survivor => !self.nodes.get(id).is_some_and(lost),
+            Class::Running | Class::Survivor => !self.nodes.get(id).is_some_and(later),
             Class::None | Class::Newcomer => false,
         }
     }
