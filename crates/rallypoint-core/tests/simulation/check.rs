@@ -7,7 +7,7 @@ use std::fmt;
 
 use rallypoint_core::round::{
     Entry, Event, Joined, Keys, MasterRecord, NodeEvent, NodeRecord, RankPolicy, RankRecord, RoundRecord,
-    RunSettings, Wants,
+    RunSettings, Wants, Why,
 };
 
 use crate::etcd::{self, Etcd};
@@ -264,6 +264,9 @@ impl Check {
                 (a.plan == b.plan, a.world_size == b.world_size, a.master == b.master) == (true, true, true)
             };
             promise!(2, same(&record, &before), "round {} was rewritten", record.round);
+            // Who has left, even if it has come back since, has given up its rank.
+            let left = record.news.lost.iter().filter(|lost| lost.why == Why::Left);
+            self.gone.extend(left.map(|lost| lost.node.clone()));
             return Ok(());
         }
         self.committed(etcd, entry.mod_revision, &record, &before.plan)

@@ -63,7 +63,7 @@ const SAY_AGAIN: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 struct Reading {
     nodes: Option<(i64, Vec<Entry>)>,
-    ranks: Option<Vec<Entry>>,
+    ranks: Option<(i64, Vec<Entry>)>,
     group: bool,
 }
 
@@ -190,9 +190,12 @@ impl Leader {
             return self.read_all(context);
         }
         // The members of a round that was lost come back one by one, and say so.
-        self.take_claims(view);
+        if other.is_none() {
+            self.take_claims(view);
+        }
+        // Who is missing may have come back, and the watch lags behind.
         if self.roster.is_unsure() && silence.is_sure(context.now) {
-            self.roster.look_at_all(true);
+            return self.read_all(context);
         }
         if view.known().is_none_or(|known| !known.record.has_round()) {
             self.roster.lose_state();
@@ -395,9 +398,9 @@ impl Leader {
                 }
                 self.begin(context, view, silence);
             }
-            (LeaderTask::ReadRanks, Reply::Range { entries, .. }) => {
+            (LeaderTask::ReadRanks, Reply::Range { revision, entries }) => {
                 if let Some(reading) = &mut self.reading {
-                    reading.ranks = Some(entries);
+                    reading.ranks = Some((revision, entries));
                 }
                 self.begin(context, view, silence);
             }
@@ -489,8 +492,18 @@ impl Leader {
 
     /// Leads, once all is read that it takes.
     fn begin(&mut self, context: &mut Context<'_>, view: &View, silence: &Silence) {
-        let Some(Reading { nodes: Some(_), ranks: Some(_), group: true }) = &self.reading else { return };
-        let Some(Reading { nodes: Some((revision, nodes)), ranks: Some(ranks), .. }) = self.reading.take()
+        let Some(Reading { nodes: Some(_), ranks: Some((read, _)), group: true }) = &mut self.reading else {
+            return;
+        };
+        // The places of a round that was completed after they were read are not among them.
+        if view.known().is_some_and(|known| known.modified > *read) {
+            if let Some(reading) = &mut self.reading {
+                reading.ranks = None;
+            }
+            return self.read(context, LeaderTask::ReadRanks);
+        }
+        let Some(Reading { nodes: Some((revision, nodes)), ranks: Some((_, ranks)), .. }) =
+            self.reading.take()
         else {
             return;
         };
