@@ -52,6 +52,8 @@ pub(super) struct Leader {
     spoken: bool,
     /// When the record was written that is from before the round that nodes have claimed.
     outdated: Option<i64>,
+    /// When all was last read.
+    read_at: Option<Duration>,
     /// The epoch in which all was read; none if that is to be done again.
     epoch: Option<u64>,
 }
@@ -97,6 +99,7 @@ impl Leader {
             lost_at,
             spoken: false,
             outdated: None,
+            read_at: None,
             epoch: None,
         }
     }
@@ -202,7 +205,10 @@ impl Leader {
         }
         // Who is missing may have come back, and the watch lags behind.
         if self.roster.is_unsure() && silence.is_sure(context.now) {
-            return self.read_all(context);
+            if self.read_at < silence.sure_at(context.now) {
+                return self.read_all(context);
+            }
+            self.roster.look_at_all(true);
         }
         if view.known().is_none_or(|known| !known.record.has_round()) {
             self.roster.lose_state();
@@ -521,6 +527,7 @@ impl Leader {
             return;
         };
         self.retry.succeeded();
+        self.read_at = Some(context.now);
         let keys = context.keys;
         for entry in &nodes {
             self.roster.read(keys.id_of(&entry.key), entry, false);
