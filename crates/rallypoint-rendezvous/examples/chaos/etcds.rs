@@ -1,6 +1,6 @@
 //! The three etcds, and how harm is done to them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rallypoint_testkit::{Cluster, Etcd, Network, Version};
 
@@ -42,6 +42,13 @@ impl Etcds {
     pub(crate) fn revision(&self) -> u64 {
         let answer = self.ask(&["get", "none", "--write-out=fields"]);
         answer.lines().find_map(|line| line.strip_prefix("\"Revision\" : ")).unwrap().parse().unwrap()
+    }
+
+    /// Copies what the servers said to `log.etcd0` and so on.
+    pub(crate) fn keep_logs(&self, log: &Path) {
+        for (number, etcd) in self.cluster.nodes().iter().enumerate() {
+            let _ = std::fs::copy(etcd.dir().join("log"), log.with_extension(format!("etcd{number}")));
+        }
     }
 
     fn snapshot(&self) -> PathBuf {

@@ -177,4 +177,5 @@ fn report(options: &Options, number: u64, episode: &Episode, world: &World, from
     );
     println!("{text}");
     world.words.note(&text);
+    world.etcds.keep_logs(world.words.path());
 }

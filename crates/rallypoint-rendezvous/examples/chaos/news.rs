@@ -41,8 +41,9 @@ impl<'a> Told<'a> {
     pub(crate) fn lie(&self, change: &str) -> Option<String> {
         let kind = change.split([' ', '{']).next().unwrap_or_default();
         let name = change.split('"').nth(1).unwrap_or_default();
-        let number = change.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
-        let number = number.last().and_then(|digits| digits.parse::<u64>().ok());
+        let number = change.rsplit('"').next().unwrap_or_default();
+        let number: String = number.chars().filter(char::is_ascii_digit).collect();
+        let number = number.parse::<u64>().ok();
         match kind {
             "Waiting" => unless(
                 number.is_some_and(|count| count <= self.others_waiting()),
