@@ -41,6 +41,7 @@ mod on_demand;
 mod serve;
 mod shared;
 mod state;
+mod stopped;
 mod tls;
 mod v2;
 mod watch;

@@ -17,7 +17,7 @@ use tower::util::{BoxCloneSyncService, MapErr, MapRequest};
 use tracing::warn;
 
 use super::classify::{classify, wants_new_token};
-use super::connections::Link;
+use super::link::Link;
 use crate::{Error, ErrorKind, Result};
 
 /// The metadata of a request that holds the token.

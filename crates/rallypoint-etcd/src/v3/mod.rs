@@ -15,6 +15,7 @@ mod entry;
 mod lease;
 mod lease_hub;
 mod lease_state;
+mod link;
 mod login;
 mod mailbox;
 mod range;

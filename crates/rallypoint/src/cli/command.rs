@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use rallypoint_rendezvous::Registry;
-use rallypoint_server::{Config, Tls};
 
 use super::bench::{self, Bench};
 use super::exit::Problem;
@@ -15,6 +14,7 @@ use super::exit::one_line;
 use super::run::{self, Run};
 use super::status::{self, Close, Status};
 use super::{LogFormat, failed, serve, start_log};
+use crate::server::{Config, Tls};
 
 /// Brings the nodes of a distributed training job together, on etcd.
 #[derive(Parser)]

@@ -3,11 +3,11 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use rallypoint_core::Endpoints;
-use rallypoint_server::{Config, OnDemand, Server, ServerError};
 use tracing::info;
 
 use crate::cli::connection::Connection;
 use crate::cli::exit::{NODE, Problem, chain};
+use crate::server::{Config, OnDemand, Server, ServerError};
 
 /// What this node connects to.
 #[derive(Debug)]
