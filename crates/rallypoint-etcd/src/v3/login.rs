@@ -93,7 +93,7 @@ impl Login {
     }
 
     async fn authenticate(&self, link: &Link) -> Result<Pass> {
-        let Some(Credentials { user, password }) = self.credentials.clone() else {
+        let Some(Credentials { user, password, .. }) = self.credentials.clone() else {
             return Ok(Pass(Arc::new(None)));
         };
         let failed = |kind| Error::new(kind, "connect").endpoint(&link.url);

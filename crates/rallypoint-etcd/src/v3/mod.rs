@@ -38,6 +38,7 @@ pub use crate::Repeat;
 pub mod api {
     pub use etcd_client::{
         Compare, CompareOp, DeleteOptions, DeleteResponse, GetOptions, GetResponse, KeyValue, PutOptions,
-        PutResponse, SortOrder, SortTarget, StatusResponse, Txn, TxnOp, TxnOpResponse, TxnResponse,
+        PutResponse, ResponseHeader, SortOrder, SortTarget, StatusResponse, Txn, TxnOp, TxnOpResponse,
+        TxnResponse,
     };
 }

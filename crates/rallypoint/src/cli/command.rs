@@ -158,12 +158,13 @@ fn run_server(options: Serve) -> u8 {
         eprintln!("error: {problem}");
         return 2;
     }
-    let tls = options.cert.zip(options.key).map(|(cert_file, key_file)| Tls {
-        cert_file,
-        key_file,
-        client_ca_file: options.client_ca,
+    let mut config = Config::on(options.listen);
+    config.advertise = options.advertise;
+    config.tls = options.cert.zip(options.key).map(|(cert, key)| {
+        let mut tls = Tls::new(cert, key);
+        tls.client_ca_file = options.client_ca;
+        tls
     });
-    let config = Config { listen: options.listen, advertise: options.advertise, tls, ..Config::default() };
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error),

@@ -52,7 +52,7 @@ pub(crate) async fn find(connection: &Connection) -> Result<Meeting, Problem> {
 }
 
 fn bind(listen: SocketAddr) -> Result<Server, Problem> {
-    Server::bind(Config { listen, ..Config::default() }).map_err(|error| cannot_serve(&error))
+    Server::bind(Config::on(listen)).map_err(|error| cannot_serve(&error))
 }
 
 fn cannot_serve(error: &ServerError) -> Problem {
