@@ -120,6 +120,12 @@ impl Harm {
         losses.any(|window| window.from <= to && from <= window.deaf_until())
     }
 
+    /// Whether etcd was restored from a snapshot in that time: keys of processes that ended long ago stand there again.
+    pub(crate) fn restored_between(&self, from: Duration, to: Duration) -> bool {
+        let restores = |deed: &&Deed| matches!(deed.step, Step::Restore | Step::RestoreAhead);
+        self.deeds.iter().filter(restores).any(|deed| deed.from <= to && from <= self.known_by(deed.to))
+    }
+
     /// Whether a node could not reach etcd at some time from `from` to `to`.
     pub(crate) fn is_deaf(&self, process: usize, from: Duration, to: Duration) -> bool {
         let of_it = |window: &&Window| match window.matter {

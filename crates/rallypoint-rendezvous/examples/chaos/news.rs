@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `Waiting` | so many others ask for a round, whom its own round was not the answer to |
 //! | `Left` | that member asks for another round, or leaves, before |
-//! | `Died` | that member was killed, or ended, or was followed by another process of its name; or was kept silent for so long that its lease may have ended. A silence of etcd alone is nobody's death |
+//! | `Died` | that member was killed, or ended, or was followed by another process of its name; or was kept silent for so long that its lease may have ended; or an earlier process of its name has ended, and stood in a snapshot that was restored. A silence of etcd alone is nobody's death |
 //! | `Excluded` | there is a later round without it, and when that was formed it could not hear of it: it was silent itself, or etcd was harmed, up to a few seconds before |
 //! | `StateLost` | etcd lost data, a few seconds before at most |
 //! | `Replaced` | a later process of its name was started, at that address |
@@ -99,7 +99,10 @@ impl<'a> Told<'a> {
             // Its lease was refreshed up to a quarter of it before, and perhaps once in vain.
             let is_gone = life.gone.is_some_and(|gone| is_news(gone) && gone + LEASE / 2 <= self.at);
             let is_silent = harm.lease_ends(process, from, self.at).is_some();
-            if is_followed || is_gone || is_silent {
+            // Its key stood there again, the round was formed with it, and it was missed.
+            let is_ghost =
+                life.gone.is_some_and(|gone| gone <= self.at) && harm.restored_between(from, self.at);
+            if is_followed || is_gone || is_silent || is_ghost {
                 return true;
             }
         }
