@@ -74,6 +74,11 @@ impl Bug {
         Bug::OverlooksAMember,
         Bug::RepeatsUpdates,
     ];
+
+    pub(crate) fn named(name: &str) -> Bug {
+        let bug = Bug::ALL.into_iter().find(|bug| format!("{bug:?}") == name);
+        bug.expect("the name of a planted bug")
+    }
 }
 
 impl Plan {
