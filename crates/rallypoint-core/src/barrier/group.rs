@@ -356,9 +356,9 @@ impl Group {
 
     /// Adds one to the number waiting, so that all members come back.
     fn call(&mut self, cx: &mut Context) {
-        let (old, over) = self.seen.clone();
+        let over = self.seen.clone();
         self.look = Look::Calling { at: None };
-        self.ask(cx, Request::SwapRecord { record: old.with_waiting(), over, ttl: None });
+        self.ask(cx, Request::SwapRecord { record: over.0.with_waiting(), over, ttl: None });
     }
 
     fn watch_neighbours(&mut self, cx: &mut Context, members: &[KeepAlive], next: u64) {

@@ -264,11 +264,11 @@ impl Keeper {
             }
             // Versions only grow: one that takes nodes, and is not later than ours, is of a server that lost what
             // came after it, and of nodes that do not know of the group. They will wait for it.
-            (Some((now, over)), Some(group))
-                if now.status == Status::Joinable && now.version.is_some_and(|now| now <= version) =>
+            (Some(over), Some(group))
+                if over.0.status == Status::Joinable && over.0.version.is_some_and(|now| now <= version) =>
             {
                 way.lost = Some(Loss::Latest);
-                Ok(Some(Request::SwapRecord { record: group.clone(), over: *over, ttl: None }))
+                Ok(Some(Request::SwapRecord { record: group.clone(), over: over.clone(), ttl: None }))
             }
             // Its nodes may have the ranks of ours, so it is let be: it becomes final, or ends by itself.
             (Some((now, _)), Some(_))

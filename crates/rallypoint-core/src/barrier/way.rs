@@ -221,6 +221,13 @@ impl Way {
                 self.stage = Stage::Entering { paced: false };
                 self.pause_after_failure(cx)
             }
+            (Request::RenewKeepAlive(_), Ok(reply)) => match self.stage.clone() {
+                Stage::Seated(seat) => {
+                    let next = seat.checked(&self.steps.view, reply != Reply::Refused);
+                    self.seated(cx, seat, next)
+                }
+                _ => self.judge(cx),
+            },
             (Request::DeleteKeepAlive(place), _) => {
                 // Whatever became of it: what is left of the key runs out.
                 self.past = self.past.filter(|past| *past != place);
@@ -295,10 +302,11 @@ impl Way {
 
     fn enter(&mut self, cx: &mut Context, paced: bool) -> Outcome {
         self.stage = Stage::Entering { paced };
-        let Some((record, index)) = self.steps.view.record.clone() else {
+        let Some(over) = self.steps.view.record.clone() else {
             let request = Request::CreateRecord { record: Record::setup(), ttl: Some(SETUP_TTL) };
             return self.ask(cx, request);
         };
+        let record = &over.0;
         let version = record.version.unwrap_or_default();
         match record.status {
             Status::Closed => {
@@ -324,7 +332,7 @@ impl Way {
                 } else {
                     (joined.joined() >= cx.settings.min).then_some(LAST_CALL_TTL)
                 };
-                self.ask(cx, Request::SwapRecord { record: joined, over: index, ttl })
+                self.ask(cx, Request::SwapRecord { record: joined, over, ttl })
             }
             Status::Final => {
                 let place = self.past.filter(|past| past.version == version);
@@ -355,7 +363,7 @@ impl Way {
 
     fn creating(&mut self, cx: &mut Context, request: &Request, reply: &Result<Reply, Failure>) -> Outcome {
         let Stage::Creating(creating) = &mut self.stage else { return self.pause_after_failure(cx) };
-        let over = creating.over;
+        let over = (Record::setup(), creating.over);
         match creating.reply(request, reply) {
             creating::Next::Ask(request) => self.ask(cx, request),
             creating::Next::Publish(record) => self.ask(cx, Request::SwapRecord { record, over, ttl: None }),
@@ -459,7 +467,7 @@ impl Way {
 
     fn end_version(&mut self, cx: &mut Context) -> Outcome {
         match self.steps.view.record.clone() {
-            Some((_, over)) => self.ask(cx, Request::DeleteRecord { over }),
+            Some(over) => self.ask(cx, Request::DeleteRecord { over }),
             None => self.restart(cx),
         }
     }
@@ -487,7 +495,7 @@ impl Way {
 
     fn wait_for_end(&mut self, cx: &mut Context, mut waiting: Waiting) -> Outcome {
         let version = waiting.version;
-        let Some((record, over)) = self.steps.seen(Status::Final, version) else {
+        let Some(over) = self.steps.seen(Status::Final, version) else {
             if self.steps.view.record.is_none() && !self.steps.woken {
                 return self.wait_for_return(cx, version, cx.out.now + PUTTING_BACK);
             }
@@ -501,15 +509,14 @@ impl Way {
             grace_until: cx.silence.grace_until(),
             woken: self.steps.woken,
         };
-        let next = waiting.next(&record, &around);
+        let next = waiting.next(&over.0, &around);
         self.stage = Stage::Waiting(waiting);
         match next {
             waiting::Next::List => self.ask(cx, Request::ListMembers { version }),
             waiting::Next::End => self.ask(cx, Request::DeleteRecord { over }),
             waiting::Next::Expire(place) => self.ask(cx, Request::ExpireKeepAlive(place)),
             waiting::Next::Announce => {
-                let announced = record.with_waiting();
-                self.ask(cx, Request::SwapRecord { record: announced, over, ttl: None })
+                self.ask(cx, Request::SwapRecord { record: over.0.with_waiting(), over, ttl: None })
             }
             waiting::Next::Wait { crowd, until } => {
                 if self.steps.woken && pace::is_crowd(crowd) {

@@ -154,10 +154,10 @@ impl Server {
             Request::CreateRecord { record, ttl } => {
                 self.write(Some(record.clone()), ttl.map(|ttl| now + ttl))
             }
-            Request::SwapRecord { record, over, ttl } if self.matches(*over) => {
+            Request::SwapRecord { record, over, ttl } if self.matches(over) => {
                 self.write(Some(record.clone()), ttl.map(|ttl| now + ttl))
             }
-            Request::DeleteRecord { over } if self.matches(*over) => self.write(None, None),
+            Request::DeleteRecord { over } if self.matches(over) => self.write(None, None),
             Request::SwapRecord { .. } | Request::DeleteRecord { .. } => Reply::Refused,
             Request::MakeRun { counter } => {
                 let index = self.next();
@@ -191,8 +191,17 @@ impl Server {
                 Reply::Members { members: members.collect(), next: self.data.index + 1 }
             }
             Request::ReadEnding { place, from } => Reply::Ending(self.ending(*place, *from)),
-            Request::WriteKeepAlive(place) | Request::RenewKeepAlive(place)
-                if self.data.keep_alives.get(place).is_some_and(|(_, owner)| owner.as_deref() != name) =>
+            // PyTorch's nodes do not look whose it is.
+            Request::WriteKeepAlive(place)
+            | Request::RenewKeepAlive(place)
+            | Request::ExpireKeepAlive(place)
+            | Request::DeleteKeepAlive(place)
+                if name.is_some()
+                    && self
+                        .data
+                        .keep_alives
+                        .get(place)
+                        .is_some_and(|(_, owner)| owner.as_deref() != name) =>
             {
                 Reply::Refused
             }
@@ -258,8 +267,8 @@ impl Server {
         found.unwrap_or(Ending::Unknown)
     }
 
-    fn matches(&self, over: u64) -> bool {
-        self.data.record.as_ref().is_some_and(|(_, index)| *index == over)
+    fn matches(&self, over: &(Record, u64)) -> bool {
+        self.data.record.as_ref() == Some(over)
     }
 
     fn write(&mut self, record: Option<Record>, ends: Option<Duration>) -> Reply {

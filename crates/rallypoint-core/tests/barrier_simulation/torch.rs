@@ -199,7 +199,7 @@ impl Torch {
             {
                 let freezes = now >= until;
                 self.at = At::Refreshing { place, until, freezes };
-                let new = if freezes { record.clone().frozen() } else { record.clone() };
+                let new = if freezes { record.to_frozen() } else { record.clone() };
                 let ttl = if freezes { FROZEN_TTL } else { LAST_CALL_TTL };
                 Ask::Compare { old: record, new: Some(new), ttl: Some(ttl) }
             }

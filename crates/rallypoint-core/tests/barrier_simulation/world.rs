@@ -422,7 +422,7 @@ impl World {
                 None => break,
                 Some(Output::Request { id, request }) => {
                     self.nodes[node].open.insert(id);
-                    self.send(node, id, Message::Request(request))?;
+                    self.send(node, id, Message::Request(*request))?;
                 }
                 Some(Output::Watch { id, keys, from }) => self.watch(node, id, keys, from),
                 Some(Output::Unwatch(which)) => {

@@ -69,7 +69,7 @@ impl World {
                 let Ok(Reply::Record(view)) = self.server.serve(self.now, None, &Request::ReadRecord) else {
                     return;
                 };
-                let over = view.record.map_or(0, |(_, index)| index);
+                let Some(over) = view.record else { return };
                 Some(match new {
                     Some(record) => Request::SwapRecord { record: record.clone(), over, ttl: *ttl },
                     None => Request::DeleteRecord { over },
@@ -107,7 +107,7 @@ impl World {
                 let Ok(Reply::Record(view)) = self.server.serve(self.now, None, &Request::ReadRecord) else {
                     return Err(Failure::Unknown);
                 };
-                let over = view.record.map_or(over, |(_, index)| index);
+                let over = view.record.unwrap_or(over);
                 Request::SwapRecord { record, ttl, over }
             }
             (_, request) => request,
