@@ -148,6 +148,8 @@ impl Group {
     }
 
     pub(super) fn handle_update(&mut self, cx: &mut Context, watch: WatchId, update: Update) -> Doubt {
+        // Also where another member puts everything back.
+        self.lost_all |= update == Update::FolderGone;
         match (watch, update) {
             (_, Update::Record(view)) if view.record.is_none() => {
                 self.tell(cx, Change::Left { node: String::new(), rank: None });

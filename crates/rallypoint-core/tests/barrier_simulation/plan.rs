@@ -139,12 +139,12 @@ impl Plan {
             newcomers: if mixed { 0 } else { newcomers },
             outages,
             refusals,
-            losses: if mixed { 0 } else { losses },
+            losses,
             close: random.usize(0..10) == 0,
             slow: if random.bool() { 0.2 } else { 0.0 },
             hung: if random.usize(0..6) == 0 { 0.1 } else { 0.0 },
             history: if random.usize(0..4) == 0 { random.usize(1..20) } else { 1_000 },
-            run_ttl: if !mixed && random.usize(0..5) == 0 {
+            run_ttl: if random.usize(0..5) == 0 {
                 Duration::from_secs(random.u64(20..45))
             } else {
                 Duration::from_secs(7200)

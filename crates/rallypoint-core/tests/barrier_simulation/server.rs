@@ -55,6 +55,8 @@ pub(crate) struct Server {
     /// Writes are refused: no space, or no permission.
     pub(crate) refuses: bool,
     deeds: Vec<Deed>,
+    /// When the next TTL ends; nothing if that must be looked for.
+    next_end: Option<Option<Duration>>,
 }
 
 impl Server {
@@ -68,6 +70,7 @@ impl Server {
             run_ttl,
             refuses: false,
             deeds: Vec::new(),
+            next_end: None,
         }
     }
 
@@ -93,13 +96,20 @@ impl Server {
     }
 
     /// When the next TTL ends.
-    pub(crate) fn next_end(&self) -> Option<Duration> {
-        let ends = self.data.keep_alives.values().map(|(end, _)| *end);
-        ends.chain(self.data.record_ends).chain(self.data.run_ends).min()
+    pub(crate) fn next_end(&mut self) -> Option<Duration> {
+        let data = &self.data;
+        *self.next_end.get_or_insert_with(|| {
+            let ends = data.keep_alives.values().map(|(end, _)| *end);
+            ends.chain(data.record_ends).chain(data.run_ends).min()
+        })
     }
 
     /// Ends what has come to its end.
     pub(crate) fn advance(&mut self, now: Duration) {
+        if self.next_end().is_none_or(|end| end > now) {
+            return;
+        }
+        self.next_end = None;
         if self.data.run_ends.is_some_and(|end| end <= now) {
             let index = self.data.index + 1;
             self.data = Data { index, ..Data::default() };
@@ -124,6 +134,7 @@ impl Server {
     pub(crate) fn lose(&mut self, restored: bool) {
         self.data = if restored { self.snapshot.clone() } else { Data::default() };
         self.history.clear();
+        self.next_end = None;
         self.forgotten = self.data.index;
     }
 
@@ -144,6 +155,9 @@ impl Server {
         );
         if self.refuses && !reads {
             return Err(Failure::Unknown);
+        }
+        if !reads {
+            self.next_end = None;
         }
         Ok(match request {
             Request::ReadRecord => {

@@ -10,7 +10,9 @@ use crate::server::Deed;
 #[derive(Debug, Default)]
 pub(crate) struct Truth {
     /// Who had which rank in a version, and with how many.
-    met: BTreeMap<u64, (usize, BTreeMap<usize, usize>)>,
+    met: BTreeMap<u64, (usize, BTreeMap<usize, Who>)>,
+    /// How often all was lost.
+    history: u32,
     /// All final versions.
     known: BTreeSet<u64>,
     /// Those that somebody has ended, or that gave way to another.
@@ -28,7 +30,24 @@ pub(crate) struct Truth {
     steady_since: Option<Duration>,
 }
 
+/// A node, and whether it is PyTorch's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Who {
+    pub(crate) node: usize,
+    pub(crate) torch: bool,
+}
+
 impl Truth {
+    /// Which history it is: another one after each loss.
+    pub(crate) fn history(&self) -> u32 {
+        self.history
+    }
+
+    /// Whether nodes have met in that version since the last loss.
+    pub(crate) fn has_met(&self, version: u64) -> bool {
+        self.met.contains_key(&version)
+    }
+
     /// Something happened that the group may meet again for.
     pub(crate) fn cause(&mut self) {
         self.steady_since = None;
@@ -58,6 +77,7 @@ impl Truth {
         }
         self.last = None;
         self.missing_since = Some(now);
+        self.history += 1;
     }
 
     pub(crate) fn deed(
@@ -65,6 +85,7 @@ impl Truth {
         now: Duration,
         up_since: Duration,
         deed: Deed,
+        knows: bool,
         blameless: impl Fn(usize) -> bool,
     ) -> Result<(), String> {
         match deed {
@@ -75,6 +96,8 @@ impl Truth {
                 }
                 if let Some(since) = self.steady_since
                     && record.status == Status::Setup
+                    // Who has seen no version cannot know that one is lost.
+                    && knows
                 {
                     return Err(format!("a needless new version at {now:?}: all was well since {since:?}"));
                 }
@@ -121,12 +144,12 @@ impl Truth {
     }
 
     fn owner(&self, place: Place) -> Option<usize> {
-        self.met.get(&place.version).and_then(|(_, ranks)| ranks.get(&place.rank)).copied()
+        self.met.get(&place.version).and_then(|(_, ranks)| ranks.get(&place.rank)).map(|who| who.node)
     }
 
     pub(crate) fn meets(
         &mut self,
-        node: usize,
+        who: Who,
         place: Place,
         world: usize,
         allowed: std::ops::RangeInclusive<usize>,
@@ -140,8 +163,13 @@ impl Truth {
         if *size != world || rank >= world {
             return Err(format!("version {version}: {world} nodes and rank {rank}; others say {size}"));
         }
-        if let Some(other) = ranks.insert(rank, node).filter(|other| *other != node) {
-            return Err(format!("version {version}: nodes {other} and {node} both have rank {rank}"));
+        // PyTorch's nodes go by the number of a version alone: after a loss they can take another's place for theirs.
+        let may_clash = |other: &Who| self.history > 0 && (other.torch || who.torch);
+        if let Some(other) = ranks.insert(rank, who).filter(|other| *other != who && !may_clash(other)) {
+            return Err(format!(
+                "version {version}: nodes {} and {} both have rank {rank}",
+                other.node, who.node
+            ));
         }
         Ok(())
     }

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use rallypoint_core::barrier::{
     Change, Failure, KEEP_ALIVE_TTL, Node, NodeEvent, Output, Place, Record, Reply, Request, Settings,
-    Status, Update, WatchId, Watched,
+    Status, Update, View, WatchId, Watched,
 };
 
 use crate::plan::Plan;
 use crate::server::{Deed, Server};
 use crate::torch::{self, Ask, Torch};
-use crate::truth::Truth;
+use crate::truth::{Truth, Who};
 
 /// When a node gives up on a reply.
 const PATIENCE: Duration = Duration::from_millis(3_300);
@@ -65,6 +65,10 @@ struct Process {
     leaves: bool,
     /// It was told that its group is not as it was.
     told: bool,
+    /// It has seen a version.
+    knows: bool,
+    /// In which history it met.
+    met_in: u32,
 }
 
 #[derive(Debug, Clone)]
@@ -148,24 +152,8 @@ pub(crate) enum Fault {
     Close,
 }
 
-struct Scheduled(Duration, u64, Event);
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Self) -> bool {
-        (self.0, self.1) == (other.0, other.1)
-    }
-}
-impl Eq for Scheduled {}
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Scheduled {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.0, self.1).cmp(&(other.0, other.1))
-    }
-}
+/// When something happens, in which order, and where it is kept: what is sorted is small.
+type Scheduled = (Duration, u64, usize);
 
 struct Watch {
     id: u64,
@@ -182,6 +170,9 @@ pub(crate) struct World {
     random: fastrand::Rng,
     pub(crate) now: Duration,
     queue: BinaryHeap<Reverse<Scheduled>>,
+    events: Vec<Option<Event>>,
+    /// Places among the events that are free.
+    free: Vec<usize>,
     count: u64,
     server: Server,
     down_until: Duration,
@@ -192,6 +183,8 @@ pub(crate) struct World {
     /// How often the server was started.
     lives: u32,
     watches: Vec<Watch>,
+    /// Whose request is being carried out.
+    acts: Option<usize>,
     seen_index: u64,
     nodes: Vec<Process>,
     truth: Truth,
@@ -213,6 +206,8 @@ impl World {
             random: fastrand::Rng::with_seed(seed),
             now: Duration::ZERO,
             queue: BinaryHeap::new(),
+            events: Vec::new(),
+            free: Vec::new(),
             count: 0,
             server: Server::new(plan.history, plan.run_ttl),
             down_until: Duration::ZERO,
@@ -222,6 +217,7 @@ impl World {
             folder_ended: false,
             lives: 0,
             watches: Vec::new(),
+            acts: None,
             seen_index: 0,
             nodes: Vec::new(),
             truth: Truth::default(),
@@ -250,10 +246,12 @@ impl World {
 
     /// Runs it to its end; what was wrong, if something was.
     pub(crate) fn run(&mut self) -> Result<(), String> {
-        while let Some(Reverse(Scheduled(at, _, event))) = self.queue.pop() {
+        while let Some(Reverse((at, _, place))) = self.queue.pop() {
             if at > self.plan.end {
                 break;
             }
+            self.free.push(place);
+            let Some(event) = self.events[place].take() else { continue };
             self.now = at;
             if self.is_up() {
                 self.server.advance(at);
@@ -272,6 +270,8 @@ impl World {
     }
 
     fn check_deeds(&mut self) -> Result<(), String> {
+        let by = self.acts.take();
+        let knows = by.is_none_or(|node| self.nodes[node].knows);
         for deed in self.server.deeds() {
             if matches!(deed, Deed::FolderEnded) {
                 self.folder_ended = true;
@@ -291,7 +291,7 @@ impl World {
             let blameless = |node: usize| {
                 was_down && reached(nodes[node].stalled_until) && reached(nodes[node].cut_until)
             };
-            self.truth.deed(now, self.up_since, deed, blameless)?;
+            self.truth.deed(now, self.up_since, deed, knows, blameless)?;
         }
         Ok(())
     }
@@ -336,6 +336,9 @@ impl World {
                     return Ok(());
                 }
                 self.nodes[node].open.remove(&id);
+                if let Ok(Reply::Record(view)) = &reply {
+                    self.saw(node, view);
+                }
                 let now = self.now;
                 match &mut self.nodes[node].brain {
                     Brain::Ours(machine) => machine.handle_reply(now, id, reply),
@@ -400,12 +403,14 @@ impl World {
             second: (0, 0),
             leaves: false,
             told: false,
+            knows: false,
+            met_in: 0,
         });
         let now = self.now;
         match &mut self.nodes[node].brain {
             Brain::Ours(machine) => machine.join(now),
             Brain::Torch(torch) => {
-                let ask = torch.start();
+                let ask = torch.begin();
                 return self.torch(node, ask);
             }
         }
@@ -457,7 +462,7 @@ impl World {
         match event {
             NodeEvent::Joined { place, world } => {
                 let allowed = self.plan.min..=self.plan.max;
-                self.truth.meets(node, place, world, allowed)?;
+                self.truth.meets(self.who(node), place, world, allowed)?;
                 (self.nodes[node].life, self.nodes[node].told) = (Life::Met(place), false);
                 self.met_at = self.now;
             }
@@ -524,8 +529,9 @@ impl World {
             }
             Ask::Sleep(time) => self.wake_at(node, self.now + time.max(Duration::from_millis(100))),
             Ask::Met { place, world } => {
-                self.truth.meets(node, place, world, self.plan.min..=self.plan.max)?;
+                self.truth.meets(self.who(node), place, world, self.plan.min..=self.plan.max)?;
                 self.nodes[node].life = Life::Met(place);
+                self.nodes[node].met_in = self.truth.history();
                 self.wake_at(node, self.now + Duration::from_secs(1));
             }
             Ask::Closed => self.nodes[node].life = Life::Over,
@@ -558,6 +564,14 @@ impl World {
         }
     }
 
+    fn who(&self, node: usize) -> Who {
+        Who { node, torch: matches!(self.nodes[node].brain, Brain::Torch(_)) }
+    }
+
+    fn saw(&mut self, node: usize, view: &View) {
+        self.nodes[node].knows |= view.record.as_ref().is_some_and(|(record, _)| record.version.is_some());
+    }
+
     /// Puts an event off while its node is stalled.
     fn stalled(&mut self, node: usize, event: Event) -> bool {
         let until = self.nodes[node].stalled_until;
@@ -574,6 +588,11 @@ impl World {
 
     fn schedule(&mut self, at: Duration, event: Event) {
         self.count += 1;
-        self.queue.push(Reverse(Scheduled(at, self.count, event)));
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.events.push(None);
+            self.events.len() - 1
+        });
+        self.events[place] = Some(event);
+        self.queue.push(Reverse((at, self.count, place)));
     }
 }

@@ -78,7 +78,10 @@ impl World {
         };
         let reply = match request {
             None => Ok(Reply::Refused),
-            Some(request) => self.carry_out(name, request),
+            Some(request) => {
+                self.acts = Some(node);
+                self.carry_out(name, request)
+            }
         };
         let reply = match (times, reply) {
             (Times::Again, Ok(Reply::Refused)) => Err(Failure::Unknown),
@@ -195,6 +198,9 @@ impl World {
         }
         if self.loud {
             println!("{:>9.3} {node} sees {update:?}", self.now.as_secs_f64());
+        }
+        if let Update::Record(view) = &update {
+            self.saw(node, view);
         }
         let now = self.now;
         let process = &mut self.nodes[node];

@@ -10,16 +10,34 @@ impl World {
     }
 
     /// Those who live and can be expected to meet. A node of PyTorch's that works on in a version that is over never
-    /// learns it.
+    /// learns it; nor does one whose version etcd has lost, if others have made one of the same number.
     pub(super) fn living(&self) -> Vec<&Process> {
         let version = self.server.record().filter(|record| record.status == Status::Final);
         let version = version.and_then(|record| record.version);
-        let zombie = |node: &Process| match (&node.brain, node.life) {
-            (Brain::Torch(_), Life::Met(place)) => Some(place.version) != version,
+        let works_on = |node: &Process| match (&node.brain, node.life) {
+            (Brain::Torch(_), Life::Met(place)) => Some(place.version) != version || self.is_doubled(node),
             _ => false,
         };
         let nodes = self.nodes.iter();
-        nodes.filter(|node| matches!(node.life, Life::Going | Life::Met(_)) && !zombie(node)).collect()
+        nodes.filter(|node| matches!(node.life, Life::Going | Life::Met(_)) && !works_on(node)).collect()
+    }
+
+    /// Whether this is a node of PyTorch's in a version that etcd has lost, and nodes have met in one of the same
+    /// number since. It keeps the keep-alive of whoever has its rank there, dead or alive.
+    fn is_doubled(&self, node: &Process) -> bool {
+        let Life::Met(place) = node.life else { return false };
+        let torch = matches!(node.brain, Brain::Torch(_));
+        torch && node.met_in != self.truth.history() && self.truth.has_met(place.version)
+    }
+
+    /// Whether the keep-alive of that place is there, or is one that nobody puts back: PyTorch's nodes do not, when
+    /// etcd has lost theirs, and go on.
+    fn is_kept(&self, place: Place) -> bool {
+        let goes_on = |node: &Process| {
+            let torch = matches!(node.brain, Brain::Torch(_));
+            torch && node.life == Life::Met(place) && node.met_in != self.truth.history()
+        };
+        self.server.is_kept(place) || self.nodes.iter().any(goes_on)
     }
 
     /// Whether all is as it should be.
@@ -27,6 +45,11 @@ impl World {
         let living = self.living();
         if self.server.record().is_some_and(|record| record.status == Status::Closed) {
             return living.is_empty();
+        }
+        // What PyTorch's nodes do among themselves is theirs.
+        let torch = |node: &&Process| matches!(node.brain, Brain::Torch(_));
+        if living.iter().all(torch) || self.nodes.iter().any(|node| self.is_doubled(node)) {
+            return true;
         }
         // Too few to meet wait for more.
         let waits = |node: &&Process| node.life == Life::Going;
@@ -48,7 +71,10 @@ impl World {
             Life::Met(place) => Some(place),
             _ => None,
         });
-        let kept = (0..record.joined()).all(|rank| self.server.is_kept(Place { version, rank }));
+        // Who comes to a group with a keep-alive less makes it meet again.
+        let spares = living.len() > self.plan.max;
+        let mut places = (0..record.joined()).map(|rank| Place { version, rank });
+        let kept = places.all(|place| if spares { self.server.is_kept(place) } else { self.is_kept(place) });
         record.status == Status::Final
             && record.waiting == Some(0)
             && kept
