@@ -27,6 +27,9 @@ pub(super) struct Seat {
     created: u64,
     /// The index of its last write there. A server with an earlier state may not have this node in it.
     written_at: u64,
+    /// Nodes that it needs. One of PyTorch's that waited out the last call of a version that etcd has lost fixes the
+    /// next one of that number, whoever is in it.
+    min: usize,
     stage: Stage,
 }
 
@@ -81,7 +84,7 @@ impl Seat {
         } else {
             Stage::Gathering
         };
-        Seat { place, created, written_at: index, stage }
+        Seat { place, created, written_at: index, min: cx.settings.min, stage }
     }
 
     pub(super) fn place(&self) -> Place {
@@ -102,9 +105,13 @@ impl Seat {
 
     /// What comes next, with the record as it is.
     pub(super) fn next(&mut self, cx: &Context, view: &View) -> Next {
-        if let Stage::LastCall(last_call) = &mut self.stage {
-            match seen(view, self.created, self.written_at, self.place, Status::Joinable) {
-                Some(over) => return called(last_call, cx.out.now, over),
+        if let Stage::LastCall(mut last_call) = self.stage.clone() {
+            match self.seen(view, Status::Joinable) {
+                Some(over) => {
+                    let next = called(&mut last_call, cx.out.now, over);
+                    self.stage = Stage::LastCall(last_call);
+                    return next;
+                }
                 None => self.stage = Stage::Gathering,
             }
         }
@@ -201,20 +208,17 @@ impl Seat {
         Next::Pause(pace.turn(before, cx.out.random()))
     }
 
+    /// The record, where it is of this status, and the one that this place is in: one of the same number can be made
+    /// by nodes that did not know of it, after etcd lost its data.
     fn seen<'a>(&self, view: &'a View, status: Status) -> Option<&'a (Record, u64)> {
-        seen(view, self.created, self.written_at, self.place, status)
+        view.record.as_ref().filter(|(record, index)| {
+            record.is(status, self.place.version)
+                && view.created == self.created
+                && *index >= self.written_at
+                && record.joined() > self.place.rank
+                && (status == Status::Joinable || record.joined() >= self.min)
+        })
     }
-}
-
-/// The record, where it is of this status, and the one that this place is in: one of the same number can be made by
-/// nodes that did not know of it, after etcd lost its data.
-fn seen(view: &View, created: u64, written_at: u64, place: Place, status: Status) -> Option<&(Record, u64)> {
-    view.record.as_ref().filter(|(record, index)| {
-        record.is(status, place.version)
-            && view.created == created
-            && *index >= written_at
-            && record.joined() > place.rank
-    })
 }
 
 fn called(last_call: &mut LastCall, now: Duration, over: &(Record, u64)) -> Next {

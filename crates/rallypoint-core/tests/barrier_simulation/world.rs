@@ -69,6 +69,8 @@ struct Process {
     knows: bool,
     /// In which history it met.
     met_in: u32,
+    /// In which history it first saw the members of the group it met.
+    listed_in: Option<u32>,
 }
 
 #[derive(Debug, Clone)]
@@ -336,8 +338,12 @@ impl World {
                     return Ok(());
                 }
                 self.nodes[node].open.remove(&id);
-                if let Ok(Reply::Record(view)) = &reply {
-                    self.saw(node, view);
+                match &reply {
+                    Ok(Reply::Record(view)) => self.saw(node, view),
+                    Ok(Reply::Members { .. }) => {
+                        self.nodes[node].listed_in.get_or_insert(self.truth.history());
+                    }
+                    _ => {}
                 }
                 let now = self.now;
                 match &mut self.nodes[node].brain {
@@ -405,6 +411,7 @@ impl World {
             told: false,
             knows: false,
             met_in: 0,
+            listed_in: None,
         });
         let now = self.now;
         match &mut self.nodes[node].brain {
@@ -464,6 +471,7 @@ impl World {
                 let allowed = self.plan.min..=self.plan.max;
                 self.truth.meets(self.who(node), place, world, allowed)?;
                 (self.nodes[node].life, self.nodes[node].told) = (Life::Met(place), false);
+                self.nodes[node].listed_in = None;
                 self.met_at = self.now;
             }
             NodeEvent::Changed(change) => {

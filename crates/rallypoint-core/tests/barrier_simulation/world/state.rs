@@ -31,11 +31,18 @@ impl World {
     }
 
     /// Whether the keep-alive of that place is there, or is one that nobody puts back: PyTorch's nodes do not, when
-    /// etcd has lost theirs, and go on.
+    /// etcd has lost theirs, and go on. Ours know whose is PyTorch's if they have seen it.
     fn is_kept(&self, place: Place) -> bool {
+        let is_torch = |node: &Process| matches!(node.brain, Brain::Torch(_));
+        let in_group = |node: &&Process| {
+            matches!(node.life, Life::Met(other) if other.version == place.version) && !is_torch(node)
+        };
         let goes_on = |node: &Process| {
-            let torch = matches!(node.brain, Brain::Torch(_));
-            torch && node.life == Life::Met(place) && node.met_in != self.truth.history()
+            let known = |other: &Process| other.listed_in == Some(node.met_in);
+            is_torch(node)
+                && node.life == Life::Met(place)
+                && node.met_in != self.truth.history()
+                && self.nodes.iter().filter(in_group).all(known)
         };
         self.server.is_kept(place) || self.nodes.iter().any(goes_on)
     }
