@@ -7,6 +7,7 @@
 //! replays it.
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod by_hand;
 mod plan;
 #[path = "../seeds/mod.rs"]
 mod seeds;

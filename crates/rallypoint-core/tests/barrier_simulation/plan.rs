@@ -49,6 +49,10 @@ pub(crate) enum Bug {
     TrustsLostReplies,
     /// A record is written without looking at what is there.
     DoesNotCompare,
+    /// A record is known by its index, whatever it is.
+    ComparesIndicesAlone,
+    /// A node renews whatever keep-alive is at its place.
+    RenewsAnothers,
     /// A keep-alive is said to be renewed, and is not.
     ForgetsToRenew,
     /// Nobody is told that the history was cleared.
@@ -57,6 +61,8 @@ pub(crate) enum Bug {
     TakesExpiryForLeaving,
     /// The folder of the run is said to be there when it has ended.
     OverlooksTheEndOfTheFolder,
+    /// No watch tells that a folder has ended.
+    MissesTheEndOfTheFolder,
     /// The last member is not on the list.
     OverlooksAMember,
     /// A watch tells the same again and again.
@@ -64,13 +70,16 @@ pub(crate) enum Bug {
 }
 
 impl Bug {
-    pub(crate) const ALL: [Bug; 8] = [
+    pub(crate) const ALL: [Bug; 11] = [
         Bug::TrustsLostReplies,
         Bug::DoesNotCompare,
+        Bug::ComparesIndicesAlone,
+        Bug::RenewsAnothers,
         Bug::ForgetsToRenew,
         Bug::MissesClears,
         Bug::TakesExpiryForLeaving,
         Bug::OverlooksTheEndOfTheFolder,
+        Bug::MissesTheEndOfTheFolder,
         Bug::OverlooksAMember,
         Bug::RepeatsUpdates,
     ];

@@ -106,15 +106,20 @@ impl World {
                 return Ok(Reply::Done { index: 0 });
             }
             (Some(Bug::OverlooksTheEndOfTheFolder), Request::FindRun) => return Ok(Reply::Run(true)),
-            (Some(Bug::DoesNotCompare), Request::SwapRecord { record, ttl, over }) => {
+            (
+                Some(bug @ (Bug::DoesNotCompare | Bug::ComparesIndicesAlone)),
+                Request::SwapRecord { record, ttl, over },
+            ) => {
                 let Ok(Reply::Record(view)) = self.server.serve(self.now, None, &Request::ReadRecord) else {
                     return Err(Failure::Unknown);
                 };
-                let over = view.record.unwrap_or(over);
-                Request::SwapRecord { record, ttl, over }
+                let there = view.record.filter(|there| bug == Bug::DoesNotCompare || there.1 == over.1);
+                Request::SwapRecord { record, ttl, over: there.unwrap_or(over) }
             }
             (_, request) => request,
         };
+        let renews = matches!(request, Request::RenewKeepAlive(_));
+        let name = name.filter(|_| self.plan.bug != Some(Bug::RenewsAnothers) || !renews);
         let mut reply = self.server.serve(self.now, name, &request);
         match (self.plan.bug, &mut reply) {
             (Some(Bug::OverlooksAMember), Ok(Reply::Members { members, .. })) if members.len() > 1 => {
@@ -166,7 +171,8 @@ impl World {
             }
             let Some((mut update, next)) = self.server.told(&watch.keys, watch.from) else { continue };
             match (self.plan.bug, &mut update) {
-                (Some(Bug::MissesClears), Update::Cleared) => continue,
+                (Some(Bug::MissesClears), Update::Cleared)
+                | (Some(Bug::MissesTheEndOfTheFolder), Update::FolderGone) => continue,
                 (Some(Bug::TakesExpiryForLeaving), Update::Gone { ending, .. }) => *ending = Ending::Deleted,
                 _ => {}
             }

@@ -26,25 +26,29 @@ impl World {
     /// number since. It keeps the keep-alive of whoever has its rank there, dead or alive.
     fn is_doubled(&self, node: &Process) -> bool {
         let Life::Met(place) = node.life else { return false };
-        let torch = matches!(node.brain, Brain::Torch(_));
-        torch && node.met_in != self.truth.history() && self.truth.has_met(place.version)
+        is_torch(node) && node.met_in != self.truth.history() && self.truth.has_met(place.version)
     }
 
     /// Whether the keep-alive of that place is there, or is one that nobody puts back: PyTorch's nodes do not, when
-    /// etcd has lost theirs, and go on. Ours know whose is PyTorch's if they have seen it.
+    /// etcd has lost theirs, and go on.
     fn is_kept(&self, place: Place) -> bool {
-        let is_torch = |node: &Process| matches!(node.brain, Brain::Torch(_));
-        let in_group = |node: &&Process| {
-            matches!(node.life, Life::Met(other) if other.version == place.version) && !is_torch(node)
-        };
         let goes_on = |node: &Process| {
-            let known = |other: &Process| other.listed_in == Some(node.met_in);
-            is_torch(node)
-                && node.life == Life::Met(place)
-                && node.met_in != self.truth.history()
-                && self.nodes.iter().filter(in_group).all(known)
+            is_torch(node) && node.life == Life::Met(place) && node.met_in != self.truth.history()
         };
         self.server.is_kept(place) || self.nodes.iter().any(goes_on)
+    }
+
+    /// The same, where the group must go on as it is. Ours know whose keep-alive is PyTorch's if they have seen it; and
+    /// who comes to a full group with a keep-alive less makes it meet again.
+    fn is_surely_kept(&self, place: Place) -> bool {
+        let ours = |node: &&Process| {
+            matches!(node.life, Life::Met(other) if other.version == place.version) && !is_torch(node)
+        };
+        let known =
+            |torch: &Process| self.nodes.iter().filter(ours).all(|node| node.listed_in == Some(torch.met_in));
+        let owner = self.nodes.iter().find(|node| is_torch(node) && node.life == Life::Met(place));
+        let goes_on = || owner.is_some_and(known) && self.living().len() <= self.plan.max;
+        self.server.is_kept(place) || goes_on() && self.is_kept(place)
     }
 
     /// Whether all is as it should be.
@@ -54,17 +58,21 @@ impl World {
             return living.is_empty();
         }
         // What PyTorch's nodes do among themselves is theirs.
-        let torch = |node: &&Process| matches!(node.brain, Brain::Torch(_));
-        if living.iter().all(torch) || self.nodes.iter().any(|node| self.is_doubled(node)) {
+        if living.iter().all(|node| is_torch(node)) || self.nodes.iter().any(|node| self.is_doubled(node)) {
             return true;
         }
         // Too few to meet wait for more.
         let waits = |node: &&Process| node.life == Life::Going;
-        self.is_steady() || living.len() < self.plan.min && living.iter().all(waits)
+        self.is_whole(|place| self.is_kept(place)) || living.len() < self.plan.min && living.iter().all(waits)
+    }
+
+    /// Whether a group is whole, and has no reason to meet again.
+    pub(super) fn is_steady(&self) -> bool {
+        self.is_whole(|place| self.is_surely_kept(place))
     }
 
     /// Whether a group is whole, and everybody in it who can.
-    pub(super) fn is_steady(&self) -> bool {
+    fn is_whole(&self, is_kept: impl Fn(Place) -> bool) -> bool {
         let away = |node: &Process| node.stalled_until > self.now || node.cut_until > self.now;
         // Versions of two histories have the same numbers for a while.
         let two_histories = self.lost_at.is_some_and(|at| self.now < at + LOSS_SHOWS);
@@ -78,10 +86,7 @@ impl World {
             Life::Met(place) => Some(place),
             _ => None,
         });
-        // Who comes to a group with a keep-alive less makes it meet again.
-        let spares = living.len() > self.plan.max;
-        let mut places = (0..record.joined()).map(|rank| Place { version, rank });
-        let kept = places.all(|place| if spares { self.server.is_kept(place) } else { self.is_kept(place) });
+        let kept = (0..record.joined()).all(|rank| is_kept(Place { version, rank }));
         record.status == Status::Final
             && record.waiting == Some(0)
             && kept
@@ -101,4 +106,8 @@ impl World {
         let record = self.server.record();
         Err(format!("{at_work} of {} living nodes are at work; record: {record:?}", living.len()))
     }
+}
+
+fn is_torch(node: &Process) -> bool {
+    matches!(node.brain, Brain::Torch(_))
 }
