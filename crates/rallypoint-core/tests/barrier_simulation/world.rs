@@ -328,7 +328,7 @@ impl World {
             }
             Event::Arrive { life, .. } if life != self.lives => {}
             Event::Arrive { node, id, message, heard, times, .. } => {
-                self.arrive(node, id, message, heard, times);
+                return self.arrive(node, id, message, heard, times);
             }
             Event::Answer { node, id, reply } => {
                 if self.nodes[node].life == Life::Dead || !self.nodes[node].open.contains(&id) {

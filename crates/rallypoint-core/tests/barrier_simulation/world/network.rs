@@ -56,9 +56,16 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn arrive(&mut self, node: usize, id: u64, message: Message, heard: bool, times: Times) {
+    pub(super) fn arrive(
+        &mut self,
+        node: usize,
+        id: u64,
+        message: Message,
+        heard: bool,
+        times: Times,
+    ) -> Result<(), String> {
         if !self.is_up() {
-            return;
+            return Ok(());
         }
         let name = self.nodes[node].name.clone();
         let name = matches!(self.nodes[node].brain, Brain::Ours(_)).then_some(name.as_str());
@@ -67,9 +74,9 @@ impl World {
             Message::Compare { old, .. } if self.server.record() != Some(old) => None,
             Message::Compare { new, ttl, .. } => {
                 let Ok(Reply::Record(view)) = self.server.serve(self.now, None, &Request::ReadRecord) else {
-                    return;
+                    return Ok(());
                 };
-                let Some(over) = view.record else { return };
+                let Some(over) = view.record else { return Ok(()) };
                 Some(match new {
                     Some(record) => Request::SwapRecord { record: record.clone(), over, ttl: *ttl },
                     None => Request::DeleteRecord { over },
@@ -80,7 +87,18 @@ impl World {
             None => Ok(Reply::Refused),
             Some(request) => {
                 self.acts = Some(node);
-                self.carry_out(name, request)
+                let unseen = match &request {
+                    Request::SwapRecord { over, .. } => {
+                        self.server.record().filter(|there| **there != over.0)
+                    }
+                    _ => None,
+                };
+                let unseen = unseen.cloned();
+                let reply = self.carry_out(name, request);
+                if let (Some(unseen), Ok(Reply::Done { .. })) = (unseen, &reply) {
+                    return Err(format!("node {node} wrote over a record that it had not seen: {unseen:?}"));
+                }
+                reply
             }
         };
         let reply = match (times, reply) {
@@ -92,12 +110,13 @@ impl World {
             let life = self.lives;
             let again = self.now + self.random_time(Duration::from_secs(2));
             self.schedule(again, Event::Arrive { node, id, message, heard, times: Times::Again, life });
-            return;
+            return Ok(());
         }
         if heard && self.nodes[node].cut_until <= self.now {
             let travels = Duration::from_micros(self.random.u64(200..5_000));
             self.schedule(self.now + travels, Event::Answer { node, id, reply });
         }
+        Ok(())
     }
 
     pub(super) fn carry_out(&mut self, name: Option<&str>, request: Request) -> Result<Reply, Failure> {
