@@ -64,16 +64,17 @@ struct Returning {
     /// Since when there is no record, or one that is being set up.
     missing_since: Option<Duration>,
     lost: Option<Loss>,
-    /// The record as it was read last.
+    /// The record as it was read last, and when.
     view: View,
+    read_at: Duration,
     /// When to read it again.
     pause: Option<Duration>,
 }
 
 impl Returning {
     /// Whether another node may be putting the record back, or setting one up.
-    fn may_return(&self, now: Duration) -> bool {
-        self.missing_since.is_none_or(|since| now < since + PUTTING_BACK)
+    fn may_return(&self) -> bool {
+        self.missing_since.is_none_or(|since| self.read_at < since + PUTTING_BACK)
     }
 }
 
@@ -135,6 +136,11 @@ impl Keeper {
         }
     }
 
+    /// Whether there is a keep-alive to keep.
+    pub(super) fn is_on(&self) -> bool {
+        self.place().is_some()
+    }
+
     pub(super) fn timeout(&self) -> Option<Duration> {
         match &self.state {
             State::Kept { due, .. } => Some(*due),
@@ -186,7 +192,7 @@ impl Keeper {
         let place = way.place;
         let next = match (request, reply) {
             (_, Reply::Record(view)) => {
-                way.view = view;
+                (way.view, way.read_at) = (view, cx.out.now);
                 match self.judge(cx, &mut way) {
                     Ok(Some(request)) => request,
                     Ok(None) => {
@@ -209,7 +215,7 @@ impl Keeper {
                 Request::MakeRun { counter: place.version }
             }
             // Another node is about to write the record.
-            (_, Reply::Run(true)) if way.may_return(cx.out.now) => {
+            (_, Reply::Run(true)) if way.may_return() => {
                 self.look_again(cx, way);
                 return Verdict::None;
             }
@@ -276,9 +282,7 @@ impl Keeper {
             {
                 Ok(None)
             }
-            (Some((now, _)), Some(_)) if now.status == Status::Setup && way.may_return(cx.out.now) => {
-                Ok(None)
-            }
+            (Some((now, _)), Some(_)) if now.status == Status::Setup && way.may_return() => Ok(None),
             (None, Some(_)) => Ok(Some(Request::FindRun)),
             _ => Err(()),
         }
@@ -290,8 +294,8 @@ impl Keeper {
     }
 
     fn returns(&mut self, cx: &mut Context, place: Place, group: Option<Record>, lost: Option<Loss>) {
-        let (missing_since, view, pause) = (None, View::default(), None);
-        self.state = State::Returning(Returning { place, group, missing_since, lost, view, pause });
+        let (missing_since, view, read_at, pause) = (None, View::default(), cx.out.now, None);
+        self.state = State::Returning(Returning { place, group, missing_since, lost, view, read_at, pause });
         self.ask(cx, Request::ReadRecord);
     }
 

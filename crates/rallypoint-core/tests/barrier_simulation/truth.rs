@@ -30,11 +30,12 @@ pub(crate) struct Truth {
     steady_since: Option<Duration>,
 }
 
-/// A node, and whether it is PyTorch's.
+/// A node, whether it is PyTorch's, and in which history it met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Who {
     pub(crate) node: usize,
     pub(crate) torch: bool,
+    pub(crate) history: u32,
 }
 
 impl Truth {
@@ -156,6 +157,11 @@ impl Truth {
     ) -> Result<(), String> {
         let Place { version, rank } = place;
         self.known.insert(version);
+        if who.history != self.history {
+            // What it was told was so, and is lost.
+            self.ended.insert(version);
+            return Ok(());
+        }
         let (size, ranks) = self.met.entry(version).or_insert((world, BTreeMap::new()));
         // PyTorch's nodes go by the number of a version alone: after a loss they can take another's place for theirs.
         let misled = who.torch && self.history > 0;
@@ -166,7 +172,9 @@ impl Truth {
             return Err(format!("version {version}: {world} nodes and rank {rank}; others say {size}"));
         }
         let may_clash = |other: &Who| misled || self.history > 0 && other.torch;
-        if let Some(other) = ranks.insert(rank, who).filter(|other| *other != who && !may_clash(other)) {
+        if let Some(other) =
+            ranks.insert(rank, who).filter(|other| other.node != who.node && !may_clash(other))
+        {
             return Err(format!(
                 "version {version}: nodes {} and {} both have rank {rank}",
                 other.node, who.node

@@ -107,6 +107,8 @@ enum Event {
         node: usize,
         id: u64,
         reply: Result<Reply, Failure>,
+        /// In which history that was so.
+        history: u32,
     },
     Tell {
         node: usize,
@@ -187,6 +189,8 @@ pub(crate) struct World {
     watches: Vec<Watch>,
     /// Whose request is being carried out.
     acts: Option<usize>,
+    /// Of which history the reply is that was heard last.
+    hears: u32,
     seen_index: u64,
     nodes: Vec<Process>,
     truth: Truth,
@@ -220,6 +224,7 @@ impl World {
             lives: 0,
             watches: Vec::new(),
             acts: None,
+            hears: 0,
             seen_index: 0,
             nodes: Vec::new(),
             truth: Truth::default(),
@@ -330,14 +335,15 @@ impl World {
             Event::Arrive { node, id, message, heard, times, .. } => {
                 return self.arrive(node, id, message, heard, times);
             }
-            Event::Answer { node, id, reply } => {
+            Event::Answer { node, id, reply, history } => {
                 if self.nodes[node].life == Life::Dead || !self.nodes[node].open.contains(&id) {
                     return Ok(());
                 }
-                if self.stalled(node, Event::Answer { node, id, reply: reply.clone() }) {
+                if self.stalled(node, Event::Answer { node, id, reply: reply.clone(), history }) {
                     return Ok(());
                 }
                 self.nodes[node].open.remove(&id);
+                self.hears = history;
                 match &reply {
                     Ok(Reply::Record(view)) => self.saw(node, view),
                     Ok(Reply::Members { .. }) => {
@@ -539,7 +545,7 @@ impl World {
             Ask::Met { place, world } => {
                 self.truth.meets(self.who(node), place, world, self.plan.min..=self.plan.max)?;
                 self.nodes[node].life = Life::Met(place);
-                self.nodes[node].met_in = self.truth.history();
+                self.nodes[node].met_in = self.hears;
                 self.wake_at(node, self.now + Duration::from_secs(1));
             }
             Ask::Closed => self.nodes[node].life = Life::Over,
@@ -573,7 +579,7 @@ impl World {
     }
 
     fn who(&self, node: usize) -> Who {
-        Who { node, torch: matches!(self.nodes[node].brain, Brain::Torch(_)) }
+        Who { node, torch: matches!(self.nodes[node].brain, Brain::Torch(_)), history: self.hears }
     }
 
     fn saw(&mut self, node: usize, view: &View) {

@@ -37,7 +37,8 @@ impl World {
             && matches!(message, Message::Request(Request::SwapRecord { .. }));
         let in_vain =
             if bug { Ok(Reply::Done { index: self.server.index() + 1 }) } else { Err(Failure::Unknown) };
-        self.schedule(self.now + PATIENCE, Event::Answer { node, id, reply: in_vain });
+        let history = self.truth.history();
+        self.schedule(self.now + PATIENCE, Event::Answer { node, id, reply: in_vain, history });
         if let Some((_, _, still_arrives)) =
             self.plan.crash_at.filter(|(who, when, _)| *who == node && *when == sent)
         {
@@ -114,7 +115,8 @@ impl World {
         }
         if heard && self.nodes[node].cut_until <= self.now {
             let travels = Duration::from_micros(self.random.u64(200..5_000));
-            self.schedule(self.now + travels, Event::Answer { node, id, reply });
+            let history = self.truth.history();
+            self.schedule(self.now + travels, Event::Answer { node, id, reply, history });
         }
         Ok(())
     }
