@@ -252,7 +252,7 @@ impl Group {
         let later = record.version.is_some_and(|version| version > self.place.version);
         match record.status {
             Status::Closed => self.tell(cx, Change::Closed),
-            Status::Final if record.version == Some(self.place.version) => {
+            Status::Final if record.has_nodes_of(&self.seen.0) => {
                 self.seen = (record.clone(), *index);
                 self.waiting_changed(cx);
             }

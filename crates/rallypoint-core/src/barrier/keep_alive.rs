@@ -222,6 +222,8 @@ impl Keeper {
             (_, Reply::Run(true)) => return Verdict::Superseded(way.view),
             (_, Reply::Members { members, .. }) => {
                 match members.into_iter().find(|member| member.rank == place.rank) {
+                    // Until the group has met, that it is there tells this node's place from another's.
+                    None if way.group.is_none() => return Verdict::Superseded(way.view),
                     None => {
                         way.lost = way.lost.or(Some(Loss::KeepAlive));
                         Request::WriteKeepAlive(place)
@@ -259,7 +261,7 @@ impl Keeper {
         }
         match (&way.view.record, &way.group) {
             (Some((now, _)), Some(group)) if now.is(Status::Final, version) => {
-                if now.participants == group.participants {
+                if now.has_nodes_of(group) {
                     Ok(Some(Request::ListMembers { version }))
                 } else {
                     Err(())

@@ -109,6 +109,14 @@ impl Record {
         self.is(Status::Joinable, version) || self.is(Status::Frozen, version)
     }
 
+    /// Whether it has the same nodes as `other`, as far as records tell: those of one number can differ after etcd lost
+    /// its data.
+    #[must_use]
+    pub fn has_nodes_of(&self, other: &Record) -> bool {
+        (self.version, &self.participants, &self.keep_alives)
+            == (other.version, &other.participants, &other.keep_alives)
+    }
+
     /// How many nodes have joined.
     #[must_use]
     pub fn joined(&self) -> usize {

@@ -177,9 +177,10 @@ impl Way {
                 self.pause_after_failure(cx)
             }
             Update::Gone { .. } | Update::FolderGone | Update::Cleared => {
-                if let (Stage::Entering { .. }, Update::FolderGone) = (&self.stage, &update) {
+                if update == Update::FolderGone && !matches!(self.stage, Stage::Waiting(_)) {
                     let until = cx.out.now + PUTTING_BACK;
                     self.stage = Stage::Returning { version: self.highest, until };
+                    self.kept = None;
                 }
                 self.members_unknown();
                 self.steps.woken = false;

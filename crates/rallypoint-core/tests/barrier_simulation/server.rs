@@ -38,7 +38,8 @@ pub(crate) enum Deed {
     RecordRemoved(Record),
     Expired(Place),
     Deleted(Place),
-    FolderEnded,
+    /// With these keep-alives.
+    FolderEnded(Vec<Place>),
 }
 
 #[derive(Debug)]
@@ -86,6 +87,11 @@ impl Server {
         self.data.keep_alives.contains_key(&place)
     }
 
+    /// Whether the keep-alive of that place is another node's.
+    pub(crate) fn is_taken(&self, place: Place, name: &str) -> bool {
+        self.data.keep_alives.get(&place).is_some_and(|(_, owner)| owner.as_deref() != Some(name))
+    }
+
     pub(crate) fn has_run(&self) -> bool {
         let Data { run_ends, record, keep_alives, .. } = &self.data;
         run_ends.is_some() || record.is_some() || !keep_alives.is_empty()
@@ -112,9 +118,10 @@ impl Server {
         self.next_end = None;
         if self.data.run_ends.is_some_and(|end| end <= now) {
             let index = self.data.index + 1;
+            let kept = self.data.keep_alives.keys().copied().collect();
             self.data = Data { index, ..Data::default() };
             self.happened(Happened::FolderGone);
-            self.deeds.push(Deed::FolderEnded);
+            self.deeds.push(Deed::FolderEnded(kept));
         }
         if self.data.record_ends.is_some_and(|end| end <= now) {
             self.write(None, None);

@@ -22,6 +22,8 @@ pub(crate) struct Truth {
     deleted: BTreeSet<Place>,
     /// From when on it is no mistake to take the owner of a keep-alive for dead.
     expired: BTreeMap<Place, Duration>,
+    /// Keep-alives that went with the folder, and were not lost in another way.
+    went_with_folder: BTreeSet<Place>,
     closed: bool,
     last: Option<Record>,
     /// Since when the record that was lost with all else was not put back.
@@ -49,6 +51,11 @@ impl Truth {
         self.met.contains_key(&version)
     }
 
+    /// Whether the keep-alive of that place went with the folder.
+    pub(crate) fn went_with_folder(&self, place: Place) -> bool {
+        self.went_with_folder.contains(&place)
+    }
+
     /// Something happened that the group may meet again for.
     pub(crate) fn cause(&mut self) {
         self.steady_since = None;
@@ -66,6 +73,7 @@ impl Truth {
     pub(crate) fn lost(&mut self, now: Duration) {
         self.cause();
         self.ended.extend(&self.known);
+        self.went_with_folder.clear();
         self.all_gone(now);
     }
 
@@ -134,7 +142,10 @@ impl Truth {
                     self.cause();
                 }
             }
-            Deed::FolderEnded => self.all_gone(now),
+            Deed::FolderEnded(kept) => {
+                self.went_with_folder.extend(kept);
+                self.all_gone(now);
+            }
         }
         Ok(())
     }
@@ -190,6 +201,7 @@ impl Truth {
         place: Place,
         change: &Change,
         folder_is_there: bool,
+        is_taken: bool,
         is_alive: impl Fn(usize) -> bool,
     ) -> Result<(), String> {
         let version = place.version;
@@ -207,14 +219,17 @@ impl Truth {
             Change::Left { rank: None, .. } | Change::Excluded => {
                 // Whoever began to put it back may have died over it.
                 let given_up = self.missing_since.is_some_and(|since| now >= since + Duration::from_secs(5));
-                given_up && folder_is_there || self.ended.contains(&version)
+                given_up && folder_is_there || is_taken || self.ended.contains(&version)
             }
         };
         if !is_true {
             return Err(format!("false news at {now:?}: a member of version {version} is told {change:?}"));
         }
+        // Who hears of a version late is told of its end then.
+        let is_last = self.last.as_ref().is_none_or(|last| last.version == Some(version));
         if let Some(since) = self.steady_since
             && *change != Change::Closed
+            && is_last
         {
             return Err(format!("{change:?} is told at {now:?}, and all was well since {since:?}"));
         }

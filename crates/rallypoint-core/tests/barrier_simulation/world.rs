@@ -71,6 +71,10 @@ struct Process {
     met_in: u32,
     /// In which history it first saw the members of the group it met.
     listed_in: Option<u32>,
+    /// In which history it was told that the folder ended.
+    folder_gone_in: u32,
+    /// Where it met last.
+    last_met: Option<Place>,
 }
 
 #[derive(Debug, Clone)]
@@ -280,7 +284,7 @@ impl World {
         let by = self.acts.take();
         let knows = by.is_none_or(|node| self.nodes[node].knows);
         for deed in self.server.deeds() {
-            if matches!(deed, Deed::FolderEnded) {
+            if matches!(deed, Deed::FolderEnded(_)) {
                 self.folder_ended = true;
             }
             if matches!(&deed, Deed::RecordWritten(record) if record.status == Status::Joinable)
@@ -418,6 +422,8 @@ impl World {
             knows: false,
             met_in: 0,
             listed_in: None,
+            folder_gone_in: 0,
+            last_met: None,
         });
         let now = self.now;
         match &mut self.nodes[node].brain {
@@ -483,7 +489,8 @@ impl World {
             NodeEvent::Changed(change) => {
                 let Life::Met(place) = self.nodes[node].life else { return Ok(()) };
                 let lives = |node: usize| matches!(self.nodes[node].life, Life::Met(_) | Life::Going);
-                self.truth.told(self.now, place, &change, self.server.has_run(), lives)?;
+                let taken = self.server.is_taken(place, &self.nodes[node].name);
+                self.truth.told(self.now, place, &change, self.server.has_run(), taken, lives)?;
                 self.nodes[node].told = true;
                 if change == Change::Closed {
                     self.nodes[node].life = Life::Over;
@@ -520,6 +527,7 @@ impl World {
             Ask::Send(request) => {
                 if matches!(request, Request::CreateRecord { .. }) {
                     self.truth.cause();
+                    self.nodes[node].life = Life::Going;
                 }
                 self.nodes[node].open.insert(id);
                 let keeps = match (&request, &self.nodes[node].brain) {
@@ -545,6 +553,7 @@ impl World {
             Ask::Met { place, world } => {
                 self.truth.meets(self.who(node), place, world, self.plan.min..=self.plan.max)?;
                 self.nodes[node].life = Life::Met(place);
+                self.nodes[node].last_met = Some(place);
                 self.nodes[node].met_in = self.hears;
                 self.wake_at(node, self.now + Duration::from_secs(1));
             }

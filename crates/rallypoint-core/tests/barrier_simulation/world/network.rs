@@ -110,6 +110,7 @@ impl World {
             // The first try's reply was lost, and of a refusal nobody knows what it means.
             let life = self.lives;
             let again = self.now + self.random_time(Duration::from_secs(2));
+            self.schedule(again, Event::Cause);
             self.schedule(again, Event::Arrive { node, id, message, heard, times: Times::Again, life });
             return Ok(());
         }
@@ -226,8 +227,10 @@ impl World {
         if self.loud {
             println!("{:>9.3} {node} sees {update:?}", self.now.as_secs_f64());
         }
-        if let Update::Record(view) = &update {
-            self.saw(node, view);
+        match &update {
+            Update::Record(view) => self.saw(node, view),
+            Update::FolderGone => self.nodes[node].folder_gone_in = self.truth.history(),
+            _ => {}
         }
         let now = self.now;
         let process = &mut self.nodes[node];

@@ -29,26 +29,40 @@ impl World {
         is_torch(node) && node.met_in != self.truth.history() && self.truth.has_met(place.version)
     }
 
-    /// Whether the keep-alive of that place is there, or is one that nobody puts back: PyTorch's nodes do not, when
-    /// etcd has lost theirs, and go on.
+    /// Whether the keep-alive of that place is there, or the group must go on without it: one of PyTorch's nodes that
+    /// went with the folder nobody puts back. Ours know it if they have seen it, and the end of the folder; and who comes
+    /// to a full group makes it meet again.
     fn is_kept(&self, place: Place) -> bool {
-        let goes_on = |node: &Process| {
-            is_torch(node) && node.life == Life::Met(place) && node.met_in != self.truth.history()
-        };
-        self.server.is_kept(place) || self.nodes.iter().any(goes_on)
-    }
-
-    /// The same, where the group must go on as it is. Ours know whose keep-alive is PyTorch's if they have seen it; and
-    /// who comes to a full group with a keep-alive less makes it meet again.
-    fn is_surely_kept(&self, place: Place) -> bool {
         let ours = |node: &&Process| {
             matches!(node.life, Life::Met(other) if other.version == place.version) && !is_torch(node)
         };
-        let known =
-            |torch: &Process| self.nodes.iter().filter(ours).all(|node| node.listed_in == Some(torch.met_in));
+        let known = |torch: &Process| {
+            self.nodes.iter().filter(ours).all(|node| {
+                node.listed_in == Some(torch.met_in) && node.folder_gone_in == self.truth.history()
+            })
+        };
         let owner = self.nodes.iter().find(|node| is_torch(node) && node.life == Life::Met(place));
         let goes_on = || owner.is_some_and(known) && self.living().len() <= self.plan.max;
-        self.server.is_kept(place) || goes_on() && self.is_kept(place)
+        self.server.is_kept(place) || self.truth.went_with_folder(place) && goes_on()
+    }
+
+    /// Whether ours are at work in a version that etcd had lost, in which only PyTorch's nodes are missing. Nobody can
+    /// tell whether those live.
+    fn is_put_back(&self) -> bool {
+        let Some(record) = self.server.record().filter(|record| record.status == Status::Final) else {
+            return false;
+        };
+        let Some(version) = record.version else { return false };
+        let was_torch = |place: Place| {
+            let met = |node: &Process| node.last_met == Some(place) && node.met_in != self.truth.history();
+            self.nodes.iter().any(met)
+        };
+        let mut places = (0..record.joined()).map(|rank| Place { version, rank });
+        let living = self.living();
+        let mut ours = living.iter().filter(|node| !is_torch(node));
+        record.waiting == Some(0)
+            && places.all(|place| self.server.is_kept(place) || was_torch(place))
+            && ours.all(|node| matches!(node.life, Life::Met(place) if place.version == version))
     }
 
     /// Whether all is as it should be.
@@ -63,16 +77,11 @@ impl World {
         }
         // Too few to meet wait for more.
         let waits = |node: &&Process| node.life == Life::Going;
-        self.is_whole(|place| self.is_kept(place)) || living.len() < self.plan.min && living.iter().all(waits)
-    }
-
-    /// Whether a group is whole, and has no reason to meet again.
-    pub(super) fn is_steady(&self) -> bool {
-        self.is_whole(|place| self.is_surely_kept(place))
+        self.is_steady() || self.is_put_back() || living.len() < self.plan.min && living.iter().all(waits)
     }
 
     /// Whether a group is whole, and everybody in it who can.
-    fn is_whole(&self, is_kept: impl Fn(Place) -> bool) -> bool {
+    pub(super) fn is_steady(&self) -> bool {
         let away = |node: &Process| node.stalled_until > self.now || node.cut_until > self.now;
         // Versions of two histories have the same numbers for a while.
         let two_histories = self.lost_at.is_some_and(|at| self.now < at + LOSS_SHOWS);
@@ -86,7 +95,7 @@ impl World {
             Life::Met(place) => Some(place),
             _ => None,
         });
-        let kept = (0..record.joined()).all(|rank| is_kept(Place { version, rank }));
+        let kept = (0..record.joined()).all(|rank| self.is_kept(Place { version, rank }));
         record.status == Status::Final
             && record.waiting == Some(0)
             && kept
