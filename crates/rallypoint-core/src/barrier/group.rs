@@ -203,7 +203,10 @@ impl Group {
             Some((record, _)) if record.status == Status::Final => Change::Excluded,
             _ => Change::Left { node: String::new(), rank: None },
         };
-        self.tell(cx, change);
+        // Who was told that it must meet again learns nothing new, but for the end of the run.
+        if !self.is_over() || change == Change::Closed {
+            self.tell(cx, change);
+        }
         cx.out.watch(WatchId::Record, Watched::Record, view.next);
     }
 

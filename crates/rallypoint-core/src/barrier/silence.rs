@@ -48,3 +48,20 @@ impl Silence {
         self.grace_until
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The request that would have told it had not failed yet when a keep-alive was seen to have ended.
+    #[test]
+    fn who_renews_a_keep_alive_knows_a_silence_by_its_length() {
+        let seconds = Duration::from_secs;
+        for (renews, grace_until) in [(true, seconds(15)), (false, seconds(0))] {
+            let mut silence = Silence::default();
+            silence.heard(seconds(0), renews);
+            silence.heard(seconds(5), renews);
+            assert_eq!(silence.grace_until(), grace_until);
+        }
+    }
+}

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rallypoint_core::barrier::{
-    Failure, Node, NodeEvent, Output, Record, Reply, Request, Settings, Status, Update, WatchId,
+    Change, Failure, Node, NodeEvent, Output, Record, Reply, Request, Settings, Status, Update, WatchId,
 };
 
 use crate::server::Server;
@@ -150,4 +150,46 @@ fn a_version_that_was_fixed_with_too_few_nodes_is_not_confirmed() {
         assert!(!matches!(request, Request::WriteKeepAlive(_)), "it confirms");
         one.answer(&mut server, id, &request);
     }
+}
+
+/// The record was missing for long when it was read, so it seemed; but that was before the answer took its time, and it
+/// had been put back meanwhile.
+#[test]
+fn a_record_that_was_put_back_in_time_is_not_missing() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
+    one.goes_on(&mut server, 20);
+    assert!(one.has_met());
+    server.lose(false);
+    let made = server.serve(one.now, None, &Request::MakeRun { counter: 1 });
+    assert!(made.is_ok());
+    let (id, request) = one.until(&mut server, |request| *request == Request::FindRun);
+    let reply = server.serve(one.now, Some("one"), &request);
+    one.now += Duration::from_secs(6);
+    one.node.handle_reply(one.now, id, reply);
+    one.until(&mut server, |request| *request == Request::ReadRecord);
+    assert!(!one.told.iter().any(|event| matches!(event, NodeEvent::Changed(_))), "{:?}", one.told);
+}
+
+/// A node that slept through the end of the folder took the next version of that number for its own, and was rank 1 of
+/// one node.
+#[test]
+fn a_version_of_the_same_number_and_other_nodes_is_another() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
+    one.goes_on(&mut server, 20);
+    assert!(one.has_met());
+    let mut other = Record::joinable(1);
+    for _ in 0..2 {
+        other = other.with_node(2).0;
+    }
+    let other = other.with_confirmed("/r/rdzv/v_1/rank_1").with_confirmed("/r/rdzv/v_1/rank_0");
+    let Ok(Reply::Record(mut view)) = server.serve(one.now, None, &Request::ReadRecord) else {
+        panic!("a record")
+    };
+    let over = view.record.clone().expect("a record");
+    let done = server.serve(one.now, None, &Request::SwapRecord { record: other.clone(), over, ttl: None });
+    let Ok(Reply::Done { index }) = done else { panic!("it is written: {done:?}") };
+    (view.record, view.next) = (Some((other, index)), index + 1);
+    one.node.handle_update(one.now, WatchId::Record, Update::Record(view));
+    one.goes_on(&mut server, 4);
+    assert!(one.told.contains(&NodeEvent::Changed(Change::Excluded)), "{:?}", one.told);
 }
