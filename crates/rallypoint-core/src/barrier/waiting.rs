@@ -26,8 +26,17 @@ pub(super) struct Waiting {
     members: Option<(Vec<KeepAlive>, u64)>,
     /// When this node was added to the number waiting.
     announced: Option<Duration>,
-    /// The members that are missing, and since when none more was.
-    absent: Option<(Vec<usize>, Duration)>,
+    absent: Option<Absent>,
+}
+
+/// Members that are missing.
+#[derive(Debug, Clone, PartialEq)]
+struct Absent {
+    ranks: Vec<usize>,
+    /// Since when none more was.
+    since: Duration,
+    /// The index at which the record was created: members put it back before their keep-alives.
+    created: u64,
 }
 
 /// Who waits.
@@ -61,6 +70,8 @@ pub(super) enum Next {
 pub(super) struct Surroundings {
     pub(super) now: Duration,
     pub(super) max: usize,
+    /// The index at which the record was created.
+    pub(super) created: u64,
     /// The index from which on nothing was seen.
     pub(super) next: u64,
     /// Until then a keep-alive that is gone is no death.
@@ -92,10 +103,15 @@ impl Waiting {
         let absent = !gone.is_empty();
         // Who was missing before may have been back since.
         let since = match &self.absent {
-            Some((before, since)) if gone.iter().all(|rank| before.contains(rank)) => *since,
+            Some(before)
+                if before.created == around.created
+                    && gone.iter().all(|rank| before.ranks.contains(rank)) =>
+            {
+                before.since
+            }
             _ => around.now,
         };
-        self.absent = absent.then_some((gone, since));
+        self.absent = absent.then_some(Absent { ranks: gone, since, created: around.created });
         // A spare does not know whether etcd was away, so it leaves a full group to its members. They see who
         // dies, and count up the number waiting; if nobody does, they are dead.
         let spared_until = since + SPARED;
@@ -165,9 +181,10 @@ mod tests {
             record = record.with_node(2).0;
         }
         let record = record.with_confirmed("/v_1/rank_0").with_confirmed("/v_1/rank_1");
-        let around = |seconds: u64| Surroundings {
+        let around = |seconds: u64, created: u64| Surroundings {
             now: Duration::from_secs(seconds),
             max: 2,
+            created,
             next: 7,
             grace_until: Duration::ZERO,
             woken: false,
@@ -175,10 +192,11 @@ mod tests {
         let there = KeepAlive { rank: 1, node: Some("n".to_owned()) };
         let mut waiting = Waiting::new(1, Role::Newcomer);
         waiting.listed(vec![there.clone()], 7);
-        assert!(matches!(waiting.next(&record, &around(1)), Next::Wait { until: Some(_), .. }));
+        assert!(matches!(waiting.next(&record, &around(1, 1)), Next::Wait { until: Some(_), .. }));
         waiting.listed(Vec::new(), 7);
-        assert!(matches!(waiting.next(&record, &around(6)), Next::Wait { until: Some(_), .. }));
+        assert!(matches!(waiting.next(&record, &around(6, 1)), Next::Wait { until: Some(_), .. }));
+        assert!(matches!(waiting.next(&record, &around(11, 9)), Next::Wait { until: Some(_), .. }));
         waiting.listed(vec![there], 7);
-        assert!(matches!(waiting.next(&record, &around(11)), Next::End));
+        assert!(matches!(waiting.next(&record, &around(16, 9)), Next::End));
     }
 }

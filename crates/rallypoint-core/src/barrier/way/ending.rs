@@ -21,6 +21,7 @@ impl Way {
         let around = Surroundings {
             now: cx.out.now,
             max: cx.settings.max,
+            created: self.steps.view.created,
             next: self.steps.view.next,
             grace_until: cx.silence.grace_until(),
             woken: self.steps.woken,
