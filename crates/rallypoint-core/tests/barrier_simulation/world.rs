@@ -1,7 +1,9 @@
 //! Nodes, a network that delays, loses and reorders, and what must hold whatever it does.
 
+mod events;
 mod faults;
 mod network;
+mod pytorch;
 mod state;
 
 use std::cmp::Reverse;
@@ -9,13 +11,16 @@ use std::collections::{BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 use rallypoint_core::barrier::{
-    Change, Failure, KEEP_ALIVE_TTL, Node, NodeEvent, Output, Place, Record, Reply, Request, Settings,
-    Status, Update, View, WatchId, Watched,
+    Change, KEEP_ALIVE_TTL, Node, NodeEvent, Output, Place, Reply, Request, Settings, Status, Update, View,
+    WatchId, Watched,
 };
+
+pub(crate) use events::Fault;
+use events::{Event, Message, Times};
 
 use crate::plan::Plan;
 use crate::server::{Deed, Server};
-use crate::torch::{self, Ask, Torch};
+use crate::torch::Torch;
 use crate::truth::{Truth, Who};
 
 /// When a node gives up on a reply.
@@ -75,89 +80,6 @@ struct Process {
     folder_gone_in: u32,
     /// Where it met last.
     last_met: Option<Place>,
-}
-
-#[derive(Debug, Clone)]
-enum Message {
-    Request(Request),
-    Compare { old: Record, new: Option<Record>, ttl: Option<Duration> },
-}
-
-/// How often a request is carried out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Times {
-    Once,
-    Twice,
-    /// The second time.
-    Again,
-}
-
-#[derive(Debug)]
-enum Event {
-    Wake {
-        node: usize,
-        wake: u64,
-    },
-    Arrive {
-        node: usize,
-        id: u64,
-        message: Message,
-        heard: bool,
-        times: Times,
-        /// Which life of the server it was sent in: what is on its way ends with it.
-        life: u32,
-    },
-    Answer {
-        node: usize,
-        id: u64,
-        reply: Result<Reply, Failure>,
-        /// In which history that was so.
-        history: u32,
-    },
-    Tell {
-        node: usize,
-        watch: u64,
-        update: Update,
-        next: u64,
-    },
-    /// A watch cannot be answered, as the server is away or behind.
-    Unanswered {
-        watch: u64,
-    },
-    Program {
-        node: usize,
-        place: Place,
-    },
-    Renew {
-        node: usize,
-        place: Place,
-    },
-    Fault(Fault),
-    Second,
-    Tick,
-    Cause,
-}
-
-/// What goes wrong.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Fault {
-    Start {
-        torch: bool,
-    },
-    Crash(usize),
-    Stall(usize),
-    Cut(usize),
-    Leave(usize),
-    Outage(Duration),
-    Refuse,
-    RefuseNoMore,
-    Snapshot,
-    Lose {
-        restored: bool,
-    },
-    /// Who waits in vain gives up, and is started again.
-    GiveUp,
-    Close,
 }
 
 /// When something happens, in which order, and where it is kept: what is sorted is small.
@@ -517,74 +439,6 @@ impl World {
             NodeEvent::Recovered(_) | NodeEvent::Progress { .. } | NodeEvent::Closed => {}
         }
         Ok(())
-    }
-
-    /// Does what a node of PyTorch's asks for.
-    fn torch(&mut self, node: usize, ask: Ask) -> Result<(), String> {
-        self.count += 1;
-        let id = self.count;
-        match ask {
-            Ask::Send(request) => {
-                if matches!(request, Request::CreateRecord { .. }) {
-                    self.truth.cause();
-                    self.nodes[node].life = Life::Going;
-                }
-                self.nodes[node].open.insert(id);
-                let keeps = match (&request, &self.nodes[node].brain) {
-                    (Request::WriteKeepAlive(place), Brain::Torch(_)) => Some(*place),
-                    _ => None,
-                };
-                if let Some(place) = keeps {
-                    self.schedule(self.now + torch::RENEWS, Event::Renew { node, place });
-                }
-                return self.send(node, id, Message::Request(request));
-            }
-            Ask::Compare { old, new, ttl } => {
-                self.nodes[node].open.insert(id);
-                return self.send(node, id, Message::Compare { old, new, ttl });
-            }
-            Ask::Watch { keys, from, until } => {
-                self.watch(node, WatchId::Record, keys, from);
-                if let Some(until) = until {
-                    self.wake_at(node, until);
-                }
-            }
-            Ask::Sleep(time) => self.wake_at(node, self.now + time.max(Duration::from_millis(100))),
-            Ask::Met { place, world } => {
-                self.truth.meets(self.who(node), place, world, self.plan.min..=self.plan.max)?;
-                self.nodes[node].life = Life::Met(place);
-                self.nodes[node].last_met = Some(place);
-                self.nodes[node].met_in = self.hears;
-                self.wake_at(node, self.now + Duration::from_secs(1));
-            }
-            Ask::Closed => self.nodes[node].life = Life::Over,
-            Ask::Dies => {
-                self.kill(node);
-                let back = self.now + self.random_time(Duration::from_secs(3));
-                self.schedule(back, Event::Fault(Fault::Start { torch: true }));
-            }
-        }
-        Ok(())
-    }
-
-    /// The thread of a node of PyTorch's, which ends with the first error.
-    fn renew(&mut self, node: usize, place: Place) {
-        if self.nodes[node].life == Life::Dead || self.stalled(node, Event::Renew { node, place }) {
-            return;
-        }
-        let Brain::Torch(torch) = &mut self.nodes[node].brain else { return };
-        if torch.keeps != Some(place) {
-            return;
-        }
-        let reaches = self.now >= self.down_until && self.nodes[node].cut_until <= self.now;
-        let request = Request::RenewKeepAlive(place);
-        let renewed =
-            reaches && matches!(self.server.serve(self.now, None, &request), Ok(Reply::Done { .. }));
-        if renewed {
-            self.schedule(self.now + torch::RENEWS, Event::Renew { node, place });
-        } else {
-            self.truth.cause();
-        }
     }
 
     fn who(&self, node: usize) -> Who {
