@@ -128,15 +128,11 @@ impl World {
                 return Ok(Reply::Done { index: 0 });
             }
             (Some(Bug::OverlooksTheEndOfTheFolder), Request::FindRun) => return Ok(Reply::Run(true)),
-            (
-                Some(bug @ (Bug::DoesNotCompare | Bug::ComparesIndicesAlone)),
-                Request::SwapRecord { record, ttl, over },
-            ) => {
+            (Some(Bug::DoesNotCompare), Request::SwapRecord { record, ttl, over }) => {
                 let Ok(Reply::Record(view)) = self.server.serve(self.now, None, &Request::ReadRecord) else {
                     return Err(Failure::Unknown);
                 };
-                let there = view.record.filter(|there| bug == Bug::DoesNotCompare || there.1 == over.1);
-                Request::SwapRecord { record, ttl, over: there.unwrap_or(over) }
+                Request::SwapRecord { record, ttl, over: view.record.unwrap_or(over) }
             }
             (_, request) => request,
         };
