@@ -20,6 +20,13 @@ pub(crate) struct Violation {
     pub(crate) what: String,
 }
 
+/// A panic of the machine breaks every promise.
+impl From<String> for Violation {
+    fn from(what: String) -> Self {
+        Violation { promise: 0, what }
+    }
+}
+
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "promise {} is broken: {}", self.promise, self.what)
