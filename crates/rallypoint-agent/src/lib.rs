@@ -62,6 +62,8 @@ pub use logs::{LogDir, LogError, LogSettings, Logs};
 pub use output::{Console, Stream};
 pub use prefix::{Prefix, UnknownMacro};
 pub use ranks::{Assigned, IDENTICAL_VARIABLE, NodeWorkers, RankError, agree, assign};
+/// What [`Stopper::ask`] takes, and [`Outcome::Stopped`] tells.
+pub use rustix::process::Signal;
 pub use signals::{AT_ONCE, KNOWN_SIGNALS, UnknownSignal, is_ignored, parse_signals};
 pub use stop::{Stop, StopListener, Stopper};
 pub use streams::{StreamChoice, StreamChoiceError, Streams};

@@ -103,6 +103,13 @@ impl CloseRun {
         })
     }
 
+    /// What was found may be of another history: looks again before anything is written.
+    pub(super) fn look_again(&mut self) {
+        if matches!(self.stage, Stage::Granting(_) | Stage::Writing(_)) {
+            self.stage = Stage::Looking;
+        }
+    }
+
     /// What came of it. False if it failed: wait a moment before the next try.
     pub fn handle(&mut self, reply: Result<Reply, Failure>) -> bool {
         let stage = std::mem::replace(&mut self.stage, Stage::Looking);

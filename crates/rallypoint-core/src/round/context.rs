@@ -55,11 +55,11 @@ pub(super) enum LeaderTask {
     ReadRanks,
     ReadGroup,
     GrantRun,
-    RenewRun,
+    RenewRun { lease: i64 },
     WriteRound(Box<RoundRecord>),
     Place { plan: u64, chunk: usize },
     Commit { plan: u64 },
-    Tidy { stale: Vec<String> },
+    Tidy { stale: Vec<String>, lease: i64 },
 }
 
 /// What is to be done outside, and which requests have no answer yet.

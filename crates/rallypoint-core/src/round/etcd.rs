@@ -79,6 +79,8 @@ pub enum Condition {
     CreatedAt(String, i64),
     /// It was last written at this revision.
     ModifiedAt(String, i64),
+    /// This is its value.
+    Holds(String, String),
     /// Every key that begins with this is there since this revision: there is no other.
     OnlyCreatedAt(String, i64),
 }

@@ -148,11 +148,15 @@ impl Membership {
         }
     }
 
-    /// Whether what stands in etcd says enough. A member at work need not say so: what it joined with still stands.
+    /// Whether what stands in etcd says enough. A member at work need not say so, as long as etcd has its round: what it
+    /// joined with still stands.
     pub(super) fn is_said_by(&self, record: &NodeRecord) -> bool {
         match self.goal {
             Goal::Joining { port } => {
                 (record.wants, record.port, record.round) == (Wants::Join, port, self.after)
+            }
+            Goal::Working if self.told == Some(Change::StateLost) => {
+                record.wants == Wants::Stay && record.seat == self.seat
             }
             _ => true,
         }

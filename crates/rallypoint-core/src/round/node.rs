@@ -40,6 +40,8 @@ pub struct Node {
     departure: Option<Departure>,
     close: Option<Close>,
     look: Look,
+    /// When etcd was last found to have lost data.
+    lost_at: Option<Duration>,
     /// When all parts were last asked what they have to do.
     driven: Duration,
 }
@@ -48,6 +50,8 @@ pub struct Node {
 #[derive(Debug)]
 struct Close {
     run: CloseRun,
+    /// The epoch in which it last looked.
+    epoch: u64,
     busy: bool,
     retry: Retry,
 }
@@ -96,6 +100,7 @@ impl Node {
             departure: None,
             close: None,
             look: Look::default(),
+            lost_at: None,
             driven: Duration::ZERO,
         }
     }
@@ -127,7 +132,8 @@ impl Node {
                 let member = (seat.clone(), self.config.settings);
                 let known = self.view.known().filter(|_| !self.view.is_blind());
                 let run = CloseRun::by_member(&self.keys, reason, self.config.closed_ttl, member, known);
-                self.close = Some(Close { run, busy: false, retry: Retry::default() });
+                let epoch = self.out.epoch();
+                self.close = Some(Close { run, epoch, busy: false, retry: Retry::default() });
             }
         }
         self.drive(now);
@@ -254,12 +260,14 @@ impl Node {
             Goal::Leaving { .. } => self.drive_departure(now),
         }
         if let Some(leader) = self.leader.as_mut().filter(|_| !self.view.is_blind()) {
-            leader.drive(context!(self, now), &self.view, &self.silence);
+            let spoken = self.presence.has_said(|record| self.membership.is_said_by(record));
+            leader.drive(context!(self, now), &self.view, &self.silence, spoken);
         }
         self.drive_close(now);
     }
 
     fn data_was_lost(&mut self, now: Duration) {
+        self.lost_at = Some(now);
         self.silence.forget();
         if let Some(leader) = &mut self.leader {
             leader.data_was_lost(now);
@@ -398,7 +406,7 @@ impl Node {
         if let Some(leader) = self.leader.take() {
             leader.step_down(context);
         }
-        self.leader = term.map(|term| Box::new(Leader::new(context, term)));
+        self.leader = term.map(|term| Box::new(Leader::new(context, term, self.lost_at)));
     }
 
     fn leaders_word(&mut self, now: Duration, word: Word) {
@@ -481,6 +489,9 @@ impl Node {
         close.retry.is_due(now);
         if close.busy || close.retry.waits() {
             return;
+        }
+        if std::mem::replace(&mut close.epoch, self.out.epoch()) != self.out.epoch() {
+            close.run.look_again();
         }
         match close.run.poll() {
             CloseStep::Send(request) => {

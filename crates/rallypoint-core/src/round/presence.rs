@@ -104,6 +104,12 @@ impl Presence {
         }
     }
 
+    /// Whether what stands in etcd is the last that this process has said, and `enough`.
+    pub(super) fn has_said(&self, enough: impl FnOnce(&NodeRecord) -> bool) -> bool {
+        !self.registering
+            && matches!(&self.key, OwnKey::Ours { record, said: Said::Last, .. } if enough(record))
+    }
+
     pub(super) fn is_unanswered(&self) -> bool {
         self.unanswered
     }
@@ -343,7 +349,7 @@ fn is_of_the_past(context: &Context<'_>, written: i64, entry: &Entry, record: Op
 }
 
 pub(super) fn put_leader(context: &Context<'_>, lease: i64) -> Op {
-    Op::Put { key: context.keys.leader(), value: context.config.id.clone(), lease }
+    Op::Put { key: context.keys.leader(), value: context.config.leader_value(), lease }
 }
 
 /// What a registration that held has seen.

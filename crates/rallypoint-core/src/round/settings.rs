@@ -144,6 +144,18 @@ pub struct NodeConfig {
 }
 
 impl NodeConfig {
+    /// What the leader's key holds while this process leads: its node's name, and what tells the process from every
+    /// other.
+    pub(super) fn leader_value(&self) -> String {
+        format!("{} {:x}", self.id, self.incarnation)
+    }
+
+    /// The node in a leader's key.
+    #[must_use]
+    pub fn leader_of(value: &str) -> &str {
+        value.rsplit_once(' ').map_or(value, |(node, _)| node)
+    }
+
     /// The defaults.
     #[must_use]
     pub fn new(run: &str, id: &str, settings: RunSettings) -> Self {

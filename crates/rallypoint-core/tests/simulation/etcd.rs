@@ -204,6 +204,7 @@ impl Etcd {
         match condition {
             Condition::Missing(key) => !self.keys.contains_key(key),
             Condition::CreatedAt(key, revision) => created(key) == *revision,
+            Condition::Holds(key, value) => self.keys.get(key).is_some_and(|entry| entry.value == *value),
             Condition::ModifiedAt(key, revision) => {
                 self.keys.get(key).map_or(0, |entry| entry.mod_revision) == *revision
             }

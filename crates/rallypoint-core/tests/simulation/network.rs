@@ -30,6 +30,8 @@ pub(crate) struct Weather {
 
 /// A process that makes more requests than this in a second spins.
 const SPIN: u32 = 120;
+/// Requests with which a node, or a leader, looks afresh.
+const LOOKS_AFRESH: u32 = 4;
 
 impl World {
     fn chance(&mut self, chance: f64) -> bool {
@@ -299,6 +301,11 @@ impl World {
         }
         let process = &mut self.processes[to];
         process.received += size(&update);
+        if matches!(update, Update::Snapshot { .. }) {
+            // A stream that was cut makes its owner look afresh at everything.
+            let (_, count) = &mut process.this_second;
+            *count = count.saturating_sub(LOOKS_AFRESH);
+        }
         match id {
             WatchId::Group => {
                 if let Some(stale) = self.planted.stale_rank(process.rank.as_ref(), &update) {

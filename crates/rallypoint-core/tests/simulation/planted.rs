@@ -102,9 +102,9 @@ impl Planted {
             Planted::CommitUnfenced if writes_round(&txn) => {
                 let (leader, plan) = (format!("{RUN}group/leader"), format!("{RUN}plan"));
                 txn.when.retain(|condition| match condition {
-                    Condition::CreatedAt(key, _) | Condition::ModifiedAt(key, _) => {
-                        *key != leader && *key != plan
-                    }
+                    Condition::CreatedAt(key, _)
+                    | Condition::ModifiedAt(key, _)
+                    | Condition::Holds(key, _) => *key != leader && *key != plan,
                     _ => true,
                 });
             }
@@ -206,5 +206,5 @@ fn sweeps(txn: &Txn) -> bool {
 }
 
 fn tidies(txn: &Txn) -> bool {
-    txn.when.len() > 1 && txn.then.iter().all(|op| matches!(op, Op::Delete(_) | Op::DeletePrefix(_)))
+    txn.when.len() > 1 && txn.then.iter().any(|op| matches!(op, Op::Delete(_) | Op::DeletePrefix(_)))
 }

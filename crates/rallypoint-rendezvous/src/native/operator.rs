@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use futures::stream::{StreamExt as _, TryStreamExt as _};
 use rallypoint_core::Backoff;
 use rallypoint_core::round::{
-    CloseOutcome, CloseRun, CloseStep, Corrupt, Entry, Failure, Keys, Lost, MasterRecord, NodeRecord, Op,
-    OpReply, RankRecord, RoundRecord, RunSettings, Txn, Wants,
+    CloseOutcome, CloseRun, CloseStep, Corrupt, Entry, Failure, Keys, Lost, MasterRecord, NodeConfig,
+    NodeRecord, Op, OpReply, RankRecord, RoundRecord, RunSettings, Txn, Wants,
 };
 use rallypoint_etcd::v3::{Client, Entry as ServerEntry, KeyRange};
 use rallypoint_etcd::{Error, ErrorKind, Repeat, Result};
@@ -22,6 +22,7 @@ const LEASES_AT_A_TIME: usize = 32;
 
 /// A run, as it is now.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct RunStatus {
     /// Its id.
     pub run_id: String,
@@ -45,6 +46,7 @@ pub struct RunStatus {
 
 /// A node that is there.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct NodeStatus {
     /// Its name.
     pub node: String,
@@ -69,6 +71,7 @@ pub struct NodeStatus {
 /// What a node is to a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum NodeState {
     /// In the last round.
     Member,
@@ -154,7 +157,10 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
             node.state = NodeState::Spare;
         }
     }
-    let leader = group.iter().find(|entry| entry.key == keys.leader()).map(|entry| entry.value.clone());
+    let leader = group
+        .iter()
+        .find(|entry| entry.key == keys.leader())
+        .map(|entry| NodeConfig::leader_of(&entry.value).to_owned());
     let round = round.unwrap_or_else(|| RoundRecord::without_round(0, None, 0));
     Ok(Some(RunStatus {
         run_id: run_id.to_owned(),

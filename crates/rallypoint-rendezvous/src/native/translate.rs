@@ -135,6 +135,7 @@ fn condition(condition: &Condition) -> api::Compare {
     let equal = CompareOp::Equal;
     match condition {
         Condition::Missing(key) => api::Compare::create_revision(key.as_str(), equal, 0),
+        Condition::Holds(key, value) => api::Compare::value(key.as_str(), equal, value.as_str()),
         Condition::CreatedAt(key, revision) => api::Compare::create_revision(key.as_str(), equal, *revision),
         Condition::ModifiedAt(key, revision) => api::Compare::mod_revision(key.as_str(), equal, *revision),
         Condition::OnlyCreatedAt(prefix, revision) => {

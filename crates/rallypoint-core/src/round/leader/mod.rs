@@ -34,7 +34,7 @@ use super::etcd::{Condition, Entry, Event, Failure, Op, Reply, Request, Txn, Txn
 use super::output::{Output, WatchId};
 use super::record::{RankRecord, RoundRecord, parse};
 use super::silence::Silence;
-use super::view::{RoundKey, View, got};
+use super::view::{KnownRound, RoundKey, View, got};
 
 #[derive(Debug)]
 pub(super) struct Leader {
@@ -46,20 +46,28 @@ pub(super) struct Leader {
     run_lease: RunLease,
     failed: Vec<LeaderTask>,
     retry: Retry,
-    /// etcd has lost data: until then the nodes say again what they want.
-    not_before: Duration,
+    /// When etcd was last found to have lost data.
+    lost_at: Option<Duration>,
+    /// This node's own key says what the node wants.
+    spoken: bool,
+    /// When the record was written that is from before the round that nodes have claimed.
+    outdated: Option<i64>,
+    /// When all was last read.
+    read_at: Option<Duration>,
     /// The epoch in which all was read; none if that is to be done again.
     epoch: Option<u64>,
 }
 
 /// For nodes to notice that etcd has lost data, and to say again what they want.
 const SAY_AGAIN: Duration = Duration::from_secs(1);
+/// For as long as that, the number of a round does not tell whether it came before or after the loss.
+const LOSS: Duration = Duration::from_secs(60);
 
 /// What a leader has to know first.
 #[derive(Debug, Default)]
 struct Reading {
     nodes: Option<(i64, Vec<Entry>)>,
-    ranks: Option<Vec<Entry>>,
+    ranks: Option<(i64, Vec<Entry>)>,
     group: bool,
 }
 
@@ -78,7 +86,7 @@ pub(super) enum Word {
 }
 
 impl Leader {
-    pub(super) fn new(context: &Context<'_>, term: i64) -> Self {
+    pub(super) fn new(context: &Context<'_>, term: i64, lost_at: Option<Duration>) -> Self {
         Leader {
             term: Term::new(term),
             reading: Some(Reading::default()),
@@ -88,7 +96,10 @@ impl Leader {
             run_lease: RunLease::Recorded { renew_at: context.now },
             failed: Vec::new(),
             retry: Retry::default(),
-            not_before: Duration::ZERO,
+            lost_at,
+            spoken: false,
+            outdated: None,
+            read_at: None,
             epoch: None,
         }
     }
@@ -113,6 +124,7 @@ impl Leader {
         self.roster = Roster::new(context.config.settings);
         self.planner.forget();
         self.newsroom.forget();
+        self.outdated = None;
         self.failed.retain(|task| matches!(task, LeaderTask::GrantRun));
         for task in [LeaderTask::ReadNodes, LeaderTask::ReadRanks, LeaderTask::ReadGroup] {
             self.read(context, task);
@@ -132,10 +144,15 @@ impl Leader {
         self.term.send(context, task, request);
     }
 
+    /// After a loss of data, the nodes have until then to say again what they want.
+    fn not_before(&self) -> Option<Duration> {
+        self.lost_at.map(|at| at + SAY_AGAIN)
+    }
+
     /// etcd has lost data. What stands there may be what nodes wanted long ago.
     pub(super) fn data_was_lost(&mut self, now: Duration) {
         self.planner.forget();
-        self.not_before = now + SAY_AGAIN;
+        self.lost_at = Some(now);
     }
 
     /// Ends what a leader keeps open.
@@ -155,13 +172,15 @@ impl Leader {
         }
         let sure = self.roster.is_unsure().then(|| silence.sure_at(now)).flatten();
         let progress = self.newsroom.timeout(view, &self.roster, &self.planner);
-        let all = [sure, progress, self.planner.timeout(), Some(renew_at), Some(self.not_before)];
+        let all = [sure, progress, self.planner.timeout(), Some(renew_at), self.not_before()];
         all.into_iter().flatten().filter(|at| *at > now).min()
     }
 
-    /// Does what is to be done now.
-    pub(super) fn drive(&mut self, context: &mut Context<'_>, view: &View, silence: &Silence) {
+    /// Does what is to be done now. `spoken`: whether this node's own key says what the node wants. After etcd has lost
+    /// data, it and the keys of others may say what they wanted long ago, and no round may be formed of that.
+    pub(super) fn drive(&mut self, context: &mut Context<'_>, view: &View, silence: &Silence, spoken: bool) {
         self.retry.is_due(context.now);
+        self.spoken = spoken;
         if self.epoch != Some(context.out.epoch()) {
             self.read_all(context);
         }
@@ -174,18 +193,21 @@ impl Leader {
             return;
         }
         // A round was completed that this leader knows nothing of: by a request of its own that had no answer.
-        let unknown = |record: &RoundRecord| {
-            let lost = self.roster.has_lost_state() && record.round < self.roster.last_completed();
-            record.has_round() && record.plan != self.roster.plan() && !lost
-        };
-        if view.known().is_some_and(|known| unknown(&known.record)) && !self.planner.is_planning() {
+        let other = view.known().filter(|known| {
+            known.record.has_round() && known.record.plan != self.roster.plan() && !self.is_outdated(known)
+        });
+        if other.is_some() && !self.planner.is_planning() {
             return self.read_all(context);
         }
         // The members of a round that was lost come back one by one, and say so.
-        if let Some(last) = self.roster.claimed() {
-            self.roster.begin(last);
+        if other.is_none() {
+            self.take_claims(context.now, view);
         }
+        // Who is missing may have come back, and the watch lags behind.
         if self.roster.is_unsure() && silence.is_sure(context.now) {
+            if self.read_at < silence.sure_at(context.now) {
+                return self.read_all(context);
+            }
             self.roster.look_at_all(true);
         }
         if view.known().is_none_or(|known| !known.record.has_round()) {
@@ -201,7 +223,7 @@ impl Leader {
             RunLease::Recorded { renew_at } if renew_at <= context.now => {
                 self.run_lease = RunLease::recorded(context);
                 let lease = view.known().map_or(0, |known| known.record.lease);
-                self.term.send(context, LeaderTask::RenewRun, Request::Renew(lease));
+                self.term.send(context, LeaderTask::RenewRun { lease }, Request::Renew(lease));
             }
             RunLease::Recorded { .. } => {}
         }
@@ -210,11 +232,13 @@ impl Leader {
         }
         self.drive_plan(context, view);
         self.newsroom.publish(context, self.term, view, &self.roster, &self.planner);
-        self.planner.tidy(context, self.term, &self.roster);
+        if let Some(known) = view.known().filter(|_| !self.newsroom.is_writing()) {
+            self.planner.tidy(context, self.term, &self.roster, known.modified, known.record.lease);
+        }
     }
 
     fn drive_plan(&mut self, context: &mut Context<'_>, view: &View) {
-        if context.now < self.not_before {
+        if self.not_before().is_some_and(|at| context.now < at) || !self.spoken {
             return;
         }
         let start = match (view.known(), self.run_lease) {
@@ -229,6 +253,27 @@ impl Leader {
         self.planner.drive(context, self.term, &self.roster, start, writing);
     }
 
+    /// The lease that a request has named.
+    fn lease_of(&self, task: &LeaderTask) -> Option<i64> {
+        match task {
+            LeaderTask::RenewRun { lease } | LeaderTask::Tidy { lease, .. } => Some(*lease),
+            LeaderTask::WriteRound(record) => Some(record.lease),
+            LeaderTask::Place { plan, .. } | LeaderTask::Commit { plan } => self.planner.lease_of(*plan),
+            LeaderTask::ReadNodes | LeaderTask::ReadRanks | LeaderTask::ReadGroup | LeaderTask::GrantRun => {
+                None
+            }
+        }
+    }
+
+    fn is_run_lease(&self, view: &View, lease: Option<i64>) -> bool {
+        let run = match self.run_lease {
+            RunLease::Granting => return false,
+            RunLease::New { lease } => Some(lease),
+            RunLease::Recorded { .. } => view.known().map(|known| known.record.lease),
+        };
+        lease.is_some() && run == lease
+    }
+
     fn grant_run(&mut self, context: &mut Context<'_>) {
         self.run_lease = RunLease::Granting;
         self.term.send(context, LeaderTask::GrantRun, Request::Grant(context.config.run_ttl));
@@ -237,18 +282,31 @@ impl Leader {
     /// Takes back a record that etcd has from before the round that its members were in. Whoever is still in that earlier
     /// round is told so that it is over. True while that is under way.
     fn withdraw_record(&mut self, context: &mut Context<'_>, view: &View) -> bool {
-        let outdated = view.known().filter(|known| {
-            let record = &known.record;
-            record.has_round() && record.plan != self.roster.plan() && self.roster.has_lost_state()
-        });
+        let outdated = view.known().filter(|known| known.record.has_round() && self.is_outdated(known));
         let Some(known) = outdated.filter(|_| !self.planner.is_planning()) else { return false };
         if !self.newsroom.is_writing() {
             let (settings, lease) = (known.record.settings, known.record.lease);
-            let record = RoundRecord::without_round(self.roster.last_round(), settings, lease);
+            let round = self.roster.last_round().max(known.record.round);
+            let record = RoundRecord::without_round(round, settings, lease);
             let condition = Condition::ModifiedAt(context.keys.round(), known.modified);
             self.write_record(context, condition, record);
         }
         true
+    }
+
+    /// Goes by what nodes say of a round that etcd has lost, instead of by its record of an earlier one.
+    fn take_claims(&mut self, now: Duration, view: &View) {
+        let lost = self.lost_at.is_some_and(|at| now < at + LOSS);
+        if let Some(last) = self.roster.claimed(lost) {
+            self.roster.begin(last);
+            self.planner.members_changed();
+            self.outdated = view.known().map(|known| known.modified);
+        }
+    }
+
+    /// Whether a record is from before the round that was claimed, and not what a late request has made of it.
+    fn is_outdated(&self, known: &KnownRound) -> bool {
+        self.roster.has_lost_state() && self.outdated == Some(known.modified)
     }
 
     fn write_record(&mut self, context: &mut Context<'_>, condition: Condition, record: RoundRecord) {
@@ -310,7 +368,7 @@ impl Leader {
             LeaderTask::Commit { plan } => self.planner.commit(context, self.term, plan),
             // Made anew from what is known by then.
             LeaderTask::GrantRun
-            | LeaderTask::RenewRun
+            | LeaderTask::RenewRun { .. }
             | LeaderTask::WriteRound(_)
             | LeaderTask::Tidy { .. } => {}
         }
@@ -332,14 +390,18 @@ impl Leader {
         let reply = match reply {
             Ok(reply) => reply,
             Err(Failure::LeaseGone) => {
-                self.planner.forget();
-                // The run's lease is gone, and what hung on it. The watch tells of that.
-                if !matches!(self.run_lease, RunLease::Granting) {
+                // The run's lease is gone, and what hung on it, if it is still the run's. The watch tells of that.
+                if self.is_run_lease(view, self.lease_of(&task)) {
+                    self.planner.forget();
                     self.grant_run(context);
                 }
                 return Word::Nothing;
             }
             Err(Failure::Unknown | Failure::Refused) => {
+                // Whether a plan that was given up has begun is not known any more.
+                if matches!(task, LeaderTask::Place { plan, .. } if self.planner.lease_of(plan).is_none()) {
+                    self.epoch = None;
+                }
                 self.failed.push(task);
                 self.retry.failed(context);
                 return Word::Nothing;
@@ -352,9 +414,9 @@ impl Leader {
                 }
                 self.begin(context, view, silence);
             }
-            (LeaderTask::ReadRanks, Reply::Range { entries, .. }) => {
+            (LeaderTask::ReadRanks, Reply::Range { revision, entries }) => {
                 if let Some(reading) = &mut self.reading {
-                    reading.ranks = Some(entries);
+                    reading.ranks = Some((revision, entries));
                 }
                 self.begin(context, view, silence);
             }
@@ -388,11 +450,14 @@ impl Leader {
                 let planned = self.planner.committed(context, plan, reply);
                 return self.planned(context, view, silence, planned);
             }
-            (LeaderTask::Tidy { stale }, Reply::Txn(reply)) => {
+            (LeaderTask::Tidy { stale, .. }, Reply::Txn(reply)) => {
                 if !reply.held {
-                    return self.refused(context, view, reply);
+                    // Most often the group was told something in between. Nothing else waits for this.
+                    let word = self.refused(context, view, reply);
+                    self.retry.succeeded();
+                    return word;
                 }
-                self.planner.remove(&stale);
+                self.planner.removed(&stale, reply.revision);
             }
             _ => {}
         }
@@ -425,7 +490,8 @@ impl Leader {
         let (leader, round, plan) = (found.next().flatten(), found.next().flatten(), found.next().flatten());
         self.retry.failed(context);
         view.see_leader(reply.revision, leader.as_ref());
-        if leader.is_none_or(|entry| entry.create_revision != self.term.number()) {
+        let ours = context.config.leader_value();
+        if leader.is_none_or(|it| it.create_revision != self.term.number() || it.value != ours) {
             return Word::NotLeading;
         }
         self.planner.fence_is(plan.as_ref());
@@ -445,12 +511,23 @@ impl Leader {
 
     /// Leads, once all is read that it takes.
     fn begin(&mut self, context: &mut Context<'_>, view: &View, silence: &Silence) {
-        let Some(Reading { nodes: Some(_), ranks: Some(_), group: true }) = &self.reading else { return };
-        let Some(Reading { nodes: Some((revision, nodes)), ranks: Some(ranks), .. }) = self.reading.take()
+        let Some(Reading { nodes: Some(_), ranks: Some((read, _)), group: true }) = &mut self.reading else {
+            return;
+        };
+        // The places of a round that was completed after they were read are not among them.
+        if view.known().is_some_and(|known| known.modified > *read) {
+            if let Some(reading) = &mut self.reading {
+                reading.ranks = None;
+            }
+            return self.read(context, LeaderTask::ReadRanks);
+        }
+        let Some(Reading { nodes: Some((revision, nodes)), ranks: Some((_, ranks)), .. }) =
+            self.reading.take()
         else {
             return;
         };
         self.retry.succeeded();
+        self.read_at = Some(context.now);
         let keys = context.keys;
         for entry in &nodes {
             self.roster.read(keys.id_of(&entry.key), entry, false);
@@ -460,9 +537,7 @@ impl Leader {
             let last = self.recorded_round(context, &known.record, &ranks);
             self.roster.begin(last);
         }
-        if let Some(last) = self.roster.claimed() {
-            self.roster.begin(last);
-        }
+        self.take_claims(context.now, view);
         self.roster.look_at_all(silence.is_sure(context.now));
         let keys = Watched::Prefix(context.keys.nodes());
         context.out.push(Output::Watch { id: WatchId::Nodes, keys, from: Some(revision + 1) });
@@ -487,7 +562,7 @@ impl Leader {
                 && self.roster.get(id).is_some_and(|node| node.record.incarnation == place.incarnation)
             {
                 // Who has a place in an earlier round may be in it still. If not, it asks again when it hears of this.
-                self.roster.spend(id, entry.mod_revision);
+                self.roster.spend(id, entry.mod_revision, place.round);
             }
         }
         last

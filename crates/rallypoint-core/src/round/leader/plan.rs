@@ -46,6 +46,8 @@ pub(super) struct Planner {
 
 #[derive(Debug)]
 struct Plan {
+    /// Tells its requests from those of every other plan, also of one before a loss of data.
+    number: u64,
     record: RoundRecord,
     seats: Vec<(String, u64)>,
     members: HashMap<String, Member>,
@@ -113,6 +115,11 @@ impl Planner {
         self.outdated_store = None;
     }
 
+    /// The lease that the plan of this number hangs on, if it is still the one.
+    pub(super) fn lease_of(&self, number: u64) -> Option<i64> {
+        self.plan.as_ref().filter(|plan| plan.number == number).map(|plan| plan.record.lease)
+    }
+
     /// The key of the plan, as it stands in etcd.
     pub(super) fn fence_is(&mut self, plan: Option<&Entry>) {
         self.fence = plan.map_or(0, |entry| entry.mod_revision);
@@ -124,11 +131,18 @@ impl Planner {
         self.untidy = true;
     }
 
-    pub(super) fn remove(&mut self, ids: &[String]) {
+    /// Who was a member may be none any more.
+    pub(super) fn members_changed(&mut self) {
+        self.untidy = true;
+    }
+
+    /// These places are gone since that revision.
+    pub(super) fn removed(&mut self, ids: &[String], revision: i64) {
         for id in ids {
             self.placed.remove(id);
         }
         self.outdated_store = None;
+        self.fence = self.fence.max(revision);
     }
 
     pub(super) fn tidied(&mut self) {
@@ -207,6 +221,7 @@ impl Planner {
         let members =
             members.map(|(rank, (id, node))| ((*id).clone(), Member::new(rank, node.record.incarnation)));
         self.plan = Some(Plan {
+            number: context.random.u64(..),
             record,
             members: members.collect(),
             last_plan: roster.plan().to_owned(),
@@ -223,8 +238,8 @@ impl Planner {
 
     fn advance(&mut self, context: &mut Context<'_>, term: Term, roster: &Roster, writing: bool) {
         loop {
-            let number = self.begun;
             let Some(plan) = &mut self.plan else { return };
+            let number = plan.number;
             // The others wait for the first: it makes this the last plan begun.
             let limit = if plan.fence.is_none() { 1 } else { IN_FLIGHT };
             if plan.next < plan.chunks() {
@@ -256,7 +271,7 @@ impl Planner {
         number: u64,
         chunk: usize,
     ) {
-        let Some(plan) = self.plan.as_ref().filter(|_| number == self.begun) else { return };
+        let Some(plan) = self.plan.as_ref().filter(|plan| plan.number == number) else { return };
         let (key, lease) = (context.keys.plan(), plan.record.lease);
         let (when, mut then) = match plan.fence {
             Some(fence) => (vec![Condition::ModifiedAt(key, fence)], vec![]),
@@ -292,10 +307,11 @@ impl Planner {
 
     /// The point at which a round is complete.
     pub(super) fn commit(&self, context: &mut Context<'_>, term: Term, number: u64) {
-        let Some(plan) = self.plan.as_ref().filter(|_| number == self.begun) else { return };
+        let Some(plan) = self.plan.as_ref().filter(|plan| plan.number == number) else { return };
+        let Some(fence) = plan.fence else { return };
         let when = vec![
             Condition::unchanged_since(context.keys.round(), plan.last_modified),
-            Condition::ModifiedAt(context.keys.plan(), plan.fence.unwrap_or_default()),
+            Condition::ModifiedAt(context.keys.plan(), fence),
             Condition::ModifiedAt(context.keys.node(&plan.seats[0].0), plan.master_modified),
         ];
         let request = term.txn(context, when, vec![put_round(context, &plan.record)]);
@@ -303,10 +319,13 @@ impl Planner {
     }
 
     pub(super) fn placed(&mut self, number: u64, chunk: usize, reply: TxnReply) -> Planned {
-        let Some(plan) = self.plan.as_mut().filter(|_| number == self.begun) else {
-            // An earlier plan's; if it has begun, the next one's first condition has to know.
-            if reply.held && chunk == 0 {
-                self.fence = self.fence.max(reply.revision);
+        let Some(plan) = self.plan.as_mut().filter(|plan| plan.number == number) else {
+            // An earlier plan's; if it has begun, by this try or by one before, the next one's first condition has to
+            // know.
+            let stands = reply.results.into_iter().nth(2).and_then(got).map(|entry| entry.mod_revision);
+            let begun = if reply.held { Some(reply.revision) } else { stands };
+            if let Some(begun) = begun.filter(|_| chunk == 0) {
+                self.fence = self.fence.max(begun);
             }
             return Planned::Nothing;
         };
@@ -329,7 +348,7 @@ impl Planner {
     }
 
     pub(super) fn committed(&mut self, context: &Context<'_>, number: u64, reply: TxnReply) -> Planned {
-        let Some(plan) = self.plan.take_if(|_| number == self.begun) else { return Planned::Nothing };
+        let Some(plan) = self.plan.take_if(|plan| plan.number == number) else { return Planned::Nothing };
         let (record, revision) = if reply.held {
             (plan.record, reply.revision)
         } else {
@@ -357,9 +376,17 @@ impl Planner {
         Planned::Complete(last, Box::new(record), revision)
     }
 
-    /// Removes what only earlier rounds had a use for, a part at a time, unless the next plan has begun by then.
+    /// Removes what only earlier rounds had a use for, a part at a time, if the record is as it was at `modified`. The
+    /// commit of a plan that was given up may still be on its way; so this also counts as the last plan begun.
     /// Whatever comes of it: the run's lease ends one day.
-    pub(super) fn tidy(&mut self, context: &mut Context<'_>, term: Term, roster: &Roster) {
+    pub(super) fn tidy(
+        &mut self,
+        context: &mut Context<'_>,
+        term: Term,
+        roster: &Roster,
+        modified: i64,
+        lease: i64,
+    ) {
         if self.tidying || self.is_planning() || self.fence == 0 {
             return;
         }
@@ -373,8 +400,10 @@ impl Planner {
         let mut then: Vec<Op> = stale.iter().map(|id| Op::Delete(context.keys.rank(id))).collect();
         then.extend(self.outdated_store.clone().map(Op::DeletePrefix));
         self.tidying = true;
-        let when = vec![Condition::ModifiedAt(context.keys.plan(), self.fence)];
+        then.push(Op::Put { key: context.keys.plan(), value: roster.plan().to_owned(), lease });
+        let round = Condition::ModifiedAt(context.keys.round(), modified);
+        let when = vec![round, Condition::ModifiedAt(context.keys.plan(), self.fence)];
         let request = term.txn(context, when, then);
-        term.send(context, LeaderTask::Tidy { stale }, request);
+        term.send(context, LeaderTask::Tidy { stale, lease }, request);
     }
 }

@@ -112,7 +112,7 @@ impl Roster {
             }
         }
         for id in excluded {
-            self.spend(&id, i64::MAX);
+            self.spend(&id, i64::MAX, u64::MAX);
         }
         (self.round, self.plan, self.members) = (last.round, last.plan, last.members);
         self.state_lost = last.state_lost;
@@ -148,11 +148,13 @@ impl Roster {
         }
     }
 
-    /// The round that a node says it had a seat in, where that is later than the last one that is known: etcd has lost
-    /// it. In one history there is no such thing. A group that is there and may be at work counts for more: who comes
-    /// from a lost one is a newcomer to it.
-    pub(super) fn claimed(&self) -> Option<LastRound> {
-        if self.latest_claim <= self.round || self.members.keys().any(|id| self.may_be_in_last_round(id)) {
+    /// The round that a node says it had a seat in, where that is later than the last one that is known, or another of
+    /// the same number: etcd has lost it. In one history there is no such thing. A group that is there and may be at work counts for more: who comes
+    /// from a lost one is a newcomer to it. After a loss of data (`lost`) numbers tell nothing: a run may have begun anew.
+    pub(super) fn claimed(&self, lost: bool) -> Option<LastRound> {
+        if self.latest_claim < self.round && !lost
+            || self.members.keys().any(|id| self.may_be_in_last_round(id))
+        {
             return None;
         }
         let mut claims: BTreeMap<(u64, &str), (usize, usize)> = BTreeMap::new();
@@ -161,7 +163,14 @@ impl Roster {
         }
         // Of two rounds with one number, that with more members left.
         let claims = claims.into_iter().map(|((round, plan), (count, size))| (round, count, plan, size));
-        let (round, _, plan, world_size) = claims.max().filter(|(round, ..)| *round > self.round)?;
+        // Of the same number can be one that was formed since, of what nodes wanted before the loss.
+        let mut members = self.members.iter().filter_map(|(id, member)| Some((member, self.nodes.get(id)?)));
+        let here = members.any(|(member, node)| node.record.incarnation == member.incarnation);
+        let another = |plan: &str| plan != self.plan && !here;
+        let lost = |round: u64, plan: &str| {
+            round > self.round || (round == self.round || lost && round > 0) && another(plan)
+        };
+        let (round, _, plan, world_size) = claims.filter(|(round, _, plan, _)| lost(*round, plan)).max()?;
         Some(LastRound { round, plan: plan.to_owned(), world_size, state_lost: true, ..LastRound::default() })
     }
 
@@ -179,10 +188,11 @@ impl Roster {
         self.state_lost |= self.round > 0;
     }
 
-    /// A node was in a round that was planned at this revision, and that is over.
-    pub(super) fn spend(&mut self, id: &str, planned: i64) {
+    /// A node was in this round, which was planned at this revision, and that is over. What it said before it knew of
+    /// the round may have been written after.
+    pub(super) fn spend(&mut self, id: &str, planned: i64, round: u64) {
         if let Some(node) = self.nodes.get_mut(id) {
-            node.spent |= node.modified < planned;
+            node.spent |= node.modified < planned || node.record.round < round;
         }
     }
 

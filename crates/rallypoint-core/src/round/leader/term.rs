@@ -21,7 +21,9 @@ impl Term {
     /// plan, in this order.
     pub(super) fn txn(self, context: &Context<'_>, mut when: Vec<Condition>, then: Vec<Op>) -> Request {
         let keys = context.keys;
+        // After a loss of data another node may have become the leader at the same revision.
         when.push(Condition::CreatedAt(keys.leader(), self.0));
+        when.push(Condition::Holds(keys.leader(), context.config.leader_value()));
         let otherwise = [keys.leader(), keys.round(), keys.plan()].map(Op::Get).to_vec();
         Request::Txn(Txn { when, then, otherwise })
     }

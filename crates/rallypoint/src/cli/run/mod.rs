@@ -206,19 +206,17 @@ fn spec(options: &Run, grace: Duration) -> Result<WorkerSpec, Problem> {
     let prefix = prefix.map_err(|error| Problem::usage(format!("--log-line-prefix-template: {error}")))?;
     // torchrun tells its Python the same with -u; a program that is a Python gets it this way.
     let unbuffered = program.unbuffered.then(|| ("PYTHONUNBUFFERED", "1".into()));
-    Ok(WorkerSpec {
-        program: program.path,
-        args: program.args,
-        role: options.role.clone(),
-        local_world_size: devices::workers(options.nproc_per_node)?,
-        max_restarts: options.max_restarts,
-        grace,
-        exit_barrier_timeout: options.exit_barrier_timeout.0,
-        signals: options.signals_to_handle.clone(),
-        virtual_local_rank: options.virtual_local_rank,
-        environment: unbuffered.into_iter().collect(),
-        prefix,
-    })
+    let mut spec = WorkerSpec::new(program.path, devices::workers(options.nproc_per_node)?);
+    spec.args = program.args;
+    spec.role.clone_from(&options.role);
+    spec.max_restarts = options.max_restarts;
+    spec.grace = grace;
+    spec.exit_barrier_timeout = options.exit_barrier_timeout.0;
+    spec.signals.clone_from(&options.signals_to_handle);
+    spec.virtual_local_rank = options.virtual_local_rank;
+    spec.environment = unbuffered.into_iter().collect();
+    spec.prefix = prefix;
+    Ok(spec)
 }
 
 fn run_id(options: &Run, alone: bool) -> Result<String, Problem> {
@@ -257,14 +255,12 @@ fn logs(options: &Run, guarded: &Guarded, run_id: &str) -> Result<Logs, Problem>
         Some(path) => LogDir::Kept(path.clone()),
     };
     let shown = &options.local_ranks_filter;
-    let settings = LogSettings {
-        dir,
-        redirects: options.redirects.clone(),
-        tee: options.tee.clone(),
-        shown: (!shown.is_empty()).then(|| shown.iter().copied().collect()),
-        filter_out: options::words(&options.duplicate_stdout_filters),
-        filter_err: options::words(&options.duplicate_stderr_filters),
-    };
+    let mut settings = LogSettings::console(dir);
+    settings.redirects = options.redirects.clone();
+    settings.tee = options.tee.clone();
+    settings.shown = (!shown.is_empty()).then(|| shown.iter().copied().collect());
+    settings.filter_out = options::words(&options.duplicate_stdout_filters);
+    settings.filter_err = options::words(&options.duplicate_stderr_filters);
     Logs::open(settings, run_id).map_err(|error| Problem::new(NODE, super::exit::chain(&error)))
 }
 
