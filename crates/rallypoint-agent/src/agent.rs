@@ -22,8 +22,9 @@ use crate::round;
 use crate::stop::StopListener;
 use crate::workers::Workers;
 
-/// How long workers have between SIGTERM and SIGKILL, as under torchrun.
-pub const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+/// How long workers have between SIGTERM and SIGKILL: less than the default last call, so that a node that must kill its
+/// workers is back in time for the round, and less than Kubernetes' grace.
+pub const DEFAULT_GRACE: Duration = Duration::from_secs(25);
 /// How long an etcd that does not answer keeps a node that has finished.
 pub const DEFAULT_EXIT_BARRIER_TIMEOUT: Duration = Duration::from_secs(60);
 /// The reason of a run that ended well.

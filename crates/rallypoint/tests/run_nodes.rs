@@ -256,7 +256,7 @@ fn a_user_who_may_touch_only_the_run_meets_works_and_misses_who_is_killed() {
         let script = "echo $WORLD_SIZE are here; while [ $WORLD_SIZE = 2 ]; do sleep 0.05; done";
         let start = || {
             let args = ["--nnodes", "1:2", "--rdzv-id", "job", "--rdzv-endpoint", &etcd.endpoint()];
-            let conf = ["--rdzv-conf", "last_call_timeout=2,lease_timeout=2", "--user", "trainer"];
+            let conf = ["--rdzv-conf", "last_call_timeout=2,lease_timeout=4", "--user", "trainer"];
             let args = [&args[..], &conf[..], &["--", "sh", "-c", script]].concat();
             Launcher::start_with(&args, |command| {
                 command.env("RALLYPOINT_PASSWORD", "secret");
@@ -267,7 +267,7 @@ fn a_user_who_may_touch_only_the_run_meets_works_and_misses_who_is_killed() {
         second.wait_for("2 are here");
         first.forget();
         // Longer than a lease that nobody refreshes.
-        std::thread::sleep(std::time::Duration::from_secs(6));
+        std::thread::sleep(std::time::Duration::from_secs(9));
         second.pull_the_plug();
         let ended = first.ended().expect(0);
         assert_eq!(ended.with("are here").len(), 1, "no round before: {}", ended.text());

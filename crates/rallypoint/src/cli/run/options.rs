@@ -85,7 +85,7 @@ pub(crate) struct Run {
         help_heading = "Workers"
     )]
     pub(crate) max_restarts: u32,
-    /// From SIGTERM to SIGKILL when workers are stopped; TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or else 30.
+    /// From SIGTERM to SIGKILL when workers are stopped; TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or else 25.
     #[arg(
         long,
         alias = "shutdown_timeout",
