@@ -141,8 +141,11 @@ impl Node {
 
     /// What came of a request.
     pub fn handle_reply(&mut self, now: Duration, id: u64, reply: Result<Reply, Failure>) {
-        if reply.is_ok() {
-            self.silence.heard(now);
+        match &reply {
+            Ok(Reply::Txn(_) | Reply::Range { .. }) => self.silence.served(now),
+            Ok(_) => self.silence.heard(now),
+            Err(Failure::Refused) => self.silence.refused(),
+            Err(_) => {}
         }
         let Some(Answered { task, reply, history_lost }) = self.out.answered(id, reply) else { return };
         if history_lost {
@@ -201,7 +204,17 @@ impl Node {
 
     /// A refresh of the lease was answered.
     pub fn handle_renewed(&mut self, now: Duration, _lease: i64) {
-        self.silence.heard(now);
+        // A lease without keys is anybody's to refresh.
+        match self.presence.stands() {
+            Some(_) => self.silence.served(now),
+            None => self.silence.heard(now),
+        }
+        self.drive(now);
+    }
+
+    /// etcd refuses to refresh the lease, or to let this node watch.
+    pub fn handle_refused(&mut self, now: Duration) {
+        self.silence.refused();
         self.drive(now);
     }
 

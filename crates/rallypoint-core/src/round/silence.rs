@@ -4,12 +4,16 @@
 //!            something was heard
 //!   silent ───────────────────────▶ heard since S ──── a lease and a second later ───▶ sure
 //!      ▲                                                                                 │
-//!      └───────────────── nothing was heard for most of a lease ─────────────────────────┘
+//!      └───────────── nothing was heard for most of a lease, or etcd has refused ────────┘
 //! ```
 //!
 //! A node's key may be gone because etcd itself was away, and with it every refresh of a lease. Its owner takes up its
 //! place again as soon as it notices. So a key that is gone means a death only to a node that has heard etcd without
 //! a gap for as long as that may take. A node that has just been started does not know what was before.
+//!
+//! An etcd that refuses, for want of a permission or of space, is as good as silent: it refuses the others' refreshes
+//! and registrations too. Its watches go on telling whose keys are gone, and it refreshes a lease without keys for
+//! anybody. So it counts as heard again only when it has done something that it could have refused.
 
 use std::time::Duration;
 
@@ -20,6 +24,8 @@ const RETURN: Duration = Duration::from_secs(1);
 pub(super) struct Silence {
     lease: Duration,
     heard: Option<Heard>,
+    /// etcd has refused something, and has done nothing since that it could have refused.
+    refused: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +37,7 @@ struct Heard {
 
 impl Silence {
     pub(super) fn new(lease: Duration) -> Self {
-        Silence { lease, heard: None }
+        Silence { lease, heard: None, refused: false }
     }
 
     /// A lease is refreshed several times within its time: none runs out in a shorter gap.
@@ -45,8 +51,22 @@ impl Silence {
 
     /// etcd has said something.
     pub(super) fn heard(&mut self, now: Duration) {
+        if self.refused {
+            return;
+        }
         let since = self.unbroken(now).map_or(now, |heard| heard.since);
         self.heard = Some(Heard { since, last: now });
+    }
+
+    /// etcd has done what only who may write here can ask for.
+    pub(super) fn served(&mut self, now: Duration) {
+        self.refused = false;
+        self.heard(now);
+    }
+
+    /// etcd has refused something.
+    pub(super) fn refused(&mut self) {
+        (self.refused, self.heard) = (true, None);
     }
 
     /// etcd has lost data: a key may be gone whose owner does not know of it yet.
@@ -95,5 +115,17 @@ mod tests {
         assert!(!silence.is_sure(at(14)), "this process may have been stopped itself");
         silence.heard(at(14));
         assert_eq!(silence.sure_at(at(14)), Some(at(20)));
+    }
+
+    #[test]
+    fn an_etcd_that_refuses_is_silent_until_it_serves_again() {
+        let mut silence = Silence::new(at(5));
+        (0..=10).for_each(|second| silence.heard(at(second)));
+        assert!(silence.is_sure(at(10)));
+        silence.refused();
+        (10..=20).for_each(|second| silence.heard(at(second)));
+        assert_eq!(silence.sure_at(at(20)), None);
+        silence.served(at(20));
+        assert_eq!(silence.sure_at(at(20)), Some(at(26)));
     }
 }
