@@ -144,7 +144,7 @@ impl Node {
         match &reply {
             Ok(Reply::Txn(_) | Reply::Range { .. }) => self.silence.served(now),
             Ok(_) => self.silence.heard(now),
-            Err(Failure::Refused) => self.silence.refused(),
+            Err(Failure::Refused) => self.silence.forget(),
             Err(_) => {}
         }
         let Some(Answered { task, reply, history_lost }) = self.out.answered(id, reply) else { return };
@@ -214,7 +214,7 @@ impl Node {
 
     /// etcd refuses to refresh the lease, or to let this node watch.
     pub fn handle_refused(&mut self, now: Duration) {
-        self.silence.refused();
+        self.silence.forget();
         self.drive(now);
     }
 

@@ -1,10 +1,10 @@
 //! When etcd was heard, and what may be concluded from a key that is gone.
 //!
 //! ```text
-//!            something was heard
-//!   silent ───────────────────────▶ heard since S ──── a lease and a second later ───▶ sure
-//!      ▲                                                                                 │
-//!      └───────────── nothing was heard for most of a lease, or etcd has refused ────────┘
+//!            etcd has served this node
+//!   silent ────────────────────────────▶ heard since S ──── a lease and a second later ───▶ sure
+//!      ▲                                                                                      │
+//!      └─────────────── nothing was heard for most of a lease, or etcd has refused ───────────┘
 //! ```
 //!
 //! A node's key may be gone because etcd itself was away, and with it every refresh of a lease. Its owner takes up its
@@ -13,7 +13,7 @@
 //!
 //! An etcd that refuses, for want of a permission or of space, is as good as silent: it refuses the others' refreshes
 //! and registrations too. Its watches go on telling whose keys are gone, and it refreshes a lease without keys for
-//! anybody. So it counts as heard again only when it has done something that it could have refused.
+//! anybody. So it counts as heard only from when it has done something that it could have refused.
 
 use std::time::Duration;
 
@@ -24,8 +24,6 @@ const RETURN: Duration = Duration::from_secs(1);
 pub(super) struct Silence {
     lease: Duration,
     heard: Option<Heard>,
-    /// etcd has refused something, and has done nothing since that it could have refused.
-    refused: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -37,7 +35,7 @@ struct Heard {
 
 impl Silence {
     pub(super) fn new(lease: Duration) -> Self {
-        Silence { lease, heard: None, refused: false }
+        Silence { lease, heard: None }
     }
 
     /// A lease is refreshed several times within its time: none runs out in a shorter gap.
@@ -51,25 +49,16 @@ impl Silence {
 
     /// etcd has said something.
     pub(super) fn heard(&mut self, now: Duration) {
-        if self.refused {
-            return;
-        }
-        let since = self.unbroken(now).map_or(now, |heard| heard.since);
-        self.heard = Some(Heard { since, last: now });
+        self.heard = self.unbroken(now).map(|heard| Heard { last: now, ..heard });
     }
 
     /// etcd has done what only who may write here can ask for.
     pub(super) fn served(&mut self, now: Duration) {
-        self.refused = false;
-        self.heard(now);
+        let since = self.unbroken(now).map_or(now, |heard| heard.since);
+        self.heard = Some(Heard { since, last: now });
     }
 
-    /// etcd has refused something.
-    pub(super) fn refused(&mut self) {
-        (self.refused, self.heard) = (true, None);
-    }
-
-    /// etcd has lost data: a key may be gone whose owner does not know of it yet.
+    /// etcd has refused something. Or it has lost data: a key may be gone whose owner does not know of it yet.
     pub(super) fn forget(&mut self) {
         self.heard = None;
     }
@@ -98,10 +87,10 @@ mod tests {
         let mut silence = Silence::new(at(5));
         assert!(!silence.is_sure(at(0)));
         for second in 10..=15 {
-            silence.heard(at(second));
+            silence.served(at(second));
             assert!(!silence.is_sure(at(second)), "after {second} s");
         }
-        silence.heard(at(16));
+        silence.served(at(16));
         assert!(silence.is_sure(at(16)));
     }
 
@@ -109,20 +98,20 @@ mod tests {
     fn a_gap_is_noticed_before_anything_is_heard_again() {
         let mut silence = Silence::new(at(5));
         for second in 0..=10 {
-            silence.heard(at(second));
+            silence.served(at(second));
         }
         assert!(silence.is_sure(at(13)));
         assert!(!silence.is_sure(at(14)), "this process may have been stopped itself");
-        silence.heard(at(14));
+        silence.served(at(14));
         assert_eq!(silence.sure_at(at(14)), Some(at(20)));
     }
 
     #[test]
     fn an_etcd_that_refuses_is_silent_until_it_serves_again() {
         let mut silence = Silence::new(at(5));
-        (0..=10).for_each(|second| silence.heard(at(second)));
+        (0..=10).for_each(|second| silence.served(at(second)));
         assert!(silence.is_sure(at(10)));
-        silence.refused();
+        silence.forget();
         (10..=20).for_each(|second| silence.heard(at(second)));
         assert_eq!(silence.sure_at(at(20)), None);
         silence.served(at(20));

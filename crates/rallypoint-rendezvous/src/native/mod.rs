@@ -10,6 +10,7 @@ mod driver;
 mod handler;
 mod identity;
 mod operator;
+mod reach;
 mod settings;
 mod translate;
 
