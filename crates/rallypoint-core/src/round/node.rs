@@ -143,9 +143,9 @@ impl Node {
     pub fn handle_reply(&mut self, now: Duration, id: u64, reply: Result<Reply, Failure>) {
         match &reply {
             Ok(Reply::Txn(_) | Reply::Range { .. }) => self.silence.served(now),
-            Ok(_) => self.silence.heard(now),
             Err(Failure::Refused) => self.silence.forget(),
-            Err(_) => {}
+            // Anybody may ask for these, or there was no answer.
+            Ok(Reply::Granted(_) | Reply::Renewed | Reply::Revoked) | Err(_) => {}
         }
         let Some(Answered { task, reply, history_lost }) = self.out.answered(id, reply) else { return };
         if history_lost {
@@ -188,7 +188,6 @@ impl Node {
 
     /// What happened to the keys of a watch.
     pub fn handle_update(&mut self, now: Duration, watch: WatchId, update: Update) {
-        self.silence.heard(now);
         if watch == WatchId::Nodes {
             if let Some(leader) = &mut self.leader {
                 let context = context!(self, now);
@@ -205,9 +204,8 @@ impl Node {
     /// A refresh of the lease was answered.
     pub fn handle_renewed(&mut self, now: Duration, _lease: i64) {
         // A lease without keys is anybody's to refresh.
-        match self.presence.stands() {
-            Some(_) => self.silence.served(now),
-            None => self.silence.heard(now),
+        if self.presence.stands().is_some() {
+            self.silence.served(now);
         }
         self.drive(now);
     }
@@ -220,7 +218,6 @@ impl Node {
 
     /// The lease that was kept is gone.
     pub fn handle_lease_lost(&mut self, now: Duration, lease: i64) {
-        self.silence.heard(now);
         if self.presence.lease() == Some(lease) {
             self.presence.lose_lease(context!(self, now));
         }

@@ -124,7 +124,11 @@ async fn who_waits_for_an_etcd_that_is_gone_is_told_so() {
         let a = node(&settings, "a").await;
         let waiting = meet(&a);
         until_there(&a, 1).await;
-        if pauses { etcd.pause() } else { etcd.kill() }
+        if pauses {
+            etcd.pause()
+        } else {
+            etcd.kill()
+        }
         let error = within(waiting).await.unwrap().unwrap_err().to_string();
         assert!(error.contains(&etcd.endpoint()) && error.contains("has not answered for"), "{error}");
     }
