@@ -44,7 +44,7 @@ pub(crate) fn settings(endpoint: &str, options: Option<&Bound<'_, PyDict>>) -> P
     }
     settings.tls = tls;
     settings.credentials = match (user, password) {
-        (Some(user), Some(password)) => Some(Credentials { user, password }),
+        (Some(user), Some(password)) => Some(Credentials::new(user, password)),
         (None, None) => None,
         (Some(_), None) => return Err(PyValueError::new_err("there is a user without a password")),
         (None, Some(_)) => return Err(PyValueError::new_err("there is a password without a user")),

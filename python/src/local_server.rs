@@ -33,7 +33,7 @@ impl LocalServer {
     #[staticmethod]
     fn alone(py: Python<'_>) -> PyResult<Self> {
         let listen = std::net::SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, 0));
-        let starting = async { Server::bind(Config { listen, ..Config::default() }) };
+        let starting = async { Server::bind(Config::on(listen)) };
         let server = wait(py, starting)?.map_err(|problem| error::server(py, &problem))?;
         Ok(LocalServer::new(server))
     }

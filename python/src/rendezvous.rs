@@ -78,10 +78,9 @@ impl Rendezvous {
         config: Option<BTreeMap<String, String>>,
         patience: Option<Time>,
     ) -> PyResult<Self> {
-        let parameters = RendezvousParameters::new(backend, endpoint, run_id, min_nodes, max_nodes)
+        let mut parameters = RendezvousParameters::new(backend, endpoint, run_id, min_nodes, max_nodes)
             .map_err(|problem| error::settings(&problem))?;
-        let config = config.unwrap_or_default();
-        let parameters = RendezvousParameters { local_addr, config, ..parameters };
+        (parameters.local_addr, parameters.config) = (local_addr, config.unwrap_or_default());
         let connecting = connect(parameters, patience.map_or(Duration::ZERO, |time| time.0));
         let handler = wait(py, connecting)?.map_err(|problem| error::rendezvous(py, &problem))?;
         Ok(Rendezvous(OfProcess::new(handler)))

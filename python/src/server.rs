@@ -52,13 +52,10 @@ impl EtcdServer {
         if self.look(|_| ()).is_ok() {
             return Err(PyRuntimeError::new_err("the etcd server runs already"));
         }
-        let defaults = EtcdServerOptions::default();
-        let options = EtcdServerOptions {
-            data_dir: self.data_dir.clone(),
-            binary: self.binary.clone(),
-            timeout: timeout.map_or(defaults.timeout, |time| time.0),
-            tries: num_retries.unwrap_or(defaults.tries),
-        };
+        let mut options = EtcdServerOptions::default();
+        (options.data_dir, options.binary) = (self.data_dir.clone(), self.binary.clone());
+        options.timeout = timeout.map_or(options.timeout, |time| time.0);
+        options.tries = num_retries.unwrap_or(options.tries);
         let embedded = self.embedded;
         let starting =
             async move { if embedded { Server::start_embedded() } else { Server::start(options).await } };

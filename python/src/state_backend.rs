@@ -101,9 +101,10 @@ impl StateBackend {
         run_id: &str,
         config: BTreeMap<String, String>,
     ) -> PyResult<(Self, Py<Store>)> {
-        let parameters = RendezvousParameters::new("etcd-v2", endpoint, run_id, 1, 1)
+        let mut parameters = RendezvousParameters::new("etcd-v2", endpoint, run_id, 1, 1)
             .map_err(|problem| error::settings(&problem))?;
-        let made = wait(py, create(api, RendezvousParameters { config, ..parameters }))?;
+        parameters.config = config;
+        let made = wait(py, create(api, parameters))?;
         let (backend, store) = made.map_err(|problem| error::rendezvous(py, &problem))?;
         Ok((StateBackend(OfProcess::new(backend)), Store::of_round(py, store)?))
     }

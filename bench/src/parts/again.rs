@@ -252,7 +252,8 @@ async fn after_a_death(plan: &Plan, count: usize, rounds: u32) -> Vec<Comparison
     for round in 0..rounds {
         plan.say(&format!("one of {} nodes dies, round {} of {rounds}", grouped(count), round + 1));
         let etcd = Etcd::start(Version::V35);
-        let settings = NativeSettings { lease: LEASE, ..settings(&etcd, count) };
+        let mut settings = settings(&etcd, count);
+        settings.lease = LEASE;
         let Tasks { formation, mut nodes } = form(&settings, count).await.expect("a group forms");
         // Dropped without a word, which is what etcd sees of a process that is killed.
         drop(nodes.swap_remove(count / 2));
@@ -288,7 +289,8 @@ async fn spare_takes_over(
 ) -> f64 {
     let client = rallypoint::etcd::v3::Client::connect(settings.etcd.clone()).await.expect("etcd answers");
     let newcomer = |name: &str| {
-        let settings = NativeSettings { node_id: Some(name.to_owned()), ..settings.clone() };
+        let mut settings = settings.clone();
+        settings.node_id = Some(name.to_owned());
         NativeHandler::with_client(settings, client.clone())
     };
     let filler = Arc::new(newcomer("filler").await.expect("it can be made"));

@@ -41,6 +41,7 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What to run on this node, and how.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct WorkerSpec {
     /// The program.
     pub program: OsString,
@@ -101,6 +102,7 @@ pub enum Outcome {
 
 /// The figures of a run that went well.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct Success {
     /// The number of workers in the last round.
     pub workers: usize,

@@ -78,6 +78,7 @@ fn signal_name(number: i32) -> Option<&'static str> {
 
 /// What a worker wrote of its error, with the `record` of `torch.distributed.elastic` or in its way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct ErrorRecord {
     /// The file.
     pub file: PathBuf,
@@ -114,6 +115,7 @@ fn parse(record: &Value) -> Option<(String, Option<String>)> {
 
 /// A worker that failed by itself.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct Failure {
     /// Its rank among all workers.
     pub rank: usize,
@@ -164,6 +166,7 @@ fn first_line(text: &str) -> &str {
 
 /// All failures of a node's workers in one attempt, the first one first.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct FailureReport {
     /// The run.
     pub run_id: String,

@@ -49,5 +49,7 @@ pub use guard::{GUARD_VARIABLE, Guarded, Part, guard};
 pub use logs::{LogDir, LogError, LogSettings, Logs};
 pub use output::{Console, Prefix, Stream};
 pub use ranks::{Assigned, IDENTICAL_VARIABLE, NodeWorkers, RankError, agree, assign};
+/// What [`Stopper::ask`] takes, and [`Outcome::Stopped`] tells.
+pub use rustix::process::Signal;
 pub use stop::{Stop, StopListener, Stopper};
 pub use streams::{StreamChoice, StreamChoiceError, Streams};

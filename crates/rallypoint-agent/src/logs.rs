@@ -33,6 +33,7 @@ impl LogDir {
 
 /// What goes where.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct LogSettings {
     /// The files.
     pub dir: LogDir,

@@ -33,6 +33,7 @@ pub struct Assigned(usize, usize, usize, usize);
 
 /// Why ranks could not be agreed upon.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum RankError {
     /// The store failed.
     #[error(transparent)]

@@ -26,6 +26,7 @@ pub const DEFAULT_RETRY_TIMEOUT: Duration = Duration::from_secs(30);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct EtcdSettings {
     /// The servers, in the order they are tried.
     pub endpoints: Endpoints,
@@ -92,7 +93,15 @@ impl EtcdSettings {
 }
 
 /// Files that prove who is who. Without a CA the system's roots are trusted.
+///
+/// ```
+/// use rallypoint_core::TlsSettings;
+///
+/// let tls = TlsSettings::trusting("ca.pem").with_identity("client.pem", "client-key.pem");
+/// assert_ne!(tls, TlsSettings::default());
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TlsSettings {
     /// PEM file of the authority that signed the servers' certificates.
     pub ca: Option<PathBuf>,
@@ -102,13 +111,37 @@ pub struct TlsSettings {
     pub key: Option<PathBuf>,
 }
 
+impl TlsSettings {
+    /// Trusts the authority in this PEM file.
+    #[must_use]
+    pub fn trusting(ca: impl Into<PathBuf>) -> Self {
+        TlsSettings { ca: Some(ca.into()), ..TlsSettings::default() }
+    }
+
+    /// Shows this certificate, whose key is in the second file, to servers that ask for one.
+    #[must_use]
+    pub fn with_identity(mut self, cert: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
+        (self.cert, self.key) = (Some(cert.into()), Some(key.into()));
+        self
+    }
+}
+
 /// A user of etcd.
 #[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Credentials {
     /// The user's name.
     pub user: String,
     /// The password, kept out of `Debug`.
     pub password: String,
+}
+
+impl Credentials {
+    /// A user and the password.
+    #[must_use]
+    pub fn new(user: impl Into<String>, password: impl Into<String>) -> Self {
+        Credentials { user: user.into(), password: password.into() }
+    }
 }
 
 impl fmt::Debug for Credentials {
@@ -119,6 +152,7 @@ impl fmt::Debug for Credentials {
 
 /// Settings that contradict each other.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum SettingsError {
     /// TLS files were given, and an endpoint that does not use them.
     #[error("TLS is set, but the endpoint {0} says http: write https, or leave the scheme out")]

@@ -60,9 +60,9 @@ mod tests {
             error.to_string()
         };
 
-        let missing = refused(TlsSettings { ca: Some("missing.pem".into()), ..TlsSettings::default() });
+        let missing = refused(TlsSettings::trusting("missing.pem"));
         assert!(missing.contains("missing.pem: No such file"), "{missing}");
-        let empty = refused(TlsSettings { ca: Some(text.clone()), ..TlsSettings::default() });
+        let empty = refused(TlsSettings::trusting(&text));
         assert!(empty.contains(text.to_str().unwrap()) && empty.contains("no certificate in it"), "{empty}");
         std::fs::remove_file(&text).unwrap();
     }

@@ -21,15 +21,11 @@ fn client(etcd: &Etcd, tls: Option<TlsSettings>) -> Client {
 }
 
 fn trusting(certs: &Certs) -> TlsSettings {
-    TlsSettings { ca: Some(certs.ca().into()), ..TlsSettings::default() }
+    TlsSettings::trusting(certs.ca())
 }
 
 fn with_identity(certs: &Certs) -> TlsSettings {
-    TlsSettings {
-        cert: Some(certs.client_cert().into()),
-        key: Some(certs.client_key().into()),
-        ..trusting(certs)
-    }
+    trusting(certs).with_identity(certs.client_cert(), certs.client_key())
 }
 
 async fn refused(client: &Client) -> Error {
@@ -53,7 +49,7 @@ async fn tls_works_with_the_right_authority_and_fails_at_once_with_another() {
         assert_eq!(ours.get("/k", Get::new()).await.unwrap().node.value.as_deref(), Some("1"));
         Client::connect(settings(&etcd, Some(trusting(&certs)))).await.unwrap();
 
-        let other = TlsSettings { ca: Some(certs.other_ca().into()), ..TlsSettings::default() };
+        let other = TlsSettings::trusting(certs.other_ca());
         let error = refused(&client(&etcd, Some(other.clone()))).await;
         assert_eq!(error.kind(), ErrorKind::Tls, "{error}");
         assert!(error.to_string().contains("https://127.0.0.1:"), "{error}");
@@ -116,20 +112,11 @@ async fn files_that_cannot_work_are_refused_before_anything_is_sent() {
         assert_eq!(error.kind(), ErrorKind::Settings, "{error}");
         error.to_string()
     };
-    let swapped = TlsSettings {
-        cert: Some(certs.client_key().into()),
-        key: Some(certs.client_cert().into()),
-        ca: None,
-    };
+    let swapped = TlsSettings::default().with_identity(certs.client_key(), certs.client_cert());
     assert!(refused(swapped).contains("no certificate in it"));
-    let mixed = TlsSettings {
-        cert: Some(certs.client_cert().into()),
-        key: Some(certs.server_key().into()),
-        ca: None,
-    };
-    let mixed = TlsSettings { ca: Some(certs.ca().into()), ..mixed };
+    let mixed = trusting(&certs).with_identity(certs.client_cert(), certs.server_key());
     assert!(refused(mixed).contains("do not work together"));
-    let missing = TlsSettings { ca: Some("no-such-file.pem".into()), ..TlsSettings::default() };
+    let missing = TlsSettings::trusting("no-such-file.pem");
     assert!(refused(missing).contains("no-such-file.pem"));
 }
 
@@ -158,7 +145,7 @@ async fn a_password_works_and_a_wrong_one_is_named_as_such() {
 
         let with = |password: &str| {
             let mut settings = settings(&etcd, None);
-            settings.credentials = Some(Credentials { user: "root".into(), password: password.into() });
+            settings.credentials = Some(Credentials::new("root", password));
             Client::connect_lazily(settings).unwrap()
         };
         assert_eq!(

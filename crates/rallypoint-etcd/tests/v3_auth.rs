@@ -16,7 +16,7 @@ const TTL: Duration = Duration::from_secs(2);
 async fn connect(endpoints: &str) -> Client {
     let mut settings = EtcdSettings::new(endpoints).unwrap();
     settings.request_timeout = Duration::from_secs(2);
-    settings.credentials = Some(Credentials { user: "trainer".into(), password: "secret".into() });
+    settings.credentials = Some(Credentials::new("trainer", "secret"));
     Client::connect(settings).await.unwrap()
 }
 

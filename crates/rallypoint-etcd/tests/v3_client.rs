@@ -61,8 +61,9 @@ async fn keys_are_written_read_compared_and_deleted() {
 #[tokio::test]
 async fn a_prefix_is_put_before_every_key_and_seen_nowhere() {
     let etcd = Etcd::start(Version::V35);
-    let client =
-        Client::connect(EtcdSettings { prefix: "/me/".into(), ..settings(&etcd.endpoint()) }).await.unwrap();
+    let mut settings = settings(&etcd.endpoint());
+    settings.prefix = "/me/".into();
+    let client = Client::connect(settings).await.unwrap();
     client.put("a", "1", None).await.unwrap();
     let _ = etcd.etcdctl(&["put", "/other/a", "2"]);
     assert_eq!(etcd.etcdctl(&["get", "/me/a", "--print-value-only"]).trim(), "1");
@@ -162,7 +163,8 @@ async fn requests_wait_for_a_server_that_is_being_restarted() {
     });
     // A write that cannot be sent is safe to send later. (Long enough for a server that takes it while it is
     // still starting.)
-    let patient = EtcdSettings { request_timeout: Duration::from_secs(10), ..settings(&etcd.endpoint()) };
+    let mut patient = settings(&etcd.endpoint());
+    patient.request_timeout = Duration::from_secs(10);
     let fresh = Client::connect_lazily(patient).unwrap();
     let writing = tokio::spawn(async move { fresh.put("b", "2", None).await });
     etcd.restart();
@@ -199,11 +201,17 @@ async fn what_is_not_safe_to_repeat_is_sent_once() {
 }
 
 fn tls(ca: &std::path::Path, identity: Option<(&std::path::Path, &std::path::Path)>) -> Option<TlsSettings> {
-    Some(TlsSettings {
-        ca: Some(ca.into()),
-        cert: identity.map(|(cert, _)| cert.into()),
-        key: identity.map(|(_, key)| key.into()),
+    let trusting = TlsSettings::trusting(ca);
+    Some(match identity {
+        Some((cert, key)) => trusting.with_identity(cert, key),
+        None => trusting,
     })
+}
+
+fn with_tls(etcd: &Etcd, tls: Option<TlsSettings>) -> EtcdSettings {
+    let mut settings = settings(&etcd.endpoint());
+    settings.tls = tls;
+    settings
 }
 
 #[tokio::test]
@@ -213,7 +221,7 @@ async fn tls_is_spoken_and_a_wrong_certificate_is_named() {
     let soon = Duration::from_secs(3);
 
     let etcd = Etcd::builder(Version::V35).tls(&certs).start();
-    let with = |tls| EtcdSettings { tls, ..settings(&etcd.endpoint()) };
+    let with = |tls| with_tls(&etcd, tls);
     let client = Client::connect(with(tls(certs.ca(), None))).await.unwrap();
     client.put("a", "1", None).await.unwrap();
     let error = refused(with(tls(certs.other_ca(), None)), soon).await;
@@ -225,13 +233,12 @@ async fn tls_is_spoken_and_a_wrong_certificate_is_named() {
     assert!(error.to_string().contains(&etcd.endpoint()), "{error}");
 
     let elsewhere = Etcd::builder(Version::V35).tls_of_elsewhere(&certs).start();
-    let error =
-        refused(EtcdSettings { tls: tls(certs.ca(), None), ..settings(&elsewhere.endpoint()) }, soon).await;
+    let error = refused(with_tls(&elsewhere, tls(certs.ca(), None)), soon).await;
     assert_eq!(error.kind(), ErrorKind::Tls);
     assert!(error.to_string().to_lowercase().contains("name"), "{error}");
 
     let mutual = Etcd::builder(Version::V35).mutual_tls(&certs).start();
-    let with = |tls| EtcdSettings { tls, ..settings(&mutual.endpoint()) };
+    let with = |tls| with_tls(&mutual, tls);
     let client = Client::connect(with(tls(certs.ca(), identity))).await.unwrap();
     client.put("a", "1", None).await.unwrap();
     // The server says so only after the handshake, to a client that writes already.
@@ -244,7 +251,7 @@ async fn tls_is_spoken_and_a_wrong_certificate_is_named() {
         assert_eq!((error.kind(), error.may_have_applied()), (ErrorKind::Tls, false), "{error}");
     }
 
-    let missing = TlsSettings { ca: Some("no/such.pem".into()), ..TlsSettings::default() };
+    let missing = TlsSettings::trusting("no/such.pem");
     let error = refused(with(Some(missing)), soon).await;
     assert_eq!(error.kind(), ErrorKind::Settings);
     assert!(error.to_string().contains("no/such.pem"), "{error}");
@@ -257,9 +264,10 @@ async fn passwords_are_shown_and_renewed_and_a_wrong_one_is_named() {
     let _ = etcd.etcdctl(&["user", "grant-role", "root", "root"]);
     let _ = etcd.etcdctl(&["user", "add", "guest:guest"]);
     let _ = etcd.etcdctl(&["auth", "enable"]);
-    let as_user = |user: &str, password: &str| EtcdSettings {
-        credentials: Some(Credentials { user: user.into(), password: password.into() }),
-        ..settings(&etcd.endpoint())
+    let as_user = |user: &str, password: &str| {
+        let mut settings = settings(&etcd.endpoint());
+        settings.credentials = Some(Credentials::new(user, password));
+        settings
     };
     let soon = Duration::from_secs(3);
 
@@ -279,7 +287,8 @@ async fn passwords_are_shown_and_renewed_and_a_wrong_one_is_named() {
 
     // A password that nobody asks for is no reason to fail.
     let open = Etcd::start(Version::V35);
-    let settings = EtcdSettings { endpoints: open.endpoint().parse().unwrap(), ..as_user("root", "secret") };
+    let mut settings = as_user("root", "secret");
+    settings.endpoints = open.endpoint().parse().unwrap();
     Client::connect(settings).await.unwrap().put("key", "1", None).await.unwrap();
 }
 

@@ -221,7 +221,7 @@ async fn a_lease_is_kept_where_a_password_is_asked_for() {
             let _ = etcd.etcdctl(args);
         }
         let mut settings = EtcdSettings::new(&etcd.endpoint()).unwrap();
-        settings.credentials = Some(Credentials { user: "root".into(), password: "secret".into() });
+        settings.credentials = Some(Credentials::new("root", "secret"));
         let client = Client::connect(settings).await.unwrap();
         let lease = client.lease(TTL).await.unwrap();
         put(&client, "key", &lease).await;

@@ -242,7 +242,7 @@ fn with_users(etcd: Etcd) -> Etcd {
 async fn connect_as(endpoint: &str, user: &str, password: &str) -> Client {
     let mut settings = EtcdSettings::new(endpoint).unwrap();
     settings.request_timeout = Duration::from_secs(2);
-    settings.credentials = Some(Credentials { user: user.into(), password: password.into() });
+    settings.credentials = Some(Credentials::new(user, password));
     Client::connect(settings).await.unwrap()
 }
 

@@ -1,4 +1,5 @@
-//! A node that does nothing but meet, and tells what it sees: one line of JSON each.
+//! A node that does nothing but meet, and tells what it sees and does: one line of JSON each, with the time by the
+//! clock that all processes of a machine share (`at`, in microseconds).
 //!
 //! ```text
 //! cargo run -p rallypoint-rendezvous --example node -- 127.0.0.1:2379 my-run 2 4
@@ -17,10 +18,13 @@ use std::io::Write as _;
 
 use rallypoint_rendezvous::native::NativeHandler;
 use rallypoint_rendezvous::{Rendezvous, RendezvousError, RendezvousHandler as _, RendezvousParameters};
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-fn tell(line: &Value) {
+fn tell(mut line: Value) {
+    let now = clock_gettime(ClockId::Monotonic);
+    line["at"] = json!(now.tv_sec * 1_000_000 + now.tv_nsec / 1000);
     // Whoever reads may be gone; this node is not here to complain.
     let _ = writeln!(std::io::stdout(), "{line}");
 }
@@ -43,15 +47,16 @@ async fn main() -> Result<(), Box<dyn Error>> {
         }
     });
     let created = NativeHandler::create(parameters).await;
-    let handler = created.inspect_err(|error| tell(&json!({ "error": error.to_string() })))?;
-    tell(&json!({ "node": handler.node(), "pid": std::process::id() }));
+    let handler = created.inspect_err(|error| tell(json!({ "error": error.to_string() })))?;
+    tell(json!({ "node": handler.node(), "pid": std::process::id() }));
     let mut node = Node { handler, orders, hangs: false };
     let done = node.run().await;
     if let Err(error) = &done {
-        tell(&json!({ "error": error.to_string() }));
+        tell(json!({ "error": error.to_string() }));
     }
+    tell(json!({ "leaves": true }));
     let left = node.handler.leave().await;
-    tell(&json!({ "left": left.is_ok() }));
+    tell(json!({ "left": left.is_ok() }));
     Ok(done.and(left)?)
 }
 
@@ -65,7 +70,7 @@ struct Node {
 impl Node {
     async fn run(&mut self) -> Result<(), RendezvousError> {
         while let Some(round) = self.meet().await? {
-            tell(&json!({
+            tell(json!({
                 "round": round.round,
                 "plan": self.handler.plan(),
                 "rank": round.rank,
@@ -81,6 +86,7 @@ impl Node {
 
     /// The next round; none if it is to leave.
     async fn meet(&mut self) -> Result<Option<Rendezvous>, RendezvousError> {
+        tell(json!({ "asks": true }));
         let meeting = self.handler.next_rendezvous();
         tokio::pin!(meeting);
         let mut progress = self.handler.progress();
@@ -97,7 +103,7 @@ impl Node {
                 Ok(()) = progress.changed() => {
                     let spare = progress.borrow_and_update().spare;
                     if std::mem::replace(&mut was_spare, spare) != spare {
-                        tell(&json!({ "spare": spare }));
+                        tell(json!({ "spare": spare }));
                     }
                 }
             }
@@ -111,7 +117,7 @@ impl Node {
             tokio::select! {
                 change = self.handler.changed(), if !told => {
                     told = true;
-                    tell(&json!({ "change": format!("{change:?}") }));
+                    tell(json!({ "change": format!("{change:?}") }));
                 }
                 Some(order) = self.orders.recv() => match order.as_str() {
                     "leave" => return Ok(false),

@@ -141,6 +141,7 @@ pub enum GroupChange {
 
 /// How far a rendezvous has come.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Progress {
     /// The round that is being formed.
     pub round: u64,

@@ -23,6 +23,8 @@ pub use handler::{CloseOutcome, GroupChange, Master, Member, Progress, Rendezvou
 pub use parameters::{ParameterError, RendezvousParameters};
 pub use port::HeldPort;
 pub use registry::{Creator, Registry};
+/// What [`EtcdBarrier::store_extra_data`] takes.
+pub use serde_json::Value;
 
 /// The examples in the documents, as tests.
 #[cfg(doctest)]

@@ -22,6 +22,7 @@ use thiserror::Error;
 /// # Ok::<(), rallypoint_rendezvous::ParameterError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RendezvousParameters {
     /// The name of the backend.
     pub backend: String,

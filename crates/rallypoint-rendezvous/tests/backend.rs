@@ -238,7 +238,7 @@ async fn every_failure_to_connect_is_a_connection_error_that_names_the_endpoint(
 
     let etcd = Etcd::builder(Version::V35).v2().start();
     let proxy = Proxy::start(&etcd.endpoint());
-    let parameters = RendezvousParameters { endpoint: proxy.endpoint(), ..parameters };
+    parameters.endpoint = proxy.endpoint();
     let (on_v2, _) = EtcdV2Backend::create(&parameters).await.unwrap();
     let (on_v3, _) = EtcdV3Backend::create(&parameters).await.unwrap();
     proxy.refuse(true);

@@ -454,7 +454,8 @@ async fn the_registry_makes_it_by_its_name() {
     node.shutdown("done").await.unwrap();
     assert!(node.is_closed().await.unwrap());
 
-    let unknown = RendezvousParameters { backend: "zk".to_owned(), ..parameters("", 1, 1) };
+    let mut unknown = parameters("", 1, 1);
+    unknown.backend = "zk".to_owned();
     let error = registry.create(unknown).await.unwrap_err().to_string();
     assert!(error.starts_with("The rendezvous backend 'zk' is not registered."), "{error}");
 }

@@ -18,7 +18,7 @@ const RDZV: &str = "/torchelastic/p2p/run_job/rdzv";
 /// One that listens there, as soon as the one before it has let go.
 async fn server(listen: SocketAddr) -> Server {
     loop {
-        if let Ok(server) = Server::bind(Config { listen, ..Config::default() }) {
+        if let Ok(server) = Server::bind(Config::on(listen)) {
             return server;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -5,7 +5,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// How to serve. The default is etcd's, on the loopback address alone.
+///
+/// ```
+/// use rallypoint_server::Config;
+///
+/// let mut config = Config::on("127.0.0.1:0".parse()?);
+/// config.max_txn_ops = 1024;
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Config {
     /// Where to listen. Port 0 takes a free one. Anything but a loopback address lets other machines in.
     pub listen: SocketAddr,
@@ -35,6 +44,7 @@ pub struct Config {
 
 /// The certificates of a server.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Tls {
     /// PEM file of the server's certificate, and those between it and the authority.
     pub cert_file: PathBuf,
@@ -42,6 +52,22 @@ pub struct Tls {
     pub key_file: PathBuf,
     /// PEM file of the authorities whose clients may connect; without it any client may.
     pub client_ca_file: Option<PathBuf>,
+}
+
+impl Tls {
+    /// A certificate and its key; any client may connect.
+    #[must_use]
+    pub fn new(cert_file: impl Into<PathBuf>, key_file: impl Into<PathBuf>) -> Self {
+        Tls { cert_file: cert_file.into(), key_file: key_file.into(), client_ca_file: None }
+    }
+}
+
+impl Config {
+    /// The default, at this address.
+    #[must_use]
+    pub fn on(listen: SocketAddr) -> Self {
+        Config { listen, ..Config::default() }
+    }
 }
 
 impl Default for Config {

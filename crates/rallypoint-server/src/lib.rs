@@ -4,7 +4,7 @@
 //! # async fn demo() -> Result<(), Box<dyn std::error::Error>> {
 //! use rallypoint_server::{Config, Server};
 //!
-//! let server = Server::bind(Config { listen: "127.0.0.1:0".parse()?, ..Config::default() })?;
+//! let server = Server::bind(Config::on("127.0.0.1:0".parse()?))?;
 //! println!("etcd clients can use {}", server.url());
 //! server.stop().await?;
 //! # Ok(())
@@ -41,6 +41,7 @@ mod on_demand;
 mod serve;
 mod shared;
 mod state;
+mod stopped;
 mod tls;
 mod v2;
 mod watch;

@@ -29,7 +29,7 @@ impl Server {
         if let Ok(Ok(_)) = tokio::time::timeout(PROBE_TIMEOUT, probe).await {
             return Ok(OnDemand::Taken);
         }
-        match Server::bind(Config { listen, ..Config::default() }) {
+        match Server::bind(Config::on(listen)) {
             Ok(server) => Ok(OnDemand::Started(server)),
             // Another process of this machine was quicker.
             Err(ServerError::AddressInUse { .. }) => Ok(OnDemand::Taken),

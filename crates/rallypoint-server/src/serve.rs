@@ -28,6 +28,7 @@ use crate::identity::Identity;
 use crate::mvcc::Retention;
 use crate::shared::{Settings, Shared};
 use crate::state::{Limits, State};
+use crate::stopped::stopped;
 use crate::{Config, ServerError, http as http1, metrics, tls};
 
 /// What etcd adds to the size of a request for the size of a message.
@@ -326,9 +327,4 @@ where
             tokio::spawn(request);
         }
     }
-}
-
-/// Until the server is told to stop, or is gone.
-pub(crate) async fn stopped(stopping: &mut watch::Receiver<bool>) {
-    let _ = stopping.wait_for(|stopping| *stopping).await;
 }

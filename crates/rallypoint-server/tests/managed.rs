@@ -11,7 +11,9 @@ use rallypoint_server::{BINARY_VARIABLE, EtcdServer, EtcdServerError, EtcdServer
 use rallypoint_testkit::Version;
 
 fn options(binary: impl Into<PathBuf>) -> EtcdServerOptions {
-    EtcdServerOptions { binary: Some(binary.into()), ..EtcdServerOptions::default() }
+    let mut options = EtcdServerOptions::default();
+    options.binary = Some(binary.into());
+    options
 }
 
 /// A program of its own, made from a shell script.
@@ -70,8 +72,9 @@ async fn a_dropped_server_ends_with_its_folder() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_data_folder_of_the_callers_stays() {
     let folder = tempfile::tempdir().unwrap();
-    let data_dir = Some(folder.path().to_owned());
-    let server = EtcdServer::start(EtcdServerOptions { data_dir, ..options(Version::V34.binary()) }).await;
+    let mut options = options(Version::V34.binary());
+    options.data_dir = Some(folder.path().to_owned());
+    let server = EtcdServer::start(options).await;
     server.unwrap().stop().await;
     assert!(folder.path().join("1/data/member").is_dir());
 }
@@ -110,11 +113,8 @@ async fn an_etcd_that_never_answers_is_given_up_and_ended() {
         "[ \"$1\" = --help ] && exit 0\necho $$ > {}\necho 'still thinking'\nexec sleep 600",
         pid.display()
     );
-    let slow = EtcdServerOptions {
-        timeout: Duration::from_millis(500),
-        tries: 1,
-        ..options(script(folder.path(), &hangs))
-    };
+    let mut slow = options(script(folder.path(), &hangs));
+    (slow.timeout, slow.tries) = (Duration::from_millis(500), 1);
     let error = EtcdServer::start(slow).await.unwrap_err();
     assert!(matches!(error, EtcdServerError::Timeout { .. }), "{error:?}");
     assert!(error.to_string().contains("still thinking"), "{error}");
@@ -124,8 +124,9 @@ async fn an_etcd_that_never_answers_is_given_up_and_ended() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_that_is_none_is_named() {
-    let error =
-        EtcdServer::start(EtcdServerOptions { tries: 1, ..options("/no/such/etcd") }).await.unwrap_err();
+    let mut options = options("/no/such/etcd");
+    options.tries = 1;
+    let error = EtcdServer::start(options).await.unwrap_err();
     assert!(error.to_string().contains("/no/such/etcd"), "{error}");
 }
 

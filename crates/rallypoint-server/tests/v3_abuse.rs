@@ -12,7 +12,6 @@ use etcd_client::proto::{
 };
 use fastrand::Rng;
 use prost::Message;
-use rallypoint_server::Config;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
@@ -172,8 +171,7 @@ async fn a_delete_and_a_put_that_keeps_the_value_of_one_key_are_refused() {
 
 #[tokio::test]
 async fn a_full_store_takes_deletes_and_nothing_else() {
-    let target =
-        Target::ours_with(Config { quota_bytes: 1 << 20, history_bytes: 1 << 16, ..Config::default() });
+    let target = Target::ours_with(|config| (config.quota_bytes, config.history_bytes) = (1 << 20, 1 << 16));
     let client = target.client().await;
     let mut stored = 0;
     let status = loop {
@@ -204,7 +202,7 @@ async fn a_full_store_takes_deletes_and_nothing_else() {
 
 #[tokio::test]
 async fn a_watcher_that_does_not_read_holds_nobody_up_and_is_told_what_it_missed() {
-    let target = Target::ours_with(Config { history_bytes: 4 << 20, ..Config::default() });
+    let target = Target::ours_with(|config| config.history_bytes = 4 << 20);
     let client = target.client().await;
     let mut slow = client.watching(Watch::key("k")).await;
     let mut quick = Raw::connect(target.url()).await.watching(Watch::key("k")).await;
@@ -227,7 +225,7 @@ async fn a_watcher_that_does_not_read_holds_nobody_up_and_is_told_what_it_missed
 
 #[tokio::test]
 async fn a_job_of_weeks_does_not_fill_the_memory() {
-    let target = Target::ours_with(Config { history_changes: 100, ..Config::default() });
+    let target = Target::ours_with(|config| config.history_changes = 100);
     let client = target.client().await;
     for _ in 0..1000 {
         client.put_kv("k", "1").await;
@@ -240,7 +238,7 @@ async fn a_job_of_weeks_does_not_fill_the_memory() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_large_answers_gets_errors() {
-    let target = Target::ours_with(Config { inflight_bytes: 16 << 20, ..Config::default() });
+    let target = Target::ours_with(|config| config.inflight_bytes = 16 << 20);
     let client = target.client().await;
     client.put_kv("large", &"v".repeat(1 << 20)).await;
     let range = PbRangeRequest { key: "large".into(), ..Default::default() }.encode_to_vec();

@@ -13,7 +13,6 @@ use etcd_client::proto::{
     PbTxnOpRequest, PbTxnOpResponse, PbTxnRequest, PbTxnRequestOp, PbTxnResponse,
 };
 use fastrand::Rng;
-use rallypoint_server::Config;
 use rallypoint_testkit::Version;
 use tonic::Status;
 use v3_support::{Raw, Target, Watch, Watcher};
@@ -31,7 +30,7 @@ async fn random_requests_get_the_answers_of_etcd() {
     for seed in seeds {
         // Each its own: revisions and leases would carry over.
         let etcd = Target::real(Version::V35);
-        let ours = Target::ours_with(Config { history_changes: usize::MAX, ..Config::default() });
+        let ours = Target::ours_with(|config| config.history_changes = usize::MAX);
         Pair { ours: ours.client().await, etcd: etcd.client().await }.run(seed, steps).await;
     }
 }

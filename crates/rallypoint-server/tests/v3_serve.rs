@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use v3_support::{Raw, Target, Watch, within};
 
 fn anywhere() -> Config {
-    Config { listen: "127.0.0.1:0".parse().unwrap(), ..Config::default() }
+    Config::on("127.0.0.1:0".parse().unwrap())
 }
 
 #[tokio::test]
@@ -25,7 +25,7 @@ async fn it_serves_only_this_machine_unless_told_otherwise() {
 #[tokio::test]
 async fn an_address_in_use_is_named() {
     let server = Server::bind(anywhere()).unwrap();
-    let error = Server::bind(Config { listen: server.address(), ..Config::default() }).unwrap_err();
+    let error = Server::bind(Config::on(server.address())).unwrap_err();
     assert!(matches!(error, ServerError::AddressInUse { .. }));
     assert!(error.to_string().contains(&server.endpoint()), "{error}");
     assert!(error.source().is_some());
@@ -62,7 +62,9 @@ async fn it_stops_when_told_to_and_ends_the_watches() {
 #[tokio::test]
 async fn stopped_it_ends_v2_watches_cleanly_and_at_once() {
     // Longer than this test may take: nothing but the stop itself can end them.
-    let server = Server::bind(Config { stop_timeout: 10 * v3_support::PATIENCE, ..anywhere() }).unwrap();
+    let mut config = anywhere();
+    config.stop_timeout = 10 * v3_support::PATIENCE;
+    let server = Server::bind(config).unwrap();
     let key = format!("{}/v2/keys/a", server.url());
     // reqwest wants one even for plain HTTP. Another test of the process may have been first.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -102,12 +104,11 @@ async fn dropped_it_is_gone() {
 }
 
 fn tls(certs: &Certs, mutual: bool) -> Config {
-    let tls = Tls {
-        cert_file: certs.server_cert().into(),
-        key_file: certs.server_key().into(),
-        client_ca_file: mutual.then(|| certs.ca().into()),
-    };
-    Config { tls: Some(tls), ..anywhere() }
+    let mut tls = Tls::new(certs.server_cert(), certs.server_key());
+    tls.client_ca_file = mutual.then(|| certs.ca().into());
+    let mut config = anywhere();
+    config.tls = Some(tls);
+    config
 }
 
 async fn put_over_tls(server: &Server, options: TlsOptions) -> Result<(), etcd_client::Error> {

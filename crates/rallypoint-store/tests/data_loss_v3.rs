@@ -40,7 +40,7 @@ impl Forgetful {
     }
 
     fn bind(listen: SocketAddr) -> Forgetful {
-        let server = Server::bind(Config { listen, ..Config::default() }).unwrap();
+        let server = Server::bind(Config::on(listen)).unwrap();
         Forgetful::Embedded(server.address(), Some(server))
     }
 

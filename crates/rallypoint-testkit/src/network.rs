@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -227,9 +228,10 @@ impl Keeper {
         Err(if said.is_empty() { format!("{read:?}") } else { said })
     }
 
-    /// The beginning of a command at the hub.
+    /// The beginning of a command at the hub. Ctrl-C is for this process alone.
     fn enter(&self) -> Command {
         let mut command = Command::new("nsenter");
+        command.process_group(0);
         if self.of_user {
             command.args(["--preserve-credentials", "-U"]);
         }

@@ -1,15 +1,17 @@
 //! Child processes that end with this one.
 
 use std::io;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command};
 use std::sync::{OnceLock, mpsc};
 use std::thread;
 
 type Request = (Command, mpsc::Sender<io::Result<Child>>);
 
-/// A command that runs `program` and is killed when this process ends, even by SIGKILL.
+/// A command that runs `program` and is killed when this process ends, even by SIGKILL. Ctrl-C is for this process alone.
 pub(crate) fn command(program: &std::path::Path) -> Command {
     let mut command = Command::new("setpriv");
+    command.process_group(0);
     command.args(["--pdeathsig", "KILL"]).arg(program);
     command
 }

@@ -14,7 +14,9 @@
 pub mod cli;
 
 pub use rallypoint_agent as agent;
-pub use rallypoint_core::{Credentials, Endpoint, Endpoints, EtcdSettings, TlsSettings};
+pub use rallypoint_core::{
+    Credentials, Endpoint, EndpointError, Endpoints, EtcdSettings, Scheme, SettingsError, TlsSettings,
+};
 pub use rallypoint_etcd as etcd;
 pub use rallypoint_rendezvous as rendezvous;
 pub use rallypoint_server as server;

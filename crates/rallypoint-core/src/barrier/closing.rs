@@ -45,11 +45,11 @@ impl Closing {
             (Request::ReadRecord, Ok(Reply::Record(View { record: None, .. }))) => {
                 self.ask(cx, Request::MakeRun { counter: 0 });
             }
-            (Request::ReadRecord, Ok(Reply::Record(View { record: Some((old, over)), .. }))) => {
-                if old.status == Status::Closed {
+            (Request::ReadRecord, Ok(Reply::Record(View { record: Some(over), .. }))) => {
+                if over.0.status == Status::Closed {
                     return self.closed(cx);
                 }
-                self.ask(cx, Request::SwapRecord { record: old.into_closed(), over, ttl: None });
+                self.ask(cx, Request::SwapRecord { record: over.0.to_closed(), over, ttl: None });
             }
             (Request::MakeRun { .. }, Ok(Reply::Done { .. })) => {
                 self.ask(cx, Request::CreateRecord { record: Record::closed(), ttl: None });

@@ -92,16 +92,16 @@ impl Departure {
             Footing::In { place, kept } => (place.version, 0, kept.then_some(place)),
         };
         match (view.record, kept) {
-            (Some((old, over)), _) if old.is_open(version) && old.joined() > before => {
+            (Some(over), _) if over.0.is_open(version) && over.0.joined() > before => {
                 self.ask(cx, Request::DeleteRecord { over });
             }
             (_, Some(Place { version, rank })) => {
                 self.ask(cx, Request::DeleteKeepAlive(Place { version, rank }));
             }
-            (Some((old, over)), None)
-                if old.is(Status::Final, version) && matches!(footing, Footing::In { .. }) =>
+            (Some(over), None)
+                if over.0.is(Status::Final, version) && matches!(footing, Footing::In { .. }) =>
             {
-                self.ask(cx, Request::SwapRecord { record: old.with_waiting(), over, ttl: None });
+                self.ask(cx, Request::SwapRecord { record: over.0.with_waiting(), over, ttl: None });
             }
             _ => self.stage = Stage::Gone,
         }

@@ -25,19 +25,20 @@ pub enum Request {
         /// When it goes by itself; if not, it stays.
         ttl: Option<Duration>,
     },
-    /// Write a record over the one of this index: the fence that keeps late writes out.
+    /// Write a record over this one: the fence that keeps late writes out.
     SwapRecord {
         /// The record.
         record: Record,
-        /// The index of the one it is to replace.
-        over: u64,
+        /// The one it is to replace, and its index. Both are compared: after etcd lost data, another record can have
+        /// the same index.
+        over: (Record, u64),
         /// When it goes by itself; if not, it stays.
         ttl: Option<Duration>,
     },
-    /// Remove the record of this index.
+    /// Remove this record.
     DeleteRecord {
-        /// The index.
-        over: u64,
+        /// The record and its index.
+        over: (Record, u64),
     },
     /// Make the folder of the run and its version counter, where they are missing.
     MakeRun {
@@ -78,9 +79,9 @@ pub enum Request {
     WriteKeepAlive(Place),
     /// Put off the end of this node's keep-alive. Refused if it is gone, or another node's.
     RenewKeepAlive(Place),
-    /// Let this node's keep-alive end after [`GRACE`](super::GRACE).
+    /// Let this node's keep-alive end after [`GRACE`](super::GRACE). Refused if it is gone, or another node's.
     ExpireKeepAlive(Place),
-    /// Remove this node's keep-alive.
+    /// Remove this node's keep-alive. Refused if it is gone, or another node's.
     DeleteKeepAlive(Place),
 }
 

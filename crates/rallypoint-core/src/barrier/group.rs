@@ -148,6 +148,8 @@ impl Group {
     }
 
     pub(super) fn handle_update(&mut self, cx: &mut Context, watch: WatchId, update: Update) -> Doubt {
+        // Also where another member puts everything back.
+        self.lost_all |= update == Update::FolderGone;
         match (watch, update) {
             (_, Update::Record(view)) if view.record.is_none() => {
                 self.tell(cx, Change::Left { node: String::new(), rank: None });
@@ -201,7 +203,10 @@ impl Group {
             Some((record, _)) if record.status == Status::Final => Change::Excluded,
             _ => Change::Left { node: String::new(), rank: None },
         };
-        self.tell(cx, change);
+        // Who was told that it must meet again learns nothing new, but for the end of the run.
+        if !self.is_over() || change == Change::Closed {
+            self.tell(cx, change);
+        }
         cx.out.watch(WatchId::Record, Watched::Record, view.next);
     }
 
@@ -250,7 +255,7 @@ impl Group {
         let later = record.version.is_some_and(|version| version > self.place.version);
         match record.status {
             Status::Closed => self.tell(cx, Change::Closed),
-            Status::Final if record.version == Some(self.place.version) => {
+            Status::Final if record.has_nodes_of(&self.seen.0) => {
                 self.seen = (record.clone(), *index);
                 self.waiting_changed(cx);
             }
@@ -356,9 +361,9 @@ impl Group {
 
     /// Adds one to the number waiting, so that all members come back.
     fn call(&mut self, cx: &mut Context) {
-        let (old, over) = self.seen.clone();
+        let over = self.seen.clone();
         self.look = Look::Calling { at: None };
-        self.ask(cx, Request::SwapRecord { record: old.with_waiting(), over, ttl: None });
+        self.ask(cx, Request::SwapRecord { record: over.0.with_waiting(), over, ttl: None });
     }
 
     fn watch_neighbours(&mut self, cx: &mut Context, members: &[KeepAlive], next: u64) {

@@ -64,16 +64,17 @@ struct Returning {
     /// Since when there is no record, or one that is being set up.
     missing_since: Option<Duration>,
     lost: Option<Loss>,
-    /// The record as it was read last.
+    /// The record as it was read last, and when.
     view: View,
+    read_at: Duration,
     /// When to read it again.
     pause: Option<Duration>,
 }
 
 impl Returning {
     /// Whether another node may be putting the record back, or setting one up.
-    fn may_return(&self, now: Duration) -> bool {
-        self.missing_since.is_none_or(|since| now < since + PUTTING_BACK)
+    fn may_return(&self) -> bool {
+        self.missing_since.is_none_or(|since| self.read_at < since + PUTTING_BACK)
     }
 }
 
@@ -135,6 +136,11 @@ impl Keeper {
         }
     }
 
+    /// Whether there is a keep-alive to keep.
+    pub(super) fn is_on(&self) -> bool {
+        self.place().is_some()
+    }
+
     pub(super) fn timeout(&self) -> Option<Duration> {
         match &self.state {
             State::Kept { due, .. } => Some(*due),
@@ -186,7 +192,7 @@ impl Keeper {
         let place = way.place;
         let next = match (request, reply) {
             (_, Reply::Record(view)) => {
-                way.view = view;
+                (way.view, way.read_at) = (view, cx.out.now);
                 match self.judge(cx, &mut way) {
                     Ok(Some(request)) => request,
                     Ok(None) => {
@@ -209,13 +215,15 @@ impl Keeper {
                 Request::MakeRun { counter: place.version }
             }
             // Another node is about to write the record.
-            (_, Reply::Run(true)) if way.may_return(cx.out.now) => {
+            (_, Reply::Run(true)) if way.may_return() => {
                 self.look_again(cx, way);
                 return Verdict::None;
             }
             (_, Reply::Run(true)) => return Verdict::Superseded(way.view),
             (_, Reply::Members { members, .. }) => {
                 match members.into_iter().find(|member| member.rank == place.rank) {
+                    // Until the group has met, that it is there tells this node's place from another's.
+                    None if way.group.is_none() => return Verdict::Superseded(way.view),
                     None => {
                         way.lost = way.lost.or(Some(Loss::KeepAlive));
                         Request::WriteKeepAlive(place)
@@ -253,7 +261,7 @@ impl Keeper {
         }
         match (&way.view.record, &way.group) {
             (Some((now, _)), Some(group)) if now.is(Status::Final, version) => {
-                if now.participants == group.participants {
+                if now.has_nodes_of(group) {
                     Ok(Some(Request::ListMembers { version }))
                 } else {
                     Err(())
@@ -264,11 +272,11 @@ impl Keeper {
             }
             // Versions only grow: one that takes nodes, and is not later than ours, is of a server that lost what
             // came after it, and of nodes that do not know of the group. They will wait for it.
-            (Some((now, over)), Some(group))
-                if now.status == Status::Joinable && now.version.is_some_and(|now| now <= version) =>
+            (Some(over), Some(group))
+                if over.0.status == Status::Joinable && over.0.version.is_some_and(|now| now <= version) =>
             {
                 way.lost = Some(Loss::Latest);
-                Ok(Some(Request::SwapRecord { record: group.clone(), over: *over, ttl: None }))
+                Ok(Some(Request::SwapRecord { record: group.clone(), over: over.clone(), ttl: None }))
             }
             // Its nodes may have the ranks of ours, so it is let be: it becomes final, or ends by itself.
             (Some((now, _)), Some(_))
@@ -276,9 +284,7 @@ impl Keeper {
             {
                 Ok(None)
             }
-            (Some((now, _)), Some(_)) if now.status == Status::Setup && way.may_return(cx.out.now) => {
-                Ok(None)
-            }
+            (Some((now, _)), Some(_)) if now.status == Status::Setup && way.may_return() => Ok(None),
             (None, Some(_)) => Ok(Some(Request::FindRun)),
             _ => Err(()),
         }
@@ -290,8 +296,8 @@ impl Keeper {
     }
 
     fn returns(&mut self, cx: &mut Context, place: Place, group: Option<Record>, lost: Option<Loss>) {
-        let (missing_since, view, pause) = (None, View::default(), None);
-        self.state = State::Returning(Returning { place, group, missing_since, lost, view, pause });
+        let (missing_since, view, read_at, pause) = (None, View::default(), cx.out.now, None);
+        self.state = State::Returning(Returning { place, group, missing_since, lost, view, read_at, pause });
         self.ask(cx, Request::ReadRecord);
     }
 

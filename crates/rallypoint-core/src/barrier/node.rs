@@ -141,7 +141,7 @@ impl Node {
         self.cx.out.now = now;
         match update {
             Update::Failed => self.cx.silence.failed(),
-            _ => self.cx.silence.heard(now),
+            _ => self.cx.silence.heard(now, self.keeper.is_on()),
         }
         if update == Update::FolderGone {
             // All keep-alives are gone with it, and their owners live.
@@ -198,7 +198,7 @@ impl Node {
     /// Etcd has replied to a request that was sent when this index was known. A write comes after whatever was
     /// known before it; says whether this one has not, so that the server holds an earlier state.
     fn heard(&mut self, reply: &Reply, known: u64) -> bool {
-        self.cx.silence.heard(self.cx.out.now);
+        self.cx.silence.heard(self.cx.out.now, self.keeper.is_on());
         match *reply {
             Reply::Done { index: 0 } => false,
             Reply::Done { index } if index <= known => {

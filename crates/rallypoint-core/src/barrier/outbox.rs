@@ -86,7 +86,7 @@ impl Asked {
     pub(super) fn ask(&mut self, out: &mut Outbox, part: Part, request: Request) {
         out.next += 1;
         out.pending.insert(out.next, (part, out.index));
-        out.outputs.push_back(Output::Request { id: out.next, request: request.clone() });
+        out.outputs.push_back(Output::Request { id: out.next, request: Box::new(request.clone()) });
         self.0 = Some((out.next, request));
     }
 

@@ -12,7 +12,7 @@ pub enum Output {
         /// Its number.
         id: u64,
         /// What to send.
-        request: Request,
+        request: Box<Request>,
     },
     /// Watch this from that index on, instead of what this watch was on before.
     Watch {

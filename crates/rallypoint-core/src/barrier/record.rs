@@ -54,6 +54,8 @@ pub struct Record {
     pub waiting: Option<u64>,
     /// Members that PyTorch does not write.
     other: Vec<(String, Value)>,
+    /// As it was read, where it would be written otherwise.
+    read_as: Option<String>,
 }
 
 /// A text that is not a record.
@@ -73,6 +75,7 @@ impl Record {
             keep_alives: None,
             waiting: None,
             other: Vec::new(),
+            read_as: None,
         }
     }
 
@@ -106,6 +109,14 @@ impl Record {
         self.is(Status::Joinable, version) || self.is(Status::Frozen, version)
     }
 
+    /// Whether it has the same nodes as `other`, as far as records tell: those of one number can differ after etcd lost
+    /// its data.
+    #[must_use]
+    pub fn has_nodes_of(&self, other: &Record) -> bool {
+        (self.version, &self.participants, &self.keep_alives)
+            == (other.version, &other.participants, &other.keep_alives)
+    }
+
     /// How many nodes have joined.
     #[must_use]
     pub fn joined(&self) -> usize {
@@ -128,21 +139,21 @@ impl Record {
     #[must_use]
     pub fn with_node(&self, max: usize) -> (Record, usize) {
         let rank = self.joined();
-        let mut next = self.clone();
+        let mut next = self.to_change();
         next.participants.get_or_insert_default().push(rank as u64);
-        (if next.joined() == max { next.frozen() } else { next }, rank)
+        (if next.joined() == max { next.to_frozen() } else { next }, rank)
     }
 
     /// The same, with its nodes fixed.
     #[must_use]
-    pub fn frozen(self) -> Record {
-        Record { status: Status::Frozen, keep_alives: Some(Vec::new()), ..self }
+    pub fn to_frozen(&self) -> Record {
+        Record { status: Status::Frozen, keep_alives: Some(Vec::new()), ..self.to_change() }
     }
 
     /// The same with one confirmation more, final if it is the last.
     #[must_use]
     pub fn with_confirmed(&self, key: &str) -> Record {
-        let mut next = self.clone();
+        let mut next = self.to_change();
         next.keep_alives.get_or_insert_default().push(key.to_owned());
         if next.confirmed() == next.joined() {
             next.status = Status::Final;
@@ -154,13 +165,17 @@ impl Record {
     /// The same with one node more that waits.
     #[must_use]
     pub fn with_waiting(&self) -> Record {
-        Record { waiting: Some(self.waiting.unwrap_or(0) + 1), ..self.clone() }
+        Record { waiting: Some(self.waiting.unwrap_or(0) + 1), ..self.to_change() }
     }
 
     /// The same, closed.
     #[must_use]
-    pub fn into_closed(self) -> Record {
-        Record { status: Status::Closed, ..self }
+    pub fn to_closed(&self) -> Record {
+        Record { status: Status::Closed, ..self.to_change() }
+    }
+
+    fn to_change(&self) -> Record {
+        Record { read_as: None, ..self.clone() }
     }
 
     /// Reads what a node wrote.
@@ -193,13 +208,14 @@ impl Record {
         {
             return Err(error("it has no version or no participants".to_owned()));
         }
+        record.read_as = (record.to_text() != text).then(|| text.to_owned());
         Ok(record)
     }
 
-    /// The text to write.
+    /// The text as it was read, or is to be written.
     #[must_use]
     pub fn to_text(&self) -> String {
-        to_python_json(self)
+        self.read_as.clone().unwrap_or_else(|| to_python_json(self))
     }
 }
 
@@ -327,7 +343,7 @@ mod tests {
             r#"{"status": "final", "version": "7", "participants": [0, 1], "keep_alives": ["/\u00fc/rank_1", "/\u00fc/rank_0"], "num_workers_waiting": 1}"#
         );
         assert_eq!(Record::parse(&record.to_text()).unwrap(), record);
-        assert!(record.into_closed().to_text().starts_with(r#"{"status": "closed", "version": "7""#));
+        assert!(record.to_closed().to_text().starts_with(r#"{"status": "closed", "version": "7""#));
         assert_eq!(Record::closed().to_text(), r#"{"status": "closed"}"#);
     }
 
@@ -335,6 +351,19 @@ mod tests {
     fn what_others_add_is_kept() {
         let text = r#"{"status": "joinable", "version": "1", "participants": [], "note": {"a": [1, 2]}}"#;
         assert_eq!(Record::parse(text).unwrap().to_text(), text);
+    }
+
+    /// Whoever writes over it names it by its text.
+    #[test]
+    fn what_is_written_in_another_way_is_known_by_it() {
+        let text = r#"{"version":"1","note":1,"status":"joinable","participants":[]}"#;
+        let record = Record::parse(text).unwrap();
+        assert_eq!(record.to_text(), text);
+        let (next, _) = record.with_node(2);
+        assert_eq!(
+            next.to_text(),
+            r#"{"status": "joinable", "version": "1", "participants": [0], "note": 1}"#
+        );
     }
 
     #[test]

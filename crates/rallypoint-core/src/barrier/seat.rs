@@ -2,11 +2,14 @@
 //!
 //! ```text
 //!                        frozen                 keep-alive written            confirmed
-//! Gathering or LastCall ────────► Confirming ──────────────────► Confirming ───────────► Completing ──► met
-//!                                 (not written)                   (written)
+//! Gathering or LastCall ────────► Confirming ──────────────────► Confirming ───────────► Completing
+//!                                 (not written)                   (written)                   │ final
+//!                                                          met ◄── keep-alive renewed ────────┘
 //! ```
 //!
-//! If the version ends on the way, or is not the one that was joined, the place is gone.
+//! If the version ends on the way, or is not the one that was joined, the place is gone. The record does not say whose
+//! a rank is, and after etcd lost data another node can have it, in a record that reads the same. The keep-alive says
+//! it; so it is asked for once more when the version is final.
 
 use std::time::Duration;
 
@@ -24,6 +27,9 @@ pub(super) struct Seat {
     created: u64,
     /// The index of its last write there. A server with an earlier state may not have this node in it.
     written_at: u64,
+    /// Nodes that it needs. One of PyTorch's that waited out the last call of a version that etcd has lost fixes the
+    /// next one of that number, whoever is in it.
+    min: usize,
     stage: Stage,
 }
 
@@ -78,7 +84,7 @@ impl Seat {
         } else {
             Stage::Gathering
         };
-        Seat { place, created, written_at: index, stage }
+        Seat { place, created, written_at: index, min: cx.settings.min, stage }
     }
 
     pub(super) fn place(&self) -> Place {
@@ -99,9 +105,13 @@ impl Seat {
 
     /// What comes next, with the record as it is.
     pub(super) fn next(&mut self, cx: &Context, view: &View) -> Next {
-        if let Stage::LastCall(last_call) = &mut self.stage {
-            match seen(view, self.created, self.written_at, self.place, Status::Joinable) {
-                Some((record, over)) => return called(last_call, cx.out.now, record, *over),
+        if let Stage::LastCall(mut last_call) = self.stage.clone() {
+            match self.seen(view, Status::Joinable) {
+                Some(over) => {
+                    let next = called(&mut last_call, cx.out.now, over);
+                    self.stage = Stage::LastCall(last_call);
+                    return next;
+                }
                 None => self.stage = Stage::Gathering,
             }
         }
@@ -115,22 +125,20 @@ impl Seat {
             self.stage = Stage::Confirming { written: false };
         }
         let key = cx.settings.keep_alive(self.place);
-        if let (Stage::Confirming { written }, Some((record, over))) =
-            (&self.stage, self.seen(view, Status::Frozen))
-        {
+        if let (Stage::Confirming { written }, Some(over)) = (&self.stage, self.seen(view, Status::Frozen)) {
             if !written {
                 return Next::Ask(Request::WriteKeepAlive(self.place));
             }
-            if !record.has_confirmed(&key) {
-                let record = record.with_confirmed(&key);
+            if !over.0.has_confirmed(&key) {
+                let record = over.0.with_confirmed(&key);
                 let ttl = (record.status == Status::Frozen).then_some(FROZEN_TTL);
-                return Next::Ask(Request::SwapRecord { record, over: *over, ttl });
+                return Next::Ask(Request::SwapRecord { record, over: over.clone(), ttl });
             }
         }
         self.stage = Stage::Completing;
         match (self.seen(view, Status::Final), self.seen(view, Status::Frozen)) {
-            (Some((record, index)), _) if record.has_confirmed(&key) => {
-                Next::Met { record: record.clone(), index: *index }
+            (Some((record, _)), _) if record.has_confirmed(&key) => {
+                Next::Ask(Request::RenewKeepAlive(self.place))
             }
             (None, Some((record, _))) => {
                 Next::Wait { crowd: record.joined() - record.confirmed(), until: None }
@@ -171,6 +179,14 @@ impl Seat {
         self.next(cx, view)
     }
 
+    /// The version is final, and the keep-alive is this node's, or it is not.
+    pub(super) fn checked(&self, view: &View, own: bool) -> Next {
+        match self.seen(view, Status::Final) {
+            Some((record, index)) if own => Next::Met { record: record.clone(), index: *index },
+            _ => Next::Gone { written: true },
+        }
+    }
+
     /// The keep-alives of the version before: whether none is left, and whether some were PyTorch's.
     pub(super) fn listed(&mut self, all_back: bool, mixed: bool) {
         if let Stage::LastCall(last_call) = &mut self.stage {
@@ -192,27 +208,25 @@ impl Seat {
         Next::Pause(pace.turn(before, cx.out.random()))
     }
 
+    /// The record, where it is of this status, and the one that this place is in: one of the same number can be made
+    /// by nodes that did not know of it, after etcd lost its data.
     fn seen<'a>(&self, view: &'a View, status: Status) -> Option<&'a (Record, u64)> {
-        seen(view, self.created, self.written_at, self.place, status)
+        view.record.as_ref().filter(|(record, index)| {
+            record.is(status, self.place.version)
+                && view.created == self.created
+                && *index >= self.written_at
+                && record.joined() > self.place.rank
+                && (status == Status::Joinable || record.joined() >= self.min)
+        })
     }
 }
 
-/// The record, where it is of this status, and the one that this place is in: one of the same number can be made by
-/// nodes that did not know of it, after etcd lost its data.
-fn seen(view: &View, created: u64, written_at: u64, place: Place, status: Status) -> Option<&(Record, u64)> {
-    view.record.as_ref().filter(|(record, index)| {
-        record.is(status, place.version)
-            && view.created == created
-            && *index >= written_at
-            && record.joined() > place.rank
-    })
-}
-
-fn called(last_call: &mut LastCall, now: Duration, record: &Record, over: u64) -> Next {
-    let swap = |record, ttl| Next::Ask(Request::SwapRecord { record, over, ttl: Some(ttl) });
+fn called(last_call: &mut LastCall, now: Duration, over: &(Record, u64)) -> Next {
+    let record = &over.0;
+    let swap = |record, ttl| Next::Ask(Request::SwapRecord { record, over: over.clone(), ttl: Some(ttl) });
     match last_call.next(now, record.joined()) {
         last_call::Next::List(version) => Next::Ask(Request::ListMembers { version }),
-        last_call::Next::Freeze => swap(record.clone().frozen(), FROZEN_TTL),
+        last_call::Next::Freeze => swap(record.to_frozen(), FROZEN_TTL),
         last_call::Next::Refresh => swap(record.clone(), LAST_CALL_TTL),
         last_call::Next::Wait { members_of: Some(version), until } => Next::Watch { version, until },
         last_call::Next::Wait { members_of: None, until } => {

@@ -14,7 +14,8 @@ const LONG: Duration = Duration::from_millis(4_500);
 ///       a word; if it comes after a long time, whoever is missing gets a grace
 /// ```
 ///
-/// That nothing was asked for is no silence: who has nothing to renew may hear nothing for long.
+/// That nothing was asked for is no silence: who has nothing to renew may hear nothing for long. Who renews a
+/// keep-alive hears something more often, so a long time is a silence, also while the request has not failed yet.
 #[derive(Debug, Default)]
 pub(super) struct Silence {
     /// When etcd was heard last.
@@ -25,8 +26,8 @@ pub(super) struct Silence {
 }
 
 impl Silence {
-    pub(super) fn heard(&mut self, now: Duration) {
-        if self.failed && self.last.is_some_and(|last| now.saturating_sub(last) > LONG) {
+    pub(super) fn heard(&mut self, now: Duration, renews: bool) {
+        if (self.failed || renews) && self.last.is_some_and(|last| now.saturating_sub(last) > LONG) {
             self.excuse(now);
         }
         self.failed = false;
@@ -45,5 +46,22 @@ impl Silence {
     /// Until when a keep-alive that is gone is no death.
     pub(super) fn grace_until(&self) -> Duration {
         self.grace_until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The request that would have told it had not failed yet when a keep-alive was seen to have ended.
+    #[test]
+    fn who_renews_a_keep_alive_knows_a_silence_by_its_length() {
+        let seconds = Duration::from_secs;
+        for (renews, grace_until) in [(true, seconds(15)), (false, seconds(0))] {
+            let mut silence = Silence::default();
+            silence.heard(seconds(0), renews);
+            silence.heard(seconds(5), renews);
+            assert_eq!(silence.grace_until(), grace_until);
+        }
     }
 }

@@ -26,8 +26,17 @@ pub(super) struct Waiting {
     members: Option<(Vec<KeepAlive>, u64)>,
     /// When this node was added to the number waiting.
     announced: Option<Duration>,
-    /// Since when a member is missing.
-    absent_since: Option<Duration>,
+    absent: Option<Absent>,
+}
+
+/// Members that are missing.
+#[derive(Debug, Clone, PartialEq)]
+struct Absent {
+    ranks: Vec<usize>,
+    /// Since when none more was.
+    since: Duration,
+    /// The index at which the record was created: members put it back before their keep-alives.
+    created: u64,
 }
 
 /// Who waits.
@@ -61,6 +70,8 @@ pub(super) enum Next {
 pub(super) struct Surroundings {
     pub(super) now: Duration,
     pub(super) max: usize,
+    /// The index at which the record was created.
+    pub(super) created: u64,
     /// The index from which on nothing was seen.
     pub(super) next: u64,
     /// Until then a keep-alive that is gone is no death.
@@ -71,7 +82,7 @@ pub(super) struct Surroundings {
 
 impl Waiting {
     pub(super) fn new(version: u64, role: Role) -> Self {
-        Waiting { version, role, members: None, announced: None, absent_since: None }
+        Waiting { version, role, members: None, announced: None, absent: None }
     }
 
     pub(super) fn next(&mut self, record: &Record, around: &Surroundings) -> Next {
@@ -85,14 +96,25 @@ impl Waiting {
             Role::Member(place) | Role::Expiring(place) => Some(place.rank),
         };
         let full = record.joined() >= around.max;
-        let absent = record.keep_alives.iter().flatten().any(|key| {
-            let rank = key.rsplit("rank_").next().and_then(|rank| rank.parse().ok());
-            !members.iter().any(|member| Some(member.rank) == rank)
-        });
-        self.absent_since = if absent { self.absent_since.or(Some(around.now)) } else { None };
+        let ranks =
+            record.keep_alives.iter().flatten().filter_map(|key| key.rsplit("rank_").next()?.parse().ok());
+        let gone: Vec<usize> =
+            ranks.filter(|rank| !members.iter().any(|member| member.rank == *rank)).collect();
+        let absent = !gone.is_empty();
+        // Who was missing before may have been back since.
+        let since = match &self.absent {
+            Some(before)
+                if before.created == around.created
+                    && gone.iter().all(|rank| before.ranks.contains(rank)) =>
+            {
+                before.since
+            }
+            _ => around.now,
+        };
+        self.absent = absent.then_some(Absent { ranks: gone, since, created: around.created });
         // A spare does not know whether etcd was away, so it leaves a full group to its members. They see who
         // dies, and count up the number waiting; if nobody does, they are dead.
-        let spared_until = self.absent_since.map_or(around.now, |since| since + SPARED);
+        let spared_until = since + SPARED;
         let spared_until = spared_until.max(around.grace_until);
         let alone = own.is_none() && full && record.waiting.unwrap_or(0) == 0;
         let excused = alone && around.now < spared_until;
@@ -143,5 +165,38 @@ impl Waiting {
         if let Role::Member(place) = self.role {
             self.role = Role::Expiring(place);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A spare gave a member time that was missing; when that was over the folder of the run had just ended, and all
+    /// were.
+    #[test]
+    fn every_member_that_is_missing_gets_its_time() {
+        let mut record = Record::joinable(1);
+        for _ in 0..2 {
+            record = record.with_node(2).0;
+        }
+        let record = record.with_confirmed("/v_1/rank_0").with_confirmed("/v_1/rank_1");
+        let around = |seconds: u64, created: u64| Surroundings {
+            now: Duration::from_secs(seconds),
+            max: 2,
+            created,
+            next: 7,
+            grace_until: Duration::ZERO,
+            woken: false,
+        };
+        let there = KeepAlive { rank: 1, node: Some("n".to_owned()) };
+        let mut waiting = Waiting::new(1, Role::Newcomer);
+        waiting.listed(vec![there.clone()], 7);
+        assert!(matches!(waiting.next(&record, &around(1, 1)), Next::Wait { until: Some(_), .. }));
+        waiting.listed(Vec::new(), 7);
+        assert!(matches!(waiting.next(&record, &around(6, 1)), Next::Wait { until: Some(_), .. }));
+        assert!(matches!(waiting.next(&record, &around(11, 9)), Next::Wait { until: Some(_), .. }));
+        waiting.listed(vec![there], 7);
+        assert!(matches!(waiting.next(&record, &around(16, 9)), Next::End));
     }
 }

@@ -12,20 +12,22 @@
 //!    └ closed ──► over
 //! ```
 //!
-//! Whatever the record says that a stage does not expect leads back to `Entering`.
+//! Whatever the record says that a stage does not expect leads back to `Entering`. What is done in a version that is
+//! being formed is in `forming`, and beside one that is final in `ending`.
+
+mod ending;
+mod forming;
 
 use std::time::Duration;
 
 use super::context::Context;
-use super::creating::{self, Creating};
-use super::etcd::{Failure, KeepAlive, Place, Reply, Request, Update, View, Watched};
+use super::creating::Creating;
+use super::etcd::{Failure, Place, Reply, Request, Update, Watched};
 use super::output::NodeEvent;
-use super::pace;
-use super::record::{Record, Status};
-use super::seat::{self, Seat};
+use super::record::Record;
+use super::seat::Seat;
 use super::steps::Steps;
-use super::waiting::{self, Role, Surroundings, Waiting};
-use super::{FROZEN_TTL, LAST_CALL_TTL, SETUP_TTL};
+use super::waiting::{Role, Waiting};
 
 /// How long the members of a version that etcd has lost may take to put it back: they know it when their
 /// keep-alives are due.
@@ -177,9 +179,10 @@ impl Way {
                 self.pause_after_failure(cx)
             }
             Update::Gone { .. } | Update::FolderGone | Update::Cleared => {
-                if let (Stage::Entering { .. }, Update::FolderGone) = (&self.stage, &update) {
+                if update == Update::FolderGone && !matches!(self.stage, Stage::Waiting(_)) {
                     let until = cx.out.now + PUTTING_BACK;
                     self.stage = Stage::Returning { version: self.highest, until };
+                    self.kept = None;
                 }
                 self.members_unknown();
                 self.steps.woken = false;
@@ -221,6 +224,13 @@ impl Way {
                 self.stage = Stage::Entering { paced: false };
                 self.pause_after_failure(cx)
             }
+            (Request::RenewKeepAlive(_), Ok(reply)) => match self.stage.clone() {
+                Stage::Seated(seat) => {
+                    let next = seat.checked(&self.steps.view, reply != Reply::Refused);
+                    self.seated(cx, seat, next)
+                }
+                _ => self.judge(cx),
+            },
             (Request::DeleteKeepAlive(place), _) => {
                 // Whatever became of it: what is left of the key runs out.
                 self.past = self.past.filter(|past| *past != place);
@@ -277,93 +287,8 @@ impl Way {
         }
     }
 
-    /// Whoever removes a record is seen to do it. One that is just not there is put back by its members, if they
-    /// live; whoever sets up a version in the meantime makes them meet again for nothing.
-    fn wait_for_return(&mut self, cx: &mut Context, version: u64, until: Duration) -> Outcome {
-        if self.steps.view.record.is_none() && cx.out.now < until {
-            cx.silence.excuse(cx.out.now);
-            self.stage = Stage::Returning { version, until };
-            return self.pause_after_failure(cx);
-        }
-        self.came_from = Some(version);
-        self.restart(cx)
-    }
-
     fn restart(&mut self, cx: &mut Context) -> Outcome {
         self.enter(cx, false)
-    }
-
-    fn enter(&mut self, cx: &mut Context, paced: bool) -> Outcome {
-        self.stage = Stage::Entering { paced };
-        let Some((record, index)) = self.steps.view.record.clone() else {
-            let request = Request::CreateRecord { record: Record::setup(), ttl: Some(SETUP_TTL) };
-            return self.ask(cx, request);
-        };
-        let version = record.version.unwrap_or_default();
-        match record.status {
-            Status::Closed => {
-                self.halt(cx);
-                (self.past, self.kept) = (None, None);
-                Outcome::Closed
-            }
-            // Versions only grow. An earlier one is of a server that lost its data, begun by a node that did not
-            // know of ours.
-            Status::Joinable | Status::Frozen if version <= self.last => self.end_version(cx),
-            // A record that nodes with other settings wrote can be fuller than ours may be.
-            Status::Joinable if record.joined() < cx.settings.max => {
-                let rivals = cx.settings.max - record.joined();
-                if pace::is_crowd(rivals) && !paced {
-                    self.stage = Stage::Entering { paced: true };
-                    let pause = pace::before_entry(rivals, cx.out.random());
-                    return self.pause(cx, pause);
-                }
-                self.joined_in = self.steps.view.created;
-                let (joined, _) = record.with_node(cx.settings.max);
-                let ttl = if joined.status == Status::Frozen {
-                    Some(FROZEN_TTL)
-                } else {
-                    (joined.joined() >= cx.settings.min).then_some(LAST_CALL_TTL)
-                };
-                self.ask(cx, Request::SwapRecord { record: joined, over: index, ttl })
-            }
-            Status::Final => {
-                let place = self.past.filter(|past| past.version == version);
-                match (place, self.past) {
-                    (None, Some(stale)) => self.ask(cx, Request::DeleteKeepAlive(stale)),
-                    (place, _) => {
-                        let role = place.map_or(Role::Newcomer, Role::Member);
-                        self.wait_for_end(cx, Waiting::new(version, role))
-                    }
-                }
-            }
-            Status::Setup | Status::Joinable | Status::Frozen => self.wait(cx, record.joined(), None),
-        }
-    }
-
-    fn created(&mut self, cx: &mut Context, record: Record, reply: &Result<Reply, Failure>) -> Outcome {
-        match *reply {
-            Ok(Reply::Done { index }) => {
-                self.steps.view = View { record: Some((record, index)), created: index, next: index + 1 };
-                let (creating, request) = Creating::new(index, self.highest);
-                self.stage = Stage::Creating(creating);
-                self.ask(cx, request)
-            }
-            Ok(Reply::Refused) => self.pause_after_race(cx, cx.settings.max),
-            _ => self.pause_after_failure(cx),
-        }
-    }
-
-    fn creating(&mut self, cx: &mut Context, request: &Request, reply: &Result<Reply, Failure>) -> Outcome {
-        let Stage::Creating(creating) = &mut self.stage else { return self.pause_after_failure(cx) };
-        let over = creating.over;
-        match creating.reply(request, reply) {
-            creating::Next::Ask(request) => self.ask(cx, request),
-            creating::Next::Publish(record) => self.ask(cx, Request::SwapRecord { record, over, ttl: None }),
-            creating::Next::GiveUp => {
-                self.stage = Stage::Entering { paced: false };
-                self.pause_after_failure(cx)
-            }
-        }
     }
 
     /// A record was written over another; which one it was, the stage tells.
@@ -406,146 +331,6 @@ impl Way {
                 self.wait_for_end(cx, waiting)
             }
             _ => self.pause_after_race(cx, record.joined()),
-        }
-    }
-
-    fn joined(&mut self, cx: &mut Context, record: &Record, index: u64) -> Outcome {
-        let before = self.came_from.filter(|before| self.mixed != Some(*before));
-        self.stage = Stage::Seated(Seat::new(cx, record, self.steps.view.created, index, before));
-        // Only now: that no keep-alive of a version is left says that all who live have come back.
-        match self.past {
-            Some(past) => self.ask(cx, Request::DeleteKeepAlive(past)),
-            None => self.judge(cx),
-        }
-    }
-
-    /// Does what comes next for a node that is in a version.
-    fn seated(&mut self, cx: &mut Context, seat: Seat, next: seat::Next) -> Outcome {
-        let place = seat.place();
-        self.stage = Stage::Seated(seat);
-        match next {
-            seat::Next::Ask(request) => self.ask(cx, request),
-            seat::Next::Wait { crowd, until } => self.wait(cx, crowd, until),
-            seat::Next::Watch { version, until } => self.watch(cx, Watched::Version(version), Some(until)),
-            seat::Next::Pause(pause) => self.pause(cx, pause),
-            seat::Next::Met { record, index } => {
-                self.halt(cx);
-                self.past = Some(place);
-                self.last = place.version;
-                Outcome::Met { place, record, index }
-            }
-            seat::Next::Gone { written: false } => self.restart(cx),
-            seat::Next::Gone { written: true } => {
-                self.stage = Stage::Entering { paced: false };
-                self.ask(cx, Request::DeleteKeepAlive(place))
-            }
-        }
-    }
-
-    /// The reply to a join was lost, and the record does not say whose a rank is. A rank that nobody confirms
-    /// would hold up the version until its TTL ends it, so where one may be ours we end it at once.
-    fn doubt(&mut self, cx: &mut Context, version: u64, joined: usize) -> Outcome {
-        match &self.steps.view.record {
-            Some((record, _))
-                if record.is_open(version)
-                    && record.joined() > joined
-                    && self.steps.view.created == self.joined_in =>
-            {
-                self.end_version(cx)
-            }
-            _ => self.restart(cx),
-        }
-    }
-
-    fn end_version(&mut self, cx: &mut Context) -> Outcome {
-        match self.steps.view.record.clone() {
-            Some((_, over)) => self.ask(cx, Request::DeleteRecord { over }),
-            None => self.restart(cx),
-        }
-    }
-
-    fn deleted(&mut self, cx: &mut Context, reply: &Result<Reply, Failure>) -> Outcome {
-        match reply {
-            Ok(Reply::Done { .. }) => {
-                if let Stage::Waiting(waiting) = &self.stage {
-                    self.came_from = Some(waiting.version);
-                }
-                self.steps.view.record = None;
-                self.restart(cx)
-            }
-            // Who was missing may be back by the time of the next try.
-            Ok(Reply::Refused) => {
-                self.members_unknown();
-                self.pause_after_race(cx, 1)
-            }
-            _ => {
-                self.members_unknown();
-                self.pause_after_failure(cx)
-            }
-        }
-    }
-
-    fn wait_for_end(&mut self, cx: &mut Context, mut waiting: Waiting) -> Outcome {
-        let version = waiting.version;
-        let Some((record, over)) = self.steps.seen(Status::Final, version) else {
-            if self.steps.view.record.is_none() && !self.steps.woken {
-                return self.wait_for_return(cx, version, cx.out.now + PUTTING_BACK);
-            }
-            self.came_from = Some(version);
-            return self.restart(cx);
-        };
-        let around = Surroundings {
-            now: cx.out.now,
-            max: cx.settings.max,
-            next: self.steps.view.next,
-            grace_until: cx.silence.grace_until(),
-            woken: self.steps.woken,
-        };
-        let next = waiting.next(&record, &around);
-        self.stage = Stage::Waiting(waiting);
-        match next {
-            waiting::Next::List => self.ask(cx, Request::ListMembers { version }),
-            waiting::Next::End => self.ask(cx, Request::DeleteRecord { over }),
-            waiting::Next::Expire(place) => self.ask(cx, Request::ExpireKeepAlive(place)),
-            waiting::Next::Announce => {
-                let announced = record.with_waiting();
-                self.ask(cx, Request::SwapRecord { record: announced, over, ttl: None })
-            }
-            waiting::Next::Wait { crowd, until } => {
-                if self.steps.woken && pace::is_crowd(crowd) {
-                    return self.wait(cx, crowd, until);
-                }
-                self.watch(cx, Watched::Version(version), until)
-            }
-        }
-    }
-
-    fn listed(&mut self, cx: &mut Context, version: u64, members: Vec<KeepAlive>, next: u64) -> Outcome {
-        let mixed = members.iter().any(|member| member.node.is_none());
-        if mixed {
-            self.mixed = Some(version);
-        }
-        if next < self.steps.view.next {
-            // The server has lost what the record was read from.
-            self.members_unknown();
-            return self.pause_after_failure(cx);
-        }
-        match &mut self.stage {
-            // What went since the record was seen is among what the watch from there on tells.
-            Stage::Waiting(waiting) if waiting.version == version => {
-                waiting.listed(members, self.steps.view.next);
-            }
-            Stage::Seated(seat) => seat.listed(members.is_empty(), mixed),
-            _ => {}
-        }
-        self.judge(cx)
-    }
-
-    fn members_unknown(&mut self) {
-        match &mut self.stage {
-            Stage::Waiting(waiting) => waiting.look_again(),
-            Stage::Seated(seat) => seat.look_again(),
-            _ => {}
         }
     }
 

@@ -3,9 +3,14 @@
 //! is told what is not so, no group meets again for nothing, and nobody spins. And once nothing goes wrong any
 //! more, those who live meet.
 //!
-//! A seed that fails says how to run it alone.
+//! Each seed is a world of its own, the same one each time. A seed that fails is printed with the command that
+//! replays it.
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod by_hand;
 mod plan;
+#[path = "../seeds/mod.rs"]
+mod seeds;
 mod server;
 mod stories;
 mod torch;
@@ -17,37 +22,46 @@ use std::time::Duration;
 use plan::{Bug, Plan};
 use world::World;
 
+/// How many seeds are tried unless told otherwise.
 const SEEDS: u64 = 20_000;
 
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|number| number.parse().expect("a number"))
-}
-
-/// Runs the seeds, or the one that `BARRIER_SEED` names; the first that fails, and how.
-fn first_failure(test: &str, seeds: u64, plan: impl Fn(u64) -> Plan + Sync) -> Option<String> {
-    let first = number("BARRIER_FIRST").unwrap_or(0);
-    let seeds = number("BARRIER_SEEDS").unwrap_or(seeds);
-    let seeds = number("BARRIER_SEED").map_or(first..first + seeds, |seed| seed..seed + 1);
-    // Half of them each.
-    let failure = |part: u64| {
-        let mut seeds = seeds.clone().filter(|seed| seed % 2 == part);
-        seeds.find_map(|seed| World::new(seed, plan(seed)).run().err().map(|problem| (seed, problem)))
-    };
-    let (even, odd) = std::thread::scope(|scope| {
-        let odd = scope.spawn(|| failure(1));
-        (failure(0), odd.join().expect("a failure is no panic"))
-    });
-    let (seed, problem) = [even, odd].into_iter().flatten().min()?;
-    Some(format!(
-        "seed {seed}: {problem}\nto see it again: \
-         BARRIER_LOG=1 BARRIER_SEED={seed} cargo test -p rallypoint-core --test barrier_simulation {test} -- --nocapture"
-    ))
-}
-
 #[test]
-fn nothing_that_goes_wrong_breaks_a_promise() {
-    if let Some(failure) = first_failure("nothing_that_goes_wrong_breaks_a_promise", SEEDS, Plan::stormy) {
-        panic!("{failure}");
+fn every_seed_keeps_the_promises() {
+    let failures = seeds::search(seeds::wanted(SEEDS), 20, |seed| World::new(seed, Plan::stormy(seed)).run());
+    for failure in &failures {
+        println!("{}", failure.report("barrier_simulation", None));
+    }
+    assert!(failures.is_empty(), "{} seeds failed", failures.len());
+}
+
+/// A check is only worth what it catches.
+#[test]
+fn every_planted_bug_is_found() {
+    let mut missed = Vec::new();
+    for bug in Bug::ALL {
+        let plan = |seed| Plan { bug: Some(bug), ..Plan::stormy(seed) };
+        let failures = seeds::search(0..SEEDS, 1, |seed| World::new(seed, plan(seed)).run());
+        for failure in &failures {
+            println!("{}", failure.report("barrier_simulation", Some(&format!("{bug:?}"))));
+        }
+        if failures.is_empty() {
+            missed.push(bug);
+        }
+    }
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}
+
+/// One seed, step by step: the one in `RALLYPOINT_SIM_SEED`, or the first; with the bug in
+/// `RALLYPOINT_SIM_PLANTED`, or none.
+#[test]
+fn replay() {
+    let seed = seeds::replayed();
+    let bug = seeds::planted().map(|name| Bug::named(&name));
+    let plan = Plan { bug, ..Plan::stormy(seed.unwrap_or(0)) };
+    let mut world = World::new(seed.unwrap_or(0), plan);
+    world.loud = seed.is_some();
+    if let Err(problem) = world.run() {
+        panic!("{problem}");
     }
 }
 
@@ -82,26 +96,4 @@ fn the_work_of_a_node_does_not_grow_with_the_group() {
     let (each_of_256, time) = formed(256);
     assert!(each_of_256 < 60.0 && each_of_256 < 3.0 * each_of_32, "{each_of_32} then {each_of_256} each");
     assert!(time < Duration::from_secs(10), "{time:?}");
-}
-
-#[test]
-fn the_simulator_finds_planted_bugs() {
-    for bug in Bug::ALL {
-        let plan = |seed| Plan { bug: Some(bug), ..Plan::stormy(seed) };
-        let found = (0..2_000).find_map(|seed| World::new(seed, plan(seed)).run().err().map(|it| (seed, it)));
-        println!("{bug:?}: {found:?}");
-        assert!(found.is_some(), "{bug:?} went unnoticed");
-    }
-}
-
-/// Every seed that fails, to see which kinds there are.
-#[test]
-#[ignore = "a tool"]
-fn survey() {
-    let first = number("BARRIER_FIRST").unwrap_or(0);
-    for seed in first..first + number("BARRIER_SEEDS").unwrap_or(1_000) {
-        if let Err(problem) = World::new(seed, Plan::stormy(seed)).run() {
-            println!("seed {seed}: {problem}");
-        }
-    }
 }

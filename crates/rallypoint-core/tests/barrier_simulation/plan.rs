@@ -49,6 +49,8 @@ pub(crate) enum Bug {
     TrustsLostReplies,
     /// A record is written without looking at what is there.
     DoesNotCompare,
+    /// A node renews whatever keep-alive is at its place.
+    RenewsAnothers,
     /// A keep-alive is said to be renewed, and is not.
     ForgetsToRenew,
     /// Nobody is told that the history was cleared.
@@ -57,6 +59,8 @@ pub(crate) enum Bug {
     TakesExpiryForLeaving,
     /// The folder of the run is said to be there when it has ended.
     OverlooksTheEndOfTheFolder,
+    /// No watch tells that a folder has ended.
+    MissesTheEndOfTheFolder,
     /// The last member is not on the list.
     OverlooksAMember,
     /// A watch tells the same again and again.
@@ -64,16 +68,23 @@ pub(crate) enum Bug {
 }
 
 impl Bug {
-    pub(crate) const ALL: [Bug; 8] = [
+    pub(crate) const ALL: [Bug; 10] = [
         Bug::TrustsLostReplies,
         Bug::DoesNotCompare,
+        Bug::RenewsAnothers,
         Bug::ForgetsToRenew,
         Bug::MissesClears,
         Bug::TakesExpiryForLeaving,
         Bug::OverlooksTheEndOfTheFolder,
+        Bug::MissesTheEndOfTheFolder,
         Bug::OverlooksAMember,
         Bug::RepeatsUpdates,
     ];
+
+    pub(crate) fn named(name: &str) -> Bug {
+        let bug = Bug::ALL.into_iter().find(|bug| format!("{bug:?}") == name);
+        bug.expect("the name of a planted bug")
+    }
 }
 
 impl Plan {
@@ -134,12 +145,12 @@ impl Plan {
             newcomers: if mixed { 0 } else { newcomers },
             outages,
             refusals,
-            losses: if mixed { 0 } else { losses },
+            losses,
             close: random.usize(0..10) == 0,
             slow: if random.bool() { 0.2 } else { 0.0 },
             hung: if random.usize(0..6) == 0 { 0.1 } else { 0.0 },
             history: if random.usize(0..4) == 0 { random.usize(1..20) } else { 1_000 },
-            run_ttl: if !mixed && random.usize(0..5) == 0 {
+            run_ttl: if random.usize(0..5) == 0 {
                 Duration::from_secs(random.u64(20..45))
             } else {
                 Duration::from_secs(7200)

@@ -38,7 +38,8 @@ pub(crate) enum Deed {
     RecordRemoved(Record),
     Expired(Place),
     Deleted(Place),
-    FolderEnded,
+    /// With these keep-alives.
+    FolderEnded(Vec<Place>),
 }
 
 #[derive(Debug)]
@@ -55,6 +56,8 @@ pub(crate) struct Server {
     /// Writes are refused: no space, or no permission.
     pub(crate) refuses: bool,
     deeds: Vec<Deed>,
+    /// When the next TTL ends; nothing if that must be looked for.
+    next_end: Option<Option<Duration>>,
 }
 
 impl Server {
@@ -68,6 +71,7 @@ impl Server {
             run_ttl,
             refuses: false,
             deeds: Vec::new(),
+            next_end: None,
         }
     }
 
@@ -83,6 +87,11 @@ impl Server {
         self.data.keep_alives.contains_key(&place)
     }
 
+    /// Whether the keep-alive of that place is another node's.
+    pub(crate) fn is_taken(&self, place: Place, name: &str) -> bool {
+        self.data.keep_alives.get(&place).is_some_and(|(_, owner)| owner.as_deref() != Some(name))
+    }
+
     pub(crate) fn has_run(&self) -> bool {
         let Data { run_ends, record, keep_alives, .. } = &self.data;
         run_ends.is_some() || record.is_some() || !keep_alives.is_empty()
@@ -93,18 +102,26 @@ impl Server {
     }
 
     /// When the next TTL ends.
-    pub(crate) fn next_end(&self) -> Option<Duration> {
-        let ends = self.data.keep_alives.values().map(|(end, _)| *end);
-        ends.chain(self.data.record_ends).chain(self.data.run_ends).min()
+    pub(crate) fn next_end(&mut self) -> Option<Duration> {
+        let data = &self.data;
+        *self.next_end.get_or_insert_with(|| {
+            let ends = data.keep_alives.values().map(|(end, _)| *end);
+            ends.chain(data.record_ends).chain(data.run_ends).min()
+        })
     }
 
     /// Ends what has come to its end.
     pub(crate) fn advance(&mut self, now: Duration) {
+        if self.next_end().is_none_or(|end| end > now) {
+            return;
+        }
+        self.next_end = None;
         if self.data.run_ends.is_some_and(|end| end <= now) {
             let index = self.data.index + 1;
+            let kept = self.data.keep_alives.keys().copied().collect();
             self.data = Data { index, ..Data::default() };
             self.happened(Happened::FolderGone);
-            self.deeds.push(Deed::FolderEnded);
+            self.deeds.push(Deed::FolderEnded(kept));
         }
         if self.data.record_ends.is_some_and(|end| end <= now) {
             self.write(None, None);
@@ -124,6 +141,7 @@ impl Server {
     pub(crate) fn lose(&mut self, restored: bool) {
         self.data = if restored { self.snapshot.clone() } else { Data::default() };
         self.history.clear();
+        self.next_end = None;
         self.forgotten = self.data.index;
     }
 
@@ -145,6 +163,9 @@ impl Server {
         if self.refuses && !reads {
             return Err(Failure::Unknown);
         }
+        if !reads {
+            self.next_end = None;
+        }
         Ok(match request {
             Request::ReadRecord => {
                 let created = self.data.record_created;
@@ -154,10 +175,10 @@ impl Server {
             Request::CreateRecord { record, ttl } => {
                 self.write(Some(record.clone()), ttl.map(|ttl| now + ttl))
             }
-            Request::SwapRecord { record, over, ttl } if self.matches(*over) => {
+            Request::SwapRecord { record, over, ttl } if self.matches(over) => {
                 self.write(Some(record.clone()), ttl.map(|ttl| now + ttl))
             }
-            Request::DeleteRecord { over } if self.matches(*over) => self.write(None, None),
+            Request::DeleteRecord { over } if self.matches(over) => self.write(None, None),
             Request::SwapRecord { .. } | Request::DeleteRecord { .. } => Reply::Refused,
             Request::MakeRun { counter } => {
                 let index = self.next();
@@ -191,8 +212,17 @@ impl Server {
                 Reply::Members { members: members.collect(), next: self.data.index + 1 }
             }
             Request::ReadEnding { place, from } => Reply::Ending(self.ending(*place, *from)),
-            Request::WriteKeepAlive(place) | Request::RenewKeepAlive(place)
-                if self.data.keep_alives.get(place).is_some_and(|(_, owner)| owner.as_deref() != name) =>
+            // PyTorch's nodes do not look whose it is.
+            Request::WriteKeepAlive(place)
+            | Request::RenewKeepAlive(place)
+            | Request::ExpireKeepAlive(place)
+            | Request::DeleteKeepAlive(place)
+                if name.is_some()
+                    && self
+                        .data
+                        .keep_alives
+                        .get(place)
+                        .is_some_and(|(_, owner)| owner.as_deref() != name) =>
             {
                 Reply::Refused
             }
@@ -258,8 +288,8 @@ impl Server {
         found.unwrap_or(Ending::Unknown)
     }
 
-    fn matches(&self, over: u64) -> bool {
-        self.data.record.as_ref().is_some_and(|(_, index)| *index == over)
+    fn matches(&self, over: &(Record, u64)) -> bool {
+        self.data.record.as_ref() == Some(over)
     }
 
     fn write(&mut self, record: Option<Record>, ends: Option<Duration>) -> Reply {

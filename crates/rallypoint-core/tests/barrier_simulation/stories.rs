@@ -85,3 +85,16 @@ fn a_spare_after_a_silence_leaves_the_group_to_its_members() {
         assert_eq!(joined(&world), 2, "seed {seed}: nobody meets again");
     }
 }
+
+/// Only who put the record back knew that PyTorch's nodes do not put their keep-alives back; the others took them for
+/// dead.
+#[test]
+fn the_end_of_the_folder_is_no_death_of_pytorchs_nodes() {
+    for seed in 0..50 {
+        let plan = Plan { run_ttl: Duration::from_secs(20), torch: 2, ..quiet(3, 5, 5) };
+        let mut world = World::new(seed, plan);
+        assert_eq!(world.run(), Ok(()), "seed {seed}");
+        let told = told_after(&world, 20);
+        assert!(told.iter().all(|event| matches!(event, NodeEvent::Recovered(_))), "seed {seed}: {told:?}");
+    }
+}

@@ -35,6 +35,8 @@ pub(crate) enum Ask {
 
 #[derive(Debug, Clone, PartialEq)]
 enum At {
+    /// Makes the folder of the run and its counter, where they are missing.
+    Begin,
     Create,
     Counter,
     Count {
@@ -113,11 +115,16 @@ pub(crate) struct Torch {
 
 impl Torch {
     pub(crate) fn new(min: usize, max: usize, last_call: Duration, root: &str) -> Self {
-        Torch { at: At::Create, min, max, last_call, root: root.to_owned(), keeps: None }
+        Torch { at: At::Begin, min, max, last_call, root: root.to_owned(), keeps: None }
     }
 
-    /// Begins, or begins again: it disowns its keep-alive, which runs out.
-    pub(crate) fn start(&mut self) -> Ask {
+    /// The process begins.
+    pub(crate) fn begin(&mut self) -> Ask {
+        Ask::Send(Request::MakeRun { counter: 0 })
+    }
+
+    /// Begins to meet, or begins again: it disowns its keep-alive, which runs out.
+    fn start(&mut self) -> Ask {
         self.keeps = None;
         self.at = At::Create;
         Ask::Send(Request::CreateRecord { record: Record::setup(), ttl: Some(SETUP_TTL) })
@@ -146,6 +153,7 @@ impl Torch {
         let Some(reply) = reply else { return Ask::Dies };
         let done = matches!(reply, Reply::Done { .. });
         match (self.at.clone(), reply) {
+            (At::Begin, _) => self.start(),
             (At::Create, Reply::Done { .. }) => {
                 self.at = At::Counter;
                 Ask::Send(Request::ReadCounter)
@@ -199,7 +207,7 @@ impl Torch {
             {
                 let freezes = now >= until;
                 self.at = At::Refreshing { place, until, freezes };
-                let new = if freezes { record.clone().frozen() } else { record.clone() };
+                let new = if freezes { record.to_frozen() } else { record.clone() };
                 let ttl = if freezes { FROZEN_TTL } else { LAST_CALL_TTL };
                 Ask::Compare { old: record, new: Some(new), ttl: Some(ttl) }
             }

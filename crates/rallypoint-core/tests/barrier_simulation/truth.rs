@@ -10,7 +10,9 @@ use crate::server::Deed;
 #[derive(Debug, Default)]
 pub(crate) struct Truth {
     /// Who had which rank in a version, and with how many.
-    met: BTreeMap<u64, (usize, BTreeMap<usize, usize>)>,
+    met: BTreeMap<u64, (usize, BTreeMap<usize, Who>)>,
+    /// How often all was lost.
+    history: u32,
     /// All final versions.
     known: BTreeSet<u64>,
     /// Those that somebody has ended, or that gave way to another.
@@ -20,6 +22,8 @@ pub(crate) struct Truth {
     deleted: BTreeSet<Place>,
     /// From when on it is no mistake to take the owner of a keep-alive for dead.
     expired: BTreeMap<Place, Duration>,
+    /// Keep-alives that went with the folder, and were not lost in another way.
+    went_with_folder: BTreeSet<Place>,
     closed: bool,
     last: Option<Record>,
     /// Since when the record that was lost with all else was not put back.
@@ -28,7 +32,30 @@ pub(crate) struct Truth {
     steady_since: Option<Duration>,
 }
 
+/// A node, whether it is PyTorch's, and in which history it met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Who {
+    pub(crate) node: usize,
+    pub(crate) torch: bool,
+    pub(crate) history: u32,
+}
+
 impl Truth {
+    /// Which history it is: another one after each loss.
+    pub(crate) fn history(&self) -> u32 {
+        self.history
+    }
+
+    /// Whether nodes have met in that version since the last loss.
+    pub(crate) fn has_met(&self, version: u64) -> bool {
+        self.met.contains_key(&version)
+    }
+
+    /// Whether the keep-alive of that place went with the folder.
+    pub(crate) fn went_with_folder(&self, place: Place) -> bool {
+        self.went_with_folder.contains(&place)
+    }
+
     /// Something happened that the group may meet again for.
     pub(crate) fn cause(&mut self) {
         self.steady_since = None;
@@ -46,6 +73,7 @@ impl Truth {
     pub(crate) fn lost(&mut self, now: Duration) {
         self.cause();
         self.ended.extend(&self.known);
+        self.went_with_folder.clear();
         self.all_gone(now);
     }
 
@@ -58,6 +86,7 @@ impl Truth {
         }
         self.last = None;
         self.missing_since = Some(now);
+        self.history += 1;
     }
 
     pub(crate) fn deed(
@@ -65,6 +94,7 @@ impl Truth {
         now: Duration,
         up_since: Duration,
         deed: Deed,
+        knows: bool,
         blameless: impl Fn(usize) -> bool,
     ) -> Result<(), String> {
         match deed {
@@ -75,6 +105,8 @@ impl Truth {
                 }
                 if let Some(since) = self.steady_since
                     && record.status == Status::Setup
+                    // Who has seen no version cannot know that one is lost.
+                    && knows
                 {
                     return Err(format!("a needless new version at {now:?}: all was well since {since:?}"));
                 }
@@ -110,7 +142,10 @@ impl Truth {
                     self.cause();
                 }
             }
-            Deed::FolderEnded => self.all_gone(now),
+            Deed::FolderEnded(kept) => {
+                self.went_with_folder.extend(kept);
+                self.all_gone(now);
+            }
         }
         Ok(())
     }
@@ -121,27 +156,40 @@ impl Truth {
     }
 
     fn owner(&self, place: Place) -> Option<usize> {
-        self.met.get(&place.version).and_then(|(_, ranks)| ranks.get(&place.rank)).copied()
+        self.met.get(&place.version).and_then(|(_, ranks)| ranks.get(&place.rank)).map(|who| who.node)
     }
 
     pub(crate) fn meets(
         &mut self,
-        node: usize,
+        who: Who,
         place: Place,
         world: usize,
         allowed: std::ops::RangeInclusive<usize>,
     ) -> Result<(), String> {
         let Place { version, rank } = place;
         self.known.insert(version);
+        if who.history != self.history {
+            // What it was told was so, and is lost.
+            self.ended.insert(version);
+            return Ok(());
+        }
         let (size, ranks) = self.met.entry(version).or_insert((world, BTreeMap::new()));
-        if !allowed.contains(&world) {
+        // PyTorch's nodes go by the number of a version alone: after a loss they can take another's place for theirs.
+        let misled = who.torch && self.history > 0;
+        if !allowed.contains(&world) && !misled {
             return Err(format!("version {version} has {world} nodes, not {allowed:?}"));
         }
-        if *size != world || rank >= world {
+        if (*size != world || rank >= world) && !misled {
             return Err(format!("version {version}: {world} nodes and rank {rank}; others say {size}"));
         }
-        if let Some(other) = ranks.insert(rank, node).filter(|other| *other != node) {
-            return Err(format!("version {version}: nodes {other} and {node} both have rank {rank}"));
+        let may_clash = |other: &Who| misled || self.history > 0 && other.torch;
+        if let Some(other) =
+            ranks.insert(rank, who).filter(|other| other.node != who.node && !may_clash(other))
+        {
+            return Err(format!(
+                "version {version}: nodes {} and {} both have rank {rank}",
+                other.node, who.node
+            ));
         }
         Ok(())
     }
@@ -153,6 +201,7 @@ impl Truth {
         place: Place,
         change: &Change,
         folder_is_there: bool,
+        is_taken: bool,
         is_alive: impl Fn(usize) -> bool,
     ) -> Result<(), String> {
         let version = place.version;
@@ -170,14 +219,17 @@ impl Truth {
             Change::Left { rank: None, .. } | Change::Excluded => {
                 // Whoever began to put it back may have died over it.
                 let given_up = self.missing_since.is_some_and(|since| now >= since + Duration::from_secs(5));
-                given_up && folder_is_there || self.ended.contains(&version)
+                given_up && folder_is_there || is_taken || self.ended.contains(&version)
             }
         };
         if !is_true {
             return Err(format!("false news at {now:?}: a member of version {version} is told {change:?}"));
         }
+        // Who hears of a version late is told of its end then.
+        let is_last = self.last.as_ref().is_none_or(|last| last.version == Some(version));
         if let Some(since) = self.steady_since
             && *change != Change::Closed
+            && is_last
         {
             return Err(format!("{change:?} is told at {now:?}, and all was well since {since:?}"));
         }

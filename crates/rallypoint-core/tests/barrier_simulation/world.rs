@@ -1,7 +1,9 @@
 //! Nodes, a network that delays, loses and reorders, and what must hold whatever it does.
 
+mod events;
 mod faults;
 mod network;
+mod pytorch;
 mod state;
 
 use std::cmp::Reverse;
@@ -9,14 +11,17 @@ use std::collections::{BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 use rallypoint_core::barrier::{
-    Change, Failure, KEEP_ALIVE_TTL, Node, NodeEvent, Output, Place, Record, Reply, Request, Settings,
-    Status, Update, WatchId, Watched,
+    Change, KEEP_ALIVE_TTL, Node, NodeEvent, Output, Place, Reply, Request, Settings, Status, Update, View,
+    WatchId, Watched,
 };
+
+pub(crate) use events::Fault;
+use events::{Event, Message, Times};
 
 use crate::plan::Plan;
 use crate::server::{Deed, Server};
-use crate::torch::{self, Ask, Torch};
-use crate::truth::Truth;
+use crate::torch::Torch;
+use crate::truth::{Truth, Who};
 
 /// When a node gives up on a reply.
 const PATIENCE: Duration = Duration::from_millis(3_300);
@@ -24,8 +29,8 @@ const PATIENCE: Duration = Duration::from_millis(3_300);
 const LONG_POLL: Duration = Duration::from_secs(20);
 /// How long all must have been well at the end: longer than what is forgotten shows.
 const WELL: Duration = Duration::from_secs(14);
-/// No node sends more requests in a second.
-const SPIN: u32 = 60;
+/// No node sends more requests in a second: a version takes a node about twenty, and two can follow each other.
+const SPIN: u32 = 90;
 /// A shorter outage ends no keep-alive by itself.
 const SILENCE: Duration = Duration::from_millis(4_500);
 /// By then everybody has seen that the server lost its data.
@@ -65,107 +70,20 @@ struct Process {
     leaves: bool,
     /// It was told that its group is not as it was.
     told: bool,
+    /// It has seen a version.
+    knows: bool,
+    /// In which history it met.
+    met_in: u32,
+    /// In which history it first saw the members of the group it met.
+    listed_in: Option<u32>,
+    /// In which history it was told that the folder ended.
+    folder_gone_in: u32,
+    /// Where it met last.
+    last_met: Option<Place>,
 }
 
-#[derive(Debug, Clone)]
-enum Message {
-    Request(Request),
-    Compare { old: Record, new: Option<Record>, ttl: Option<Duration> },
-}
-
-/// How often a request is carried out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Times {
-    Once,
-    Twice,
-    /// The second time.
-    Again,
-}
-
-#[derive(Debug)]
-enum Event {
-    Wake {
-        node: usize,
-        wake: u64,
-    },
-    Arrive {
-        node: usize,
-        id: u64,
-        message: Message,
-        heard: bool,
-        times: Times,
-        /// Which life of the server it was sent in: what is on its way ends with it.
-        life: u32,
-    },
-    Answer {
-        node: usize,
-        id: u64,
-        reply: Result<Reply, Failure>,
-    },
-    Tell {
-        node: usize,
-        watch: u64,
-        update: Update,
-        next: u64,
-    },
-    /// A watch cannot be answered, as the server is away or behind.
-    Unanswered {
-        watch: u64,
-    },
-    Program {
-        node: usize,
-        place: Place,
-    },
-    Renew {
-        node: usize,
-        place: Place,
-    },
-    Fault(Fault),
-    Second,
-    Tick,
-    Cause,
-}
-
-/// What goes wrong.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Fault {
-    Start {
-        torch: bool,
-    },
-    Crash(usize),
-    Stall(usize),
-    Cut(usize),
-    Leave(usize),
-    Outage(Duration),
-    Refuse,
-    RefuseNoMore,
-    Snapshot,
-    Lose {
-        restored: bool,
-    },
-    /// Who waits in vain gives up, and is started again.
-    GiveUp,
-    Close,
-}
-
-struct Scheduled(Duration, u64, Event);
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Self) -> bool {
-        (self.0, self.1) == (other.0, other.1)
-    }
-}
-impl Eq for Scheduled {}
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Scheduled {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.0, self.1).cmp(&(other.0, other.1))
-    }
-}
+/// When something happens, in which order, and where it is kept: what is sorted is small.
+type Scheduled = (Duration, u64, usize);
 
 struct Watch {
     id: u64,
@@ -182,6 +100,9 @@ pub(crate) struct World {
     random: fastrand::Rng,
     pub(crate) now: Duration,
     queue: BinaryHeap<Reverse<Scheduled>>,
+    events: Vec<Option<Event>>,
+    /// Places among the events that are free.
+    free: Vec<usize>,
     count: u64,
     server: Server,
     down_until: Duration,
@@ -192,6 +113,10 @@ pub(crate) struct World {
     /// How often the server was started.
     lives: u32,
     watches: Vec<Watch>,
+    /// Whose request is being carried out.
+    acts: Option<usize>,
+    /// Of which history the reply is that was heard last.
+    hears: u32,
     seen_index: u64,
     nodes: Vec<Process>,
     truth: Truth,
@@ -203,7 +128,8 @@ pub(crate) struct World {
     /// All is as it should be.
     well_since: Option<Duration>,
     ticks_at: Option<Duration>,
-    loud: bool,
+    /// Says what happens.
+    pub(crate) loud: bool,
 }
 
 impl World {
@@ -212,6 +138,8 @@ impl World {
             random: fastrand::Rng::with_seed(seed),
             now: Duration::ZERO,
             queue: BinaryHeap::new(),
+            events: Vec::new(),
+            free: Vec::new(),
             count: 0,
             server: Server::new(plan.history, plan.run_ttl),
             down_until: Duration::ZERO,
@@ -221,6 +149,8 @@ impl World {
             folder_ended: false,
             lives: 0,
             watches: Vec::new(),
+            acts: None,
+            hears: 0,
             seen_index: 0,
             nodes: Vec::new(),
             truth: Truth::default(),
@@ -229,7 +159,7 @@ impl World {
             told: Vec::new(),
             well_since: None,
             ticks_at: None,
-            loud: std::env::var_os("BARRIER_LOG").is_some(),
+            loud: false,
             plan,
         };
         let _ = world.server.serve(Duration::ZERO, None, &Request::MakeRun { counter: 0 });
@@ -249,10 +179,12 @@ impl World {
 
     /// Runs it to its end; what was wrong, if something was.
     pub(crate) fn run(&mut self) -> Result<(), String> {
-        while let Some(Reverse(Scheduled(at, _, event))) = self.queue.pop() {
+        while let Some(Reverse((at, _, place))) = self.queue.pop() {
             if at > self.plan.end {
                 break;
             }
+            self.free.push(place);
+            let Some(event) = self.events[place].take() else { continue };
             self.now = at;
             if self.is_up() {
                 self.server.advance(at);
@@ -271,8 +203,10 @@ impl World {
     }
 
     fn check_deeds(&mut self) -> Result<(), String> {
+        let by = self.acts.take();
+        let knows = by.is_none_or(|node| self.nodes[node].knows);
         for deed in self.server.deeds() {
-            if matches!(deed, Deed::FolderEnded) {
+            if matches!(deed, Deed::FolderEnded(_)) {
                 self.folder_ended = true;
             }
             if matches!(&deed, Deed::RecordWritten(record) if record.status == Status::Joinable)
@@ -290,7 +224,7 @@ impl World {
             let blameless = |node: usize| {
                 was_down && reached(nodes[node].stalled_until) && reached(nodes[node].cut_until)
             };
-            self.truth.deed(now, self.up_since, deed, blameless)?;
+            self.truth.deed(now, self.up_since, deed, knows, blameless)?;
         }
         Ok(())
     }
@@ -325,16 +259,24 @@ impl World {
             }
             Event::Arrive { life, .. } if life != self.lives => {}
             Event::Arrive { node, id, message, heard, times, .. } => {
-                self.arrive(node, id, message, heard, times);
+                return self.arrive(node, id, message, heard, times);
             }
-            Event::Answer { node, id, reply } => {
+            Event::Answer { node, id, reply, history } => {
                 if self.nodes[node].life == Life::Dead || !self.nodes[node].open.contains(&id) {
                     return Ok(());
                 }
-                if self.stalled(node, Event::Answer { node, id, reply: reply.clone() }) {
+                if self.stalled(node, Event::Answer { node, id, reply: reply.clone(), history }) {
                     return Ok(());
                 }
                 self.nodes[node].open.remove(&id);
+                self.hears = history;
+                match &reply {
+                    Ok(Reply::Record(view)) => self.saw(node, view),
+                    Ok(Reply::Members { .. }) => {
+                        self.nodes[node].listed_in.get_or_insert(self.truth.history());
+                    }
+                    _ => {}
+                }
                 let now = self.now;
                 match &mut self.nodes[node].brain {
                     Brain::Ours(machine) => machine.handle_reply(now, id, reply),
@@ -399,12 +341,17 @@ impl World {
             second: (0, 0),
             leaves: false,
             told: false,
+            knows: false,
+            met_in: 0,
+            listed_in: None,
+            folder_gone_in: 0,
+            last_met: None,
         });
         let now = self.now;
         match &mut self.nodes[node].brain {
             Brain::Ours(machine) => machine.join(now),
             Brain::Torch(torch) => {
-                let ask = torch.start();
+                let ask = torch.begin();
                 return self.torch(node, ask);
             }
         }
@@ -421,7 +368,7 @@ impl World {
                 None => break,
                 Some(Output::Request { id, request }) => {
                     self.nodes[node].open.insert(id);
-                    self.send(node, id, Message::Request(request))?;
+                    self.send(node, id, Message::Request(*request))?;
                 }
                 Some(Output::Watch { id, keys, from }) => self.watch(node, id, keys, from),
                 Some(Output::Unwatch(which)) => {
@@ -456,14 +403,16 @@ impl World {
         match event {
             NodeEvent::Joined { place, world } => {
                 let allowed = self.plan.min..=self.plan.max;
-                self.truth.meets(node, place, world, allowed)?;
+                self.truth.meets(self.who(node), place, world, allowed)?;
                 (self.nodes[node].life, self.nodes[node].told) = (Life::Met(place), false);
+                self.nodes[node].listed_in = None;
                 self.met_at = self.now;
             }
             NodeEvent::Changed(change) => {
                 let Life::Met(place) = self.nodes[node].life else { return Ok(()) };
                 let lives = |node: usize| matches!(self.nodes[node].life, Life::Met(_) | Life::Going);
-                self.truth.told(self.now, place, &change, self.server.has_run(), lives)?;
+                let taken = self.server.is_taken(place, &self.nodes[node].name);
+                self.truth.told(self.now, place, &change, self.server.has_run(), taken, lives)?;
                 self.nodes[node].told = true;
                 if change == Change::Closed {
                     self.nodes[node].life = Life::Over;
@@ -492,69 +441,12 @@ impl World {
         Ok(())
     }
 
-    /// Does what a node of PyTorch's asks for.
-    fn torch(&mut self, node: usize, ask: Ask) -> Result<(), String> {
-        self.count += 1;
-        let id = self.count;
-        match ask {
-            Ask::Send(request) => {
-                if matches!(request, Request::CreateRecord { .. }) {
-                    self.truth.cause();
-                }
-                self.nodes[node].open.insert(id);
-                let keeps = match (&request, &self.nodes[node].brain) {
-                    (Request::WriteKeepAlive(place), Brain::Torch(_)) => Some(*place),
-                    _ => None,
-                };
-                if let Some(place) = keeps {
-                    self.schedule(self.now + torch::RENEWS, Event::Renew { node, place });
-                }
-                return self.send(node, id, Message::Request(request));
-            }
-            Ask::Compare { old, new, ttl } => {
-                self.nodes[node].open.insert(id);
-                return self.send(node, id, Message::Compare { old, new, ttl });
-            }
-            Ask::Watch { keys, from, until } => {
-                self.watch(node, WatchId::Record, keys, from);
-                if let Some(until) = until {
-                    self.wake_at(node, until);
-                }
-            }
-            Ask::Sleep(time) => self.wake_at(node, self.now + time.max(Duration::from_millis(100))),
-            Ask::Met { place, world } => {
-                self.truth.meets(node, place, world, self.plan.min..=self.plan.max)?;
-                self.nodes[node].life = Life::Met(place);
-                self.wake_at(node, self.now + Duration::from_secs(1));
-            }
-            Ask::Closed => self.nodes[node].life = Life::Over,
-            Ask::Dies => {
-                self.kill(node);
-                let back = self.now + self.random_time(Duration::from_secs(3));
-                self.schedule(back, Event::Fault(Fault::Start { torch: true }));
-            }
-        }
-        Ok(())
+    fn who(&self, node: usize) -> Who {
+        Who { node, torch: matches!(self.nodes[node].brain, Brain::Torch(_)), history: self.hears }
     }
 
-    /// The thread of a node of PyTorch's, which ends with the first error.
-    fn renew(&mut self, node: usize, place: Place) {
-        if self.nodes[node].life == Life::Dead || self.stalled(node, Event::Renew { node, place }) {
-            return;
-        }
-        let Brain::Torch(torch) = &mut self.nodes[node].brain else { return };
-        if torch.keeps != Some(place) {
-            return;
-        }
-        let reaches = self.now >= self.down_until && self.nodes[node].cut_until <= self.now;
-        let request = Request::RenewKeepAlive(place);
-        let renewed =
-            reaches && matches!(self.server.serve(self.now, None, &request), Ok(Reply::Done { .. }));
-        if renewed {
-            self.schedule(self.now + torch::RENEWS, Event::Renew { node, place });
-        } else {
-            self.truth.cause();
-        }
+    fn saw(&mut self, node: usize, view: &View) {
+        self.nodes[node].knows |= view.record.as_ref().is_some_and(|(record, _)| record.version.is_some());
     }
 
     /// Puts an event off while its node is stalled.
@@ -573,6 +465,11 @@ impl World {
 
     fn schedule(&mut self, at: Duration, event: Event) {
         self.count += 1;
-        self.queue.push(Reverse(Scheduled(at, self.count, event)));
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.events.push(None);
+            self.events.len() - 1
+        });
+        self.events[place] = Some(event);
+        self.queue.push(Reverse((at, self.count, place)));
     }
 }

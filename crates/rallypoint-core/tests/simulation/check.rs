@@ -20,6 +20,13 @@ pub(crate) struct Violation {
     pub(crate) what: String,
 }
 
+/// A panic of the machine breaks every promise.
+impl From<String> for Violation {
+    fn from(what: String) -> Self {
+        Violation { promise: 0, what }
+    }
+}
+
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "promise {} is broken: {}", self.promise, self.what)
@@ -69,6 +76,9 @@ pub(crate) struct Check {
     asked: BTreeSet<String>,
     /// Nodes whose key was gone since the last round, or that had left it: who comes back by that name is a newcomer.
     gone: BTreeSet<String>,
+    /// Who has left since the last round was completed, and since the one before it.
+    left: BTreeSet<String>,
+    left_before: BTreeSet<String>,
     /// Rounds completed.
     pub(crate) commits: u64,
 }
@@ -104,6 +114,8 @@ impl Check {
             somebody_waited: false,
             asked: BTreeSet::new(),
             gone: BTreeSet::new(),
+            left: BTreeSet::new(),
+            left_before: BTreeSet::new(),
             commits: 0,
         }
     }
@@ -226,6 +238,7 @@ impl Check {
         }
         if record.wants == Wants::Leave {
             self.gone.insert(id.clone());
+            self.left.insert(id.clone());
         }
         self.holders.insert(id.clone(), record.incarnation);
         self.owners.entry(id).or_default().insert(record.incarnation);
@@ -366,8 +379,10 @@ impl Check {
         self.gone = gone.chain(left).collect();
         let (lease, losses) = (record.lease, self.losses);
         let committed = Committed { round, world_size: n, master, lease, members, losses };
-        let again = self.rounds.insert(record.plan.clone(), committed).is_some();
+        let before = self.rounds.insert(record.plan.clone(), committed);
+        let again = before.is_some_and(|before| before.losses == losses);
         promise!(3, !again, "the plan {} was completed twice", record.plan);
+        self.left_before = std::mem::take(&mut self.left);
         Ok(())
     }
 
@@ -381,7 +396,10 @@ impl Check {
         if self.settings.policy != RankPolicy::Sticky {
             return Ok(());
         }
-        for (who, rank) in members.iter().filter(|(who, _)| !self.gone.contains(&who.0)) {
+        // Who has left, even if it has come back since, has given up its rank; the leader may have heard of that late.
+        let away =
+            |id: &String| [&self.gone, &self.left, &self.left_before].iter().any(|set| set.contains(id));
+        for (who, rank) in members.iter().filter(|(who, _)| !away(&who.0)) {
             let had = last.members.iter().find(|((id, _), _)| *id == who.0).map(|(_, rank)| *rank);
             let kept = had.is_none_or(|had| had == *rank || had >= members.len());
             promise!(7, kept, "{who:?} had rank {had:?} of round {} and has {rank} of {round}", last.round);

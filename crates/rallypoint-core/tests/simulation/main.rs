@@ -16,24 +16,31 @@ mod operator;
 mod planted;
 mod process;
 mod scenarios;
+#[path = "../seeds/mod.rs"]
 mod seeds;
 mod truth;
 mod world;
 
+use std::ops::Range;
+
+use check::Violation;
 use planted::Planted;
+use seeds::FailedSeed;
 
 /// How many seeds are tried unless told otherwise: enough to find what is rare, in less than a minute.
 const SEEDS: u64 = 20_000;
 
+fn search(seeds: Range<u64>, planted: Planted, enough: usize) -> Vec<FailedSeed<Violation>> {
+    seeds::search(seeds, enough, |seed| chaos::live(seed, planted, false).map(|_| ()))
+}
+
 #[test]
 fn every_seed_keeps_the_promises() {
-    let first = seeds::from_environment("RALLYPOINT_SIM_FIRST").unwrap_or(0);
-    let count = seeds::from_environment("RALLYPOINT_SIM_SEEDS").unwrap_or(SEEDS);
-    let failures = seeds::search(first..first + count, Planted::None, 5);
+    let failures = search(seeds::wanted(SEEDS), Planted::None, 5);
     for failure in &failures {
-        println!("{failure}");
+        println!("{}", failure.report("simulation", None));
     }
-    assert!(failures.is_empty(), "{} of {count} seeds failed", failures.len());
+    assert!(failures.is_empty(), "{} seeds failed", failures.len());
 }
 
 #[test]
@@ -49,9 +56,11 @@ fn a_seed_is_the_same_world_each_time() {
 fn every_planted_bug_is_found() {
     let mut missed = Vec::new();
     for planted in planted::ALL {
-        let failures = seeds::search(0..SEEDS, planted, 1);
-        failures.iter().for_each(|failure| println!("{planted:?}: {failure}"));
-        let found = failures.iter().any(|failure| planted.breaks().contains(&failure.violation.promise));
+        let failures = search(0..SEEDS, planted, 1);
+        for failure in &failures {
+            println!("{}", failure.report("simulation", Some(&format!("{planted:?}"))));
+        }
+        let found = failures.iter().any(|failure| planted.breaks().contains(&failure.problem.promise));
         if !found {
             missed.push(planted);
         }
@@ -63,8 +72,8 @@ fn every_planted_bug_is_found() {
 /// `RALLYPOINT_SIM_PLANTED`, or none.
 #[test]
 fn replay() {
-    let seed = seeds::from_environment("RALLYPOINT_SIM_SEED");
-    let planted = std::env::var("RALLYPOINT_SIM_PLANTED").map_or(Planted::None, |name| Planted::named(&name));
+    let seed = seeds::replayed();
+    let planted = seeds::planted().map_or(Planted::None, |name| Planted::named(&name));
     if let Err(violation) = chaos::live(seed.unwrap_or(0), planted, seed.is_some()) {
         panic!("{violation}");
     }

@@ -207,5 +207,5 @@ fn sweeps(txn: &Txn) -> bool {
 }
 
 fn tidies(txn: &Txn) -> bool {
-    txn.when.len() > 1 && txn.then.iter().all(|op| matches!(op, Op::Delete(_) | Op::DeletePrefix(_)))
+    txn.when.len() > 1 && txn.then.iter().any(|op| matches!(op, Op::Delete(_) | Op::DeletePrefix(_)))
 }

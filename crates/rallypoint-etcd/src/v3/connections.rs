@@ -16,6 +16,7 @@ use tonic::transport::Channel as TonicChannel;
 
 use super::classify::classify;
 use super::dial::Dial;
+use super::link::Link;
 use super::login::Login;
 use crate::failover::{Failover, after};
 use crate::tls::Pem;
@@ -40,14 +41,6 @@ pub(super) struct Connection {
     channel: TonicChannel,
     /// A newer connection was answered while this one was silent.
     suspected: Notify,
-}
-
-/// A bare connection, on which no token is shown.
-#[derive(Debug, Clone)]
-pub(super) struct Link {
-    pub(super) index: usize,
-    pub(super) url: String,
-    pub(super) channel: TonicChannel,
 }
 
 pub(super) struct Connections {

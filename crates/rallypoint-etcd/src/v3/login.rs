@@ -17,7 +17,7 @@ use tower::util::{BoxCloneSyncService, MapErr, MapRequest};
 use tracing::warn;
 
 use super::classify::{classify, wants_new_token};
-use super::connections::Link;
+use super::link::Link;
 use crate::{Error, ErrorKind, Result};
 
 /// The metadata of a request that holds the token.
@@ -93,7 +93,7 @@ impl Login {
     }
 
     async fn authenticate(&self, link: &Link) -> Result<Pass> {
-        let Some(Credentials { user, password }) = self.credentials.clone() else {
+        let Some(Credentials { user, password, .. }) = self.credentials.clone() else {
             return Ok(Pass(Arc::new(None)));
         };
         let failed = |kind| Error::new(kind, "connect").endpoint(&link.url);

@@ -15,6 +15,7 @@ mod entry;
 mod lease;
 mod lease_hub;
 mod lease_state;
+mod link;
 mod login;
 mod mailbox;
 mod range;
@@ -37,6 +38,7 @@ pub use crate::Repeat;
 pub mod api {
     pub use etcd_client::{
         Compare, CompareOp, DeleteOptions, DeleteResponse, GetOptions, GetResponse, KeyValue, PutOptions,
-        PutResponse, SortOrder, SortTarget, StatusResponse, Txn, TxnOp, TxnOpResponse, TxnResponse,
+        PutResponse, ResponseHeader, SortOrder, SortTarget, StatusResponse, Txn, TxnOp, TxnOpResponse,
+        TxnResponse,
     };
 }

@@ -9,7 +9,7 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::metadata::MetadataValue;
 
 use super::classify::{classify, is_said_by_server};
-use super::connections::Link;
+use super::link::Link;
 use super::login::{Login, Pass, TOKEN};
 use crate::{Error, ErrorKind};
 

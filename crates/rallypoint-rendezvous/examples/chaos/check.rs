@@ -1,10 +1,12 @@
 //! What must hold of what the nodes say.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::plan::Episode;
+use crate::history::History;
+use crate::news::{Told, undeserved};
 use crate::words::Word;
 use crate::world::World;
 
@@ -12,12 +14,9 @@ use crate::world::World;
 pub(crate) struct Check {
     /// The rounds, by their plans.
     rounds: BTreeMap<String, Round>,
-    /// The last round of each process: number, rank.
-    last: BTreeMap<usize, (u64, u64)>,
-    /// Up to where all was looked at.
+    /// Up to which word, and up to when, all was looked at.
     seen: usize,
-    /// Whether etcd ever lost data.
-    lost: bool,
+    until: Duration,
     new_rounds: usize,
 }
 
@@ -26,6 +25,8 @@ struct Round {
     number: u64,
     world_size: Value,
     master: Value,
+    /// When it was first heard of.
+    at: Duration,
     /// Which process has which rank.
     ranks: BTreeMap<u64, usize>,
 }
@@ -36,18 +37,20 @@ impl Check {
         std::mem::take(&mut self.new_rounds)
     }
 
-    /// What is broken in what was said since the word `from`.
-    pub(crate) fn episode(&mut self, world: &World, episode: &Episode, from: usize) -> Vec<String> {
-        self.lost |= episode.lost;
-        let words = world.words.since(self.seen.max(from));
-        self.seen = world.words.count().max(self.seen);
+    /// What is broken in what was said since it last looked.
+    pub(crate) fn look(&mut self, world: &World) -> Vec<String> {
+        let history = History::of(world);
+        let mut words = world.words.since(self.seen);
+        self.seen += words.len();
+        words.sort_by_key(|word| word.at);
         let before = self.rounds.len();
         let mut broken = Vec::new();
         for word in &words {
             let said = match (word.round(), word.change(), word.error()) {
-                (Some(number), _, _) => self.joined(world, episode, word, number),
-                (_, Some(change), _) => self.changed(world, episode, word, change),
-                (_, _, Some(error)) => self.failed(world, episode, word, error),
+                (Some(number), _, _) => self.joined(world, &history, word, number),
+                (_, Some(change), _) => changed(&history, word, change),
+                (_, _, Some(error)) => undeserved(&history, word.process, word.at, error)
+                    .map(|why| format!("it fails: {error}, but {why}")),
                 _ => None,
             };
             broken.extend(said.map(|why| {
@@ -57,11 +60,10 @@ impl Check {
         }
         let rounds = self.rounds.len() - before;
         self.new_rounds += rounds;
-        if episode.disturbed == 0 && rounds > 0 {
-            broken.push(format!("nobody was harmed, and there were {rounds} rounds"));
-        }
-        if rounds > 2 + 3 * episode.disturbed {
-            broken.push(format!("{rounds} rounds are too many"));
+        let reasons = history.reasons(self.until);
+        self.until = world.words.now();
+        if rounds > 3 * reasons {
+            broken.push(format!("{rounds} rounds are too many for {reasons} reasons"));
         }
         for (plan, round) in &self.rounds {
             if round.ranks.keys().any(|rank| Some(*rank) >= round.world_size.as_u64()) {
@@ -71,21 +73,31 @@ impl Check {
         broken
     }
 
-    fn joined(&mut self, world: &World, episode: &Episode, word: &Word, number: u64) -> Option<String> {
+    fn joined(&mut self, world: &World, history: &History, word: &Word, number: u64) -> Option<String> {
         let line = &word.line;
-        let (plan, rank) = (line["plan"].as_str()?.to_owned(), line["rank"].as_u64()?);
+        let (plan, rank) = (line["plan"].as_str()?, line["rank"].as_u64()?);
         let size = line["world_size"].as_u64()?;
         if !(world.min as u64..=world.max as u64).contains(&size) {
             return Some(format!("a round of {size}: {line}"));
         }
-        let again = self.rounds.iter().find(|(other, round)| **other != plan && round.number == number);
-        if let Some((other, _)) = again.filter(|_| !self.lost) {
-            return Some(format!("round {number} was completed twice: {other} and {plan}"));
+        for (other, round) in self.rounds.iter().filter(|(other, _)| *other != plan) {
+            if round.number == number && !history.harm.lost_between(round.at, word.at) {
+                return Some(format!("round {number} was completed twice: {other} and {plan}"));
+            }
+            if round.master == line["master"] {
+                return Some(format!("{other} and {plan} have one master: {line}"));
+            }
         }
-        let round = self.rounds.entry(plan).or_insert_with(|| Round {
+        let master = line["master"].as_str()?;
+        let is_there = master.split(':').next() == Some(&world.address_of(word.process));
+        if rank == 0 && !is_there {
+            return Some(format!("it has rank 0, and the master is elsewhere: {line}"));
+        }
+        let round = self.rounds.entry(plan.to_owned()).or_insert_with(|| Round {
             number,
             world_size: line["world_size"].clone(),
             master: line["master"].clone(),
+            at: word.at,
             ranks: BTreeMap::new(),
         });
         if (round.number, &round.world_size, &round.master) != (number, &line["world_size"], &line["master"])
@@ -95,42 +107,22 @@ impl Check {
         if let Some(other) = round.ranks.insert(rank, word.process) {
             return Some(format!("{line}: so says {other}"));
         }
-        let (last, had) = self.last.insert(word.process, (number, rank))?;
-        if number <= last {
-            return Some(format!("{line} after round {last}"));
+        let last = history.lives[word.process].seats.iter().rev().find(|seat| seat.at < word.at)?;
+        if number <= last.number {
+            return Some(format!("{line} after round {}", last.number));
         }
-        let kept = had == rank || had >= size || number != last + 1;
-        let excused = episode.lost || episode.harmed.contains(world.name_of(word.process));
-        (!kept && !excused).then(|| format!("it had rank {had} and has {rank} now: {line}"))
+        let kept = last.rank == rank || last.rank >= size || number != last.number + 1;
+        // Who was taken for dead is a newcomer.
+        let excused = history.harm.lease_ends(word.process, last.at, word.at).is_some()
+            || history.harm.lost_between(last.at, word.at);
+        (!kept && !excused).then(|| format!("it had rank {} and has {rank} now: {line}", last.rank))
     }
+}
 
-    fn changed(&self, world: &World, episode: &Episode, word: &Word, change: &str) -> Option<String> {
-        let name = world.name_of(word.process);
-        let harmed = |node: &str| episode.harmed.contains(node) || episode.replaced.contains(node);
-        let kind = change.split([' ', '{']).next().unwrap_or_default();
-        let about = change.split('"').nth(1).unwrap_or_default();
-        let is_true = match kind {
-            "Waiting" => episode.comers || episode.lost || !episode.harmed.is_empty(),
-            "Died" => harmed(about),
-            "Left" => episode.disturbed > 0,
-            "Excluded" => {
-                harmed(name) || episode.hung.contains(name) || (episode.etcd && episode.disturbed > 0)
-            }
-            "StateLost" => episode.lost,
-            "Replaced" => episode.replaced.contains(name),
-            _ => false,
-        };
-        (!is_true).then(|| format!("it is told {change}, which is not so"))
-    }
-
-    fn failed(&self, world: &World, episode: &Episode, word: &Word, error: &str) -> Option<String> {
-        let replaced = error.contains("another process, at 10.77.0.");
-        // Who is started while there is no etcd does not wait for one.
-        let unreached = episode.etcd && error.contains("the connection to etcd");
-        let excused = match replaced {
-            true => episode.replaced.contains(world.name_of(word.process)),
-            false => episode.refuses || unreached,
-        };
-        (!excused).then(|| format!("it fails: {error}"))
-    }
+fn changed(history: &History, word: &Word, change: &str) -> Option<String> {
+    let why = match Told::new(history, word.process, word.at) {
+        Some(told) => told.lie(change)?,
+        None => "it was never in a round".to_owned(),
+    };
+    Some(format!("it is told {change}, but {why}"))
 }

@@ -4,85 +4,57 @@
 //! It goes in episodes: some faults, which the seed and the episode's number decide; the end of all of them; a time in
 //! which the group must be whole again; and a time in which nothing may happen.
 //!
-//! - `plan`: what is done in an episode, and what that excuses. `world`: the processes, and how it is done to them.
-//! - `words`: what the nodes say, and the log. `check`: what must hold of it.
+//! - `plan`: what is done in an episode, in `step`s. `world` and `etcds`: the processes, and how it is done to them.
+//! - `words`: what the nodes say, and the log. `history` and `harm`: what became of each, and what was the matter when.
+//! - `check`: what must hold of it; `news`: what they may be told; `expect`: what the group must come to.
+//! - `planted`: bugs to be found. `interrupt`: how it ends by a signal.
 
 #![allow(clippy::unwrap_used, reason = "a program for developers that cannot go on must say where")]
 
 mod check;
+mod etcds;
+mod expect;
+mod harm;
+mod history;
+mod interrupt;
+mod news;
+mod options;
 mod plan;
+mod planted;
+mod step;
+mod times;
 mod words;
 mod world;
 
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use self::check::Check;
+use self::options::Options;
 use self::plan::Episode;
+use self::planted::Plant;
 use self::world::World;
 
-const HELP: &str = "\
-Usage: scripts/chaos [options]
-
-Does random harm to three real etcds and some nodes, each in a network namespace of its own, and checks what the nodes
-say. It ends with 0 if all promises were kept, and with 1 if not: then it prints what was done, what each node said,
-and the command that does the same again. All of that is in a log, too, which is kept.
-
-  --minutes N      for about so long (10)
-  --seed N         decides what is done; a random one otherwise
-  --nodes N        that many nodes, 3 to 20 (5 to 8, as the seed says)
-  --episode N      only that episode of the seed, on a fresh group
-  --keep-going     after a violation: goes on with a fresh group
-  --list           prints the faults that there are, and ends
-  --help           prints this
-
-It needs what `cargo test` needs, and network namespaces: user namespaces, or root; unshare and iproute2.
-";
-
-struct Options {
-    minutes: f64,
-    seed: u64,
-    nodes: Option<usize>,
-    episode: Option<u64>,
-    keep_going: bool,
+/// What was done and checked so far.
+#[derive(Debug, Default)]
+struct Tally {
+    episodes: usize,
+    faults: usize,
+    rounds: usize,
+    violations: usize,
 }
 
-fn options() -> Result<Option<Options>, String> {
-    let mut options = Options {
-        minutes: 10.0,
-        seed: fastrand::u64(..1_000_000),
-        nodes: None,
-        episode: None,
-        keep_going: false,
-    };
-    let mut arguments = std::env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        let mut number = || {
-            let text = arguments.next().ok_or(format!("{argument} needs a number"))?;
-            text.parse::<f64>().map_err(|_| format!("{argument} needs a number, not {text:?}"))
-        };
-        match argument.as_str() {
-            "--minutes" => options.minutes = number()?,
-            "--seed" => options.seed = number()? as u64,
-            "--nodes" => options.nodes = Some((number()? as usize).clamp(3, 20)),
-            "--episode" => options.episode = Some(number()? as u64),
-            "--keep-going" => options.keep_going = true,
-            "--list" => {
-                println!("{}", plan::LIST);
-                return Ok(None);
-            }
-            "--help" | "-h" => {
-                print!("{HELP}");
-                return Ok(None);
-            }
-            other => return Err(format!("there is no option {other}; see --help")),
-        }
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Tally { episodes, faults, rounds, violations } = self;
+        write!(f, "{episodes} episodes, {faults} faults, {rounds} rounds, {violations} violations")
     }
-    Ok(Some(options))
 }
 
 fn main() -> ExitCode {
-    let options = match options() {
+    let options = match options::options() {
         Ok(Some(options)) => options,
         Ok(None) => return ExitCode::SUCCESS,
         Err(why) => {
@@ -90,74 +62,89 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let until = Instant::now() + Duration::from_secs_f64(options.minutes * 60.0);
-    let mut number = options.episode.unwrap_or(0);
-    let (mut violations, mut rounds, mut faults) = (0, 0, 0);
-    'worlds: loop {
-        let mut world = World::start(options.seed, options.nodes, number);
-        let mut check = Check::default();
-        println!("seed {}: {} ({})", options.seed, world.words.path().display(), world.describe());
-        if let Some(broken) = first_meeting(&mut world, &mut check) {
-            report(&options, number, &Episode::default(), &world, 0, &broken);
-            return ExitCode::FAILURE;
+    interrupt::listen();
+    // All that is kept while it runs: gone with it, whatever is under way when it ends.
+    let folder = tempfile::Builder::new().prefix("rallypoint-chaos-").tempdir().unwrap();
+    tempfile::env::override_temp_dir(folder.path()).unwrap();
+    let mut tally = Tally::default();
+    let ended = catch_unwind(AssertUnwindSafe(|| run(&options, &mut tally)));
+    println!("seed {}: {tally}", options.seed);
+    match (ended, interrupt::signal_seen()) {
+        (Err(_), Some(signal)) => {
+            println!("interrupted: an episode that was under way is not counted");
+            ExitCode::from(128 + u8::try_from(signal).unwrap())
         }
-        loop {
-            let from = world.words.count();
-            let episode = Episode::new(options.seed, number, &world.order());
-            let broken = run(&mut world, &mut check, &episode, number, from);
-            faults += episode.faults;
-            rounds += check.take_rounds();
-            if !broken.is_empty() {
-                report(&options, number, &episode, &world, from, &broken);
-                violations += 1;
-            }
-            number += 1;
-            let over = Instant::now() >= until || options.episode.is_some();
-            if over || (!broken.is_empty() && !options.keep_going) {
-                let left = if broken.is_empty() { world.farewell() } else { Vec::new() };
-                if !left.is_empty() {
-                    report(&options, number - 1, &episode, &world, from, &left);
-                    violations += 1;
-                }
-                break 'worlds;
-            }
-            if !broken.is_empty() {
-                continue 'worlds;
-            }
-        }
+        (Err(panic), None) => resume_unwind(panic),
+        (Ok(()), _) if tally.violations > 0 => ExitCode::FAILURE,
+        (Ok(()), _) => ExitCode::SUCCESS,
     }
-    let first = options.episode.unwrap_or(0);
-    println!("{} episodes, {faults} faults, {rounds} rounds, {violations} violations", number - first);
-    if violations == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn first_meeting(world: &mut World, check: &mut Check) -> Option<Vec<String>> {
-    let calm = Episode { disturbed: 100, ..Episode::default() };
-    world.converge(Duration::ZERO, Duration::from_secs(30)).err().map(|why| vec![why]).or_else(|| {
-        let broken = check.episode(world, &calm, 0);
-        (!broken.is_empty()).then_some(broken)
-    })
+fn run(options: &Options, tally: &mut Tally) {
+    let until = Instant::now() + Duration::from_secs_f64(options.minutes * 60.0);
+    let mut number = options.episode.unwrap_or(0);
+    loop {
+        let mut world = World::start(options, number);
+        let mut check = Check::default();
+        println!("seed {}: {} ({})", options.seed, world.words.path().display(), world.describe());
+        let mut broken = first_meeting(&mut world, &mut check);
+        let (mut episode, mut from) = (Episode::default(), 0);
+        while broken.is_empty() {
+            from = world.words.count();
+            episode = Episode::new(options.seed, number, &world.order());
+            broken = live_through(options, &mut world, &mut check, &episode, number);
+            tally.episodes += 1;
+            tally.faults += episode.faults;
+            tally.rounds += check.take_rounds();
+            number += 1;
+            if broken.is_empty() && (Instant::now() >= until || options.episode.is_some()) {
+                broken = world.farewell();
+                if broken.is_empty() {
+                    return;
+                }
+            }
+        }
+        tally.violations += 1;
+        report(options, number.saturating_sub(1), &episode, &world, from, &broken);
+        if !options.keep_going || Instant::now() >= until || options.episode.is_some() {
+            return;
+        }
+    }
+}
+
+fn first_meeting(world: &mut World, check: &mut Check) -> Vec<String> {
+    let met = world.converge(Duration::ZERO, Duration::from_secs(30));
+    met.err().into_iter().chain(check.look(world)).collect()
 }
 
 /// One episode; what was broken.
-fn run(world: &mut World, check: &mut Check, episode: &Episode, number: u64, from: usize) -> Vec<String> {
+fn live_through(
+    options: &Options,
+    world: &mut World,
+    check: &mut Check,
+    episode: &Episode,
+    number: u64,
+) -> Vec<String> {
     println!("{:8.1} s  episode {number}: {}", world.words.now().as_secs_f64(), episode.name);
     world.words.note(&format!("==== episode {number}: {}", episode.name));
-    world.snapshot_if_none();
+    world.etcds.snapshot_if_none();
     let began = Instant::now();
     for (at, step) in &episode.steps {
-        std::thread::sleep((began + *at).saturating_duration_since(Instant::now()));
+        interrupt::sleep((began + *at).saturating_duration_since(Instant::now()));
         world.carry_out(step);
+    }
+    if options.plant == Some(Plant::Harm) {
+        world.stall_in_secret();
     }
     world.revive();
     world.words.note("the faults are over");
-    let patience = world::LEASE + world::LAST_CALL + world::A_FEW_SECONDS;
+    let patience = times::LEASE + times::LAST_CALL + times::A_FEW_SECONDS;
     let mut broken = Vec::new();
     // A lease ends that much after the last refresh, and a death is believed a second later.
-    let notice = world::LEASE + Duration::from_secs(2);
+    let notice = times::LEASE + Duration::from_secs(2);
     let whole = world.converge(notice, patience);
     broken.extend(whole.err());
-    broken.extend(check.episode(world, episode, from));
+    broken.extend(check.look(world));
     if !broken.is_empty() {
         return broken;
     }
@@ -165,8 +152,7 @@ fn run(world: &mut World, check: &mut Check, episode: &Episode, number: u64, fro
     broken.extend(world.quiet());
     if world.dismiss_newcomers() {
         broken.extend(world.converge(Duration::from_millis(300), patience).err());
-        let farewell = Episode { disturbed: 10, ..episode.clone() };
-        broken.extend(check.episode(world, &farewell, from));
+        broken.extend(check.look(world));
     }
     world.snapshot_sometimes();
     broken
@@ -191,4 +177,5 @@ fn report(options: &Options, number: u64, episode: &Episode, world: &World, from
     );
     println!("{text}");
     world.words.note(&text);
+    world.etcds.keep_logs(world.words.path());
 }

@@ -1,88 +1,19 @@
-//! What is done in an episode, and what that excuses.
+//! What is done in an episode.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use fastrand::Rng;
 
-use crate::world::LEASE;
+use crate::step::{Step, Which};
+use crate::times::LEASE;
 
-pub(crate) const LIST: &str = "\
-to a node:  killed, and started again; stopped for a while; cut off, with its link down or without a word; leaves, and
-            comes back; asks for a new round; hangs; replaced by another process of its name on another machine.
-            Often it is the leader, and sometimes while a round forms.
-to etcd:    its leader or a follower killed, stopped, cut off, or a follower cut from the leader alone; all stopped or
-            killed for a while; history compacted; no space; passwords asked for; all data lost; an older snapshot
-            restored, with its own revisions or with higher ones; all nodes cut off from it, with a newcomer at the end.";
-
-/// One thing that is done.
-#[derive(Debug, Clone)]
-pub(crate) enum Step {
-    Kill(String),
-    Start(String),
-    Stop(String),
-    Continue(String),
-    Cut(String),
-    Lose(String),
-    Mend(String),
-    Order(String, &'static str),
-    Replace(String),
-    Newcomer,
-    CutAllNodes,
-    MendAllNodes,
-    KillEtcd(Which),
-    RestartEtcd,
-    StopEtcd(Which),
-    ContinueEtcd,
-    CutEtcd(Which),
-    MendEtcd,
-    CutFollowerFromLeader,
-    MendFollowerToLeader,
-    StopAllEtcds,
-    ContinueAllEtcds,
-    RestartAllEtcds,
-    Compact,
-    FillDisk,
-    FreeDisk,
-    AskForPasswords,
-    AskForNoPasswords,
-    LoseData,
-    Restore,
-    RestoreAhead,
-    OthersWrite,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Which {
-    Leader,
-    Follower,
-}
-
-/// The faults of an episode, and what the nodes may say because of them.
+/// The faults of an episode.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Episode {
     pub(crate) name: String,
     pub(crate) steps: Vec<(Duration, Step)>,
     pub(crate) faults: usize,
-    /// Nodes that may be taken for dead.
-    pub(crate) harmed: BTreeSet<String>,
-    /// Nodes whose program did not call again.
-    pub(crate) hung: BTreeSet<String>,
-    pub(crate) replaced: BTreeSet<String>,
-    /// How many things were done of which the group must take note.
-    pub(crate) disturbed: usize,
-    /// Somebody comes who was not there.
-    pub(crate) comers: bool,
-    /// Something was done to etcd.
-    pub(crate) etcd: bool,
-    /// etcd has lost data.
-    pub(crate) lost: bool,
-    /// etcd refuses requests for good, as far as it says: who waits for a round is told.
-    pub(crate) refuses: bool,
 }
-
-/// A gap that no lease may be lost in.
-const SHORT: Duration = Duration::from_millis(800);
 
 impl Episode {
     /// What a seed has in store. `names`: the nodes, the leader first.
@@ -127,13 +58,10 @@ impl Episode {
     fn leader_dies_on_the_way(&mut self, random: &mut Rng, names: &mut Vec<String>) {
         let (leader, other) = (names.remove(0), names.remove(0));
         self.begin(&format!("{leader} leads and dies while a round forms"));
-        self.disturbed += 3;
-        self.comers = true;
         let at = millis(random, 0, 300);
         self.step(Duration::ZERO, Step::Order(other, "meet"));
         self.step(at, Step::Kill(leader.clone()));
         self.step(at + millis(random, 0, 5000), Step::Start(leader.clone()));
-        self.harmed.insert(leader);
     }
 
     fn node_fault(&mut self, random: &mut Rng, name: String) {
@@ -151,12 +79,10 @@ impl Episode {
             _ => "replaced",
         };
         self.begin(&format!("{name} {what}"));
-        let long = time > SHORT;
         match kind {
             0..=2 => {
                 self.step(at, Step::Kill(name.clone()));
                 self.step(end, Step::Start(name.clone()));
-                self.comers = true;
             }
             3..=4 => {
                 self.step(at, Step::Stop(name.clone()));
@@ -170,38 +96,19 @@ impl Episode {
             7..=8 => {
                 self.step(at, Step::Order(name.clone(), "leave"));
                 self.step(end, Step::Start(name.clone()));
-                self.comers = true;
             }
             9..=10 => self.step(at, Step::Order(name.clone(), "meet")),
             11 => {
                 self.step(at, Step::Order(name.clone(), "hang"));
                 self.step(end, Step::Order(name.clone(), "go"));
-                self.hung.insert(name.clone());
             }
-            _ => {
-                self.step(at, Step::Replace(name.clone()));
-                self.replaced.insert(name.clone());
-                self.comers = true;
-            }
-        }
-        match kind {
-            // Nobody notices, if nothing else happens.
-            11 => {}
-            3..=6 if !long => {}
-            9..=10 => self.disturbed += 1,
-            _ => {
-                self.harmed.insert(name);
-                // It is missed, and it comes back.
-                self.disturbed += 2;
-                self.comers = true;
-            }
+            _ => self.step(at, Step::Replace(name)),
         }
     }
 
     fn etcd_fault(&mut self, random: &mut Rng) {
         let (at, time) = (millis(random, 0, 2500), millis(random, 200, 7000));
         let end = at + time;
-        self.etcd = true;
         let which = if random.bool() { Which::Leader } else { Which::Follower };
         match random.u32(..19) {
             0 | 1 => {
@@ -240,13 +147,11 @@ impl Episode {
             }
             10 => {
                 self.begin("no space");
-                self.refuses = true;
                 self.step(at, Step::FillDisk);
                 self.step(end, Step::FreeDisk);
             }
             11 => {
                 self.begin("passwords asked for");
-                self.refuses = true;
                 self.step(at, Step::AskForPasswords);
                 self.step(end, Step::AskForNoPasswords);
             }
@@ -270,7 +175,6 @@ impl Episode {
                 self.step(at, Step::CutAllNodes);
                 if newcomer {
                     self.step(end, Step::Newcomer);
-                    (self.disturbed, self.comers) = (self.disturbed + 1, true);
                 }
                 self.step(end + Duration::from_millis(1), Step::MendAllNodes);
             }
@@ -278,7 +182,6 @@ impl Episode {
     }
 
     fn lose(&mut self, at: Duration, step: Step, random: &mut Rng) {
-        (self.lost, self.disturbed) = (true, self.disturbed + 2);
         // Others may have written before the nodes are back.
         let cut = random.bool();
         if cut {

@@ -122,13 +122,11 @@ fn settings(parameters: &RendezvousParameters) -> Result<rallypoint_core::EtcdSe
         "https" => Some(crate::barrier::config::tls(parameters, "ca_cert", "ssl_cert", "ssl_cert_key")),
         _ => return Err(ParameterError("The protocol must be HTTP or HTTPS.".to_owned())),
     };
-    let defaults = crate::barrier::config::etcd_settings(parameters)?;
-    Ok(rallypoint_core::EtcdSettings {
-        tls,
-        request_timeout: defaults.request_timeout.min(read_timeout),
-        retry_timeout: read_timeout,
-        ..defaults
-    })
+    let mut settings = crate::barrier::config::etcd_settings(parameters)?;
+    settings.tls = tls;
+    settings.request_timeout = settings.request_timeout.min(read_timeout);
+    settings.retry_timeout = read_timeout;
+    Ok(settings)
 }
 
 #[cfg(test)]

@@ -34,8 +34,10 @@ impl Config {
         };
         let prefix = parameters.get("etcd_prefix").unwrap_or(DEFAULT_PREFIX);
         let slash = if prefix.ends_with('/') { "" } else { "/" };
+        let mut etcd = etcd_settings(parameters)?;
+        etcd.tls = tls;
         Ok(Config {
-            etcd: EtcdSettings { tls, ..etcd_settings(parameters)? },
+            etcd,
             run_id: parameters.run_id.clone(),
             local_addr: parameters.local_addr.clone(),
             timeout: seconds("timeout", DEFAULT_TIMEOUT)?,
@@ -59,9 +61,10 @@ pub(crate) fn etcd_settings(parameters: &RendezvousParameters) -> Result<EtcdSet
 /// The files that the parameters of these names name. A certificate without a key is a file that has both.
 pub(crate) fn tls(parameters: &RendezvousParameters, ca: &str, cert: &str, key: &str) -> TlsSettings {
     let file = |name| parameters.get(name).filter(|path| !path.is_empty()).map(PathBuf::from);
-    let cert = file(cert);
-    let key = if cert.is_some() { file(key).or_else(|| cert.clone()) } else { None };
-    TlsSettings { ca: file(ca), cert, key }
+    let mut tls = TlsSettings::default();
+    (tls.ca, tls.cert) = (file(ca), file(cert));
+    tls.key = if tls.cert.is_some() { file(key).or_else(|| tls.cert.clone()) } else { None };
+    tls
 }
 
 #[cfg(test)]

@@ -12,6 +12,10 @@ use tracing::debug;
 
 use crate::error::{RendezvousError, Result};
 
+/// A value that is to be removed is compared in the URL, which may not be of any length; beyond this the index alone is.
+/// Groups of some hundred nodes are below it.
+const LONGEST_IN_A_URL: usize = 16 * 1024;
+
 /// What a node of ours writes into its keep-alive; PyTorch's is empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Mark {
@@ -77,12 +81,16 @@ impl Wire {
                 self.write(&self.state(), ttl.map_or(put, |ttl| put.ttl(ttl))).await
             }
             Request::SwapRecord { record, over, ttl } => {
-                let text = record.to_text();
-                let put = Put::value(&text).prev_index(*over);
+                let (text, (old, index)) = (record.to_text(), over);
+                let old = old.to_text();
+                let put = Put::value(&text).prev_index(*index).prev_value(&old);
                 self.write(&self.state(), ttl.map_or(put, |ttl| put.ttl(ttl))).await
             }
-            Request::DeleteRecord { over } => {
-                self.remove(&self.state(), Delete::key().prev_index(*over)).await
+            Request::DeleteRecord { over: (old, index) } => {
+                let old = old.to_text();
+                let delete = Delete::key().prev_index(*index);
+                let delete = if old.len() <= LONGEST_IN_A_URL { delete.prev_value(&old) } else { delete };
+                self.remove(&self.state(), delete).await
             }
             Request::MakeRun { counter } => self.make_run(*counter).await.map(|()| Reply::Done { index: 0 }),
             Request::FindRun => Ok(Reply::Run(self.find(&self.root).await?.node.is_some())),
@@ -106,9 +114,12 @@ impl Wire {
             Request::WriteKeepAlive(place) => self.write_keep_alive(*place).await,
             Request::RenewKeepAlive(place) => self.renew_keep_alive(*place).await,
             Request::ExpireKeepAlive(place) => {
-                self.write(&self.keep_alive(*place), Put::refresh(GRACE)).await
+                let put = Put::refresh(GRACE).prev_value(&self.mark);
+                self.write(&self.keep_alive(*place), put).await
             }
-            Request::DeleteKeepAlive(place) => self.remove(&self.keep_alive(*place), Delete::key()).await,
+            Request::DeleteKeepAlive(place) => {
+                self.remove(&self.keep_alive(*place), Delete::key().prev_value(&self.mark)).await
+            }
         }
     }
 

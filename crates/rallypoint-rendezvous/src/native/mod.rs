@@ -17,6 +17,7 @@ mod translate;
 pub use handler::NativeHandler;
 pub(crate) use identity::local_address;
 pub use operator::{NodeState, NodeStatus, RunStatus, close, runs, status};
+pub use rallypoint_core::round::{Lost, MasterRecord, RankPolicy, RunSettings, Why, default_lease};
 pub use settings::{DEFAULT_JOIN_TIMEOUT, DEFAULT_ROOT, NativeSettings, OPTIONS, run_prefix};
 
 /// The backend's name.

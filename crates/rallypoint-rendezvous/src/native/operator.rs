@@ -22,6 +22,7 @@ const LEASES_AT_A_TIME: usize = 32;
 
 /// A run, as it is now.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct RunStatus {
     /// Its id.
     pub run_id: String,
@@ -45,6 +46,7 @@ pub struct RunStatus {
 
 /// A node that is there.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct NodeStatus {
     /// Its name.
     pub node: String,
@@ -69,6 +71,7 @@ pub struct NodeStatus {
 /// What a node is to a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum NodeState {
     /// In the last round.
     Member,

@@ -26,6 +26,7 @@ pub const DEFAULT_ROOT: &str = "rallypoint/";
 /// # Ok::<(), rallypoint_rendezvous::ParameterError>(())
 /// ```
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct NativeSettings {
     /// How to reach etcd.
     pub etcd: EtcdSettings,
@@ -166,11 +167,10 @@ impl NativeSettings {
             .transpose()?;
         settings.etcd.prefix = text(&["etcd_prefix"]).unwrap_or_default();
         let path = |keys: &[&str]| text(keys).map(Into::into);
-        let tls = TlsSettings {
-            ca: path(&["cacert", "ca_cert"]),
-            cert: path(&["cert", "ssl_cert"]),
-            key: path(&["key", "ssl_cert_key"]),
-        };
+        let mut tls = TlsSettings::default();
+        tls.ca = path(&["cacert", "ca_cert"]);
+        tls.cert = path(&["cert", "ssl_cert"]);
+        tls.key = path(&["key", "ssl_cert_key"]);
         let https = match parameters.get("protocol") {
             None => tls != TlsSettings::default(),
             Some("http") => false,
@@ -182,8 +182,8 @@ impl NativeSettings {
             }
         };
         settings.etcd.tls = https.then_some(tls);
-        settings.etcd.credentials = text(&["user"])
-            .map(|user| Credentials { user, password: text(&["password"]).unwrap_or_default() });
+        settings.etcd.credentials =
+            text(&["user"]).map(|user| Credentials::new(user, text(&["password"]).unwrap_or_default()));
         settings.check()?;
         Ok(settings)
     }

@@ -106,7 +106,7 @@ fn a_server_of_its_own() {
     let Ok(listen) = std::env::var(SERVER) else { return };
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let server = Server::bind(Config { listen: listen.parse().unwrap(), ..Config::default() });
+        let server = Server::bind(Config::on(listen.parse().unwrap()));
         let _server = server.unwrap();
         println!("\nserving");
         std::future::pending::<()>().await;

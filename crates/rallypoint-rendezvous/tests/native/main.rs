@@ -35,7 +35,8 @@ fn settings(endpoint: &str, min: usize, max: usize) -> NativeSettings {
 }
 
 async fn node(settings: &NativeSettings, name: &str) -> Arc<NativeHandler> {
-    let settings = NativeSettings { node_id: Some(name.to_owned()), ..settings.clone() };
+    let mut settings = settings.clone();
+    settings.node_id = Some(name.to_owned());
     Arc::new(NativeHandler::connect(settings).await.unwrap())
 }
 

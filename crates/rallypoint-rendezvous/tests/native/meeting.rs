@@ -186,7 +186,8 @@ async fn an_operator_can_close_a_run_before_and_while_it_runs() {
     assert!(error.contains("maintenance"), "{error}");
 
     assert!(native::close(&operator, "never was", "not today", mark).await.unwrap());
-    let other = NativeSettings { run_id: "never was".to_owned(), ..settings };
+    let mut other = settings;
+    other.run_id = "never was".to_owned();
     // Whoever is refused does not take the mark away with it.
     for name in ["a", "b", "a"] {
         let refused = node(&other, name).await;
@@ -202,11 +203,12 @@ async fn a_spare_waits_for_as_long_as_the_run_lives() {
     let settings = settings(&etcd.endpoint(), 2, 2);
     let group = nodes(&settings, ["a", "b"]).await;
     round_of(&group).await;
-    let join_timeout = Duration::from_secs(2);
-    let spare = node(&NativeSettings { join_timeout, ..settings.clone() }, "spare").await;
+    let mut hasty = settings.clone();
+    hasty.join_timeout = Duration::from_secs(2);
+    let spare = node(&hasty, "spare").await;
     let waits = meet(&spare);
     within(spare.progress().wait_for(|progress| progress.spare)).await.unwrap();
-    tokio::time::sleep(join_timeout * 2).await;
+    tokio::time::sleep(hasty.join_timeout * 2).await;
     assert!(!waits.is_finished());
     group[1].leave().await.unwrap();
     change(&group[0]).await;
@@ -225,7 +227,9 @@ async fn other_settings_are_refused_with_both_values_and_harm_nobody() {
         (RunSettings { min_nodes: 1, ..right.run }, "has min_nodes 2, this node has 1"),
         (RunSettings { policy: RankPolicy::Arrival, ..right.run }, "sticky, this node has arrival"),
     ] {
-        let wrong = node(&NativeSettings { run, ..right.clone() }, "wrong").await;
+        let mut wrong = right.clone();
+        wrong.run = run;
+        let wrong = node(&wrong, "wrong").await;
         let error = within(wrong.next_rendezvous()).await.unwrap_err();
         assert!(matches!(error, RendezvousError::Mismatch { .. }), "{error:?}");
         assert!(error.to_string().contains(text), "{error}");
@@ -254,7 +258,8 @@ async fn hints_decide_with_the_policy_of_that_name() {
     let places = [("a", "r2", "n9"), ("b", "r1", "n10"), ("c", "r2", "n11"), ("d", "r1", "n2")];
     let mut group = Vec::new();
     for (name, rack, hint) in places {
-        let hinted = NativeSettings { rack: rack.to_owned(), hint: hint.to_owned(), ..settings.clone() };
+        let mut hinted = settings.clone();
+        (hinted.rack, hinted.hint) = (rack.to_owned(), hint.to_owned());
         group.push(node(&hinted, name).await);
     }
     let ranks: Vec<usize> = round_of(&group).await.iter().map(|round| round.rank).collect();

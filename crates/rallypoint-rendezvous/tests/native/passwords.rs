@@ -13,7 +13,7 @@ use super::{change, nodes, round_of, settings};
 pub(super) fn ask(etcd: &Etcd, max: usize) -> NativeSettings {
     let mut settings = settings(&etcd.endpoint(), 2, max);
     etcd.ask_for_passwords("trainer", "secret", &format!("rallypoint/{}/", settings.run_id));
-    settings.etcd.credentials = Some(Credentials { user: "trainer".into(), password: "secret".into() });
+    settings.etcd.credentials = Some(Credentials::new("trainer", "secret"));
     settings
 }
 

@@ -68,15 +68,15 @@ impl Node {
             let number = |name: &str| command[name].as_u64().expect("a number") as usize;
             let config: BTreeMap<String, String> =
                 serde_json::from_value(command["config"].clone()).expect("texts by name");
-            let parameters = RendezvousParameters::new(
+            let mut parameters = RendezvousParameters::new(
                 text("backend"),
                 text("endpoint"),
                 text("run"),
                 number("min"),
                 number("max"),
             )?;
-            let local_addr = Some("127.0.0.1".to_owned());
-            let parameters = RendezvousParameters { config, local_addr, ..parameters };
+            parameters.local_addr = Some("127.0.0.1".to_owned());
+            parameters.config = config;
             self.handler = Some(Arc::new(EtcdBarrier::connect(&parameters).await?));
             return Ok(true.into());
         }

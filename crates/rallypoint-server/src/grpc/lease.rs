@@ -12,8 +12,8 @@ use futures::{Stream, StreamExt};
 use tonic::{Status, Streaming};
 
 use super::header_at;
-use crate::serve::stopped;
 use crate::shared::Shared;
+use crate::stopped::stopped;
 
 pub(super) fn grant(shared: &Shared, request: PbLeaseGrantRequest) -> Result<PbLeaseGrantResponse, Status> {
     let (id, ttl) = shared.grant(request.id, request.ttl)?;

@@ -22,10 +22,12 @@ use crate::{Config, Server, ServerError};
 /// ```
 /// use rallypoint_server::EtcdServerOptions;
 ///
-/// let options = EtcdServerOptions { data_dir: Some("/scratch/etcd".into()), ..EtcdServerOptions::default() };
+/// let mut options = EtcdServerOptions::default();
+/// options.data_dir = Some("/scratch/etcd".into());
 /// assert_eq!(options.tries, 3);
 /// ```
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct EtcdServerOptions {
     /// Where a real etcd keeps its data. It stays there; without one, a temporary folder is made and removed.
     pub data_dir: Option<PathBuf>,
@@ -131,7 +133,7 @@ impl EtcdServer {
     /// Starts the embedded server, whether there is an etcd or not.
     pub fn start_embedded() -> Result<EtcdServer, EtcdServerError> {
         let any_port = std::net::SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, 0));
-        let server = Server::bind(Config { listen: any_port, ..Config::default() })?;
+        let server = Server::bind(Config::on(any_port))?;
         let port = server.address().port();
         Ok(EtcdServer { running: Running::Embedded(server), port })
     }

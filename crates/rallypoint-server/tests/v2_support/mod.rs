@@ -60,7 +60,7 @@ impl Target {
     /// Ours, as it is started anywhere.
     pub(crate) async fn embedded() -> Self {
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-        let server = Server::bind(Config { listen, ..Config::default() }).unwrap();
+        let server = Server::bind(Config::on(listen)).unwrap();
         let address = server.address();
         Target { name: "embedded", address, client: client(), _runs: Runs::Embedded(server) }
     }

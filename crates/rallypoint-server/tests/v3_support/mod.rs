@@ -37,12 +37,13 @@ impl Target {
     }
 
     pub(crate) fn ours() -> Self {
-        Self::ours_with(Config::default())
+        Self::ours_with(|_| {})
     }
 
-    pub(crate) fn ours_with(config: Config) -> Self {
-        let listen = "127.0.0.1:0".parse().expect("an address");
-        Target::Ours(Server::bind(Config { listen, ..config }).expect("a free port can be listened on"))
+    pub(crate) fn ours_with(change: impl FnOnce(&mut Config)) -> Self {
+        let mut config = Config::on("127.0.0.1:0".parse().expect("an address"));
+        change(&mut config);
+        Target::Ours(Server::bind(config).expect("a free port can be listened on"))
     }
 
     pub(crate) fn url(&self) -> String {

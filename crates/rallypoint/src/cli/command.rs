@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use rallypoint_rendezvous::Registry;
-use rallypoint_server::{Config, Tls};
 
 use super::bench::{self, Bench};
 use super::exit::Problem;
@@ -15,6 +14,7 @@ use super::exit::one_line;
 use super::run::{self, Run};
 use super::status::{self, Close, Status};
 use super::{LogFormat, failed, serve, start_log};
+use crate::server::{Config, Tls};
 
 /// Brings the nodes of a distributed training job together, on etcd.
 #[derive(Parser)]
@@ -158,12 +158,13 @@ fn run_server(options: Serve) -> u8 {
         eprintln!("error: {problem}");
         return 2;
     }
-    let tls = options.cert.zip(options.key).map(|(cert_file, key_file)| Tls {
-        cert_file,
-        key_file,
-        client_ca_file: options.client_ca,
+    let mut config = Config::on(options.listen);
+    config.advertise = options.advertise;
+    config.tls = options.cert.zip(options.key).map(|(cert, key)| {
+        let mut tls = Tls::new(cert, key);
+        tls.client_ca_file = options.client_ca;
+        tls
     });
-    let config = Config { listen: options.listen, advertise: options.advertise, tls, ..Config::default() };
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error),

@@ -79,7 +79,7 @@ impl Connection {
             Problem::usage(text)
         };
         let password = self.password()?.ok_or_else(missing)?;
-        Ok(Some(Credentials { user: user.clone(), password }))
+        Ok(Some(Credentials::new(user, password)))
     }
 
     /// For a client of etcd.
@@ -92,8 +92,9 @@ impl Connection {
         let mut settings =
             EtcdSettings::new(self.endpoints()).map_err(|error| Problem::usage(error.to_string()))?;
         if self.has_tls() {
-            settings.tls =
-                Some(TlsSettings { ca: self.cacert.clone(), cert: self.cert.clone(), key: self.key.clone() });
+            let mut tls = TlsSettings::default();
+            (tls.ca, tls.cert, tls.key) = (self.cacert.clone(), self.cert.clone(), self.key.clone());
+            settings.tls = Some(tls);
         }
         settings.credentials = self.credentials()?;
         settings.check().map_err(|error| Problem::usage(error.to_string()))?;
@@ -114,7 +115,7 @@ impl Connection {
                 set(name, text(file));
             }
         }
-        if let Some(Credentials { user, password }) = self.credentials()? {
+        if let Some(Credentials { user, password, .. }) = self.credentials()? {
             set("user", user);
             set("password", password);
         }

@@ -10,10 +10,11 @@ mod status;
 use std::error::Error;
 use std::io::IsTerminal;
 
-use rallypoint_server::{Config, Server};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
+
+use crate::server::{Config, Server};
 
 /// How diagnostics are written, always to stderr.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

@@ -46,24 +46,28 @@ pub(super) struct Leader {
     run_lease: RunLease,
     failed: Vec<LeaderTask>,
     retry: Retry,
-    /// etcd has lost data: until then the nodes say again what they want.
-    not_before: Duration,
+    /// When etcd was last found to have lost data.
+    lost_at: Option<Duration>,
     /// This node's own key says what the node wants.
     spoken: bool,
     /// When the record was written that is from before the round that nodes have claimed.
     outdated: Option<i64>,
+    /// When all was last read.
+    read_at: Option<Duration>,
     /// The epoch in which all was read; none if that is to be done again.
     epoch: Option<u64>,
 }
 
 /// For nodes to notice that etcd has lost data, and to say again what they want.
 const SAY_AGAIN: Duration = Duration::from_secs(1);
+/// For as long as that, the number of a round does not tell whether it came before or after the loss.
+const LOSS: Duration = Duration::from_secs(60);
 
 /// What a leader has to know first.
 #[derive(Debug, Default)]
 struct Reading {
     nodes: Option<(i64, Vec<Entry>)>,
-    ranks: Option<Vec<Entry>>,
+    ranks: Option<(i64, Vec<Entry>)>,
     group: bool,
 }
 
@@ -92,9 +96,10 @@ impl Leader {
             run_lease: RunLease::Recorded { renew_at: context.now },
             failed: Vec::new(),
             retry: Retry::default(),
-            not_before: lost_at.map_or(Duration::ZERO, |at| at + SAY_AGAIN),
+            lost_at,
             spoken: false,
             outdated: None,
+            read_at: None,
             epoch: None,
         }
     }
@@ -139,10 +144,15 @@ impl Leader {
         self.term.send(context, task, request);
     }
 
+    /// After a loss of data, the nodes have until then to say again what they want.
+    fn not_before(&self) -> Option<Duration> {
+        self.lost_at.map(|at| at + SAY_AGAIN)
+    }
+
     /// etcd has lost data. What stands there may be what nodes wanted long ago.
     pub(super) fn data_was_lost(&mut self, now: Duration) {
         self.planner.forget();
-        self.not_before = now + SAY_AGAIN;
+        self.lost_at = Some(now);
     }
 
     /// Ends what a leader keeps open.
@@ -162,7 +172,7 @@ impl Leader {
         }
         let sure = self.roster.is_unsure().then(|| silence.sure_at(now)).flatten();
         let progress = self.newsroom.timeout(view, &self.roster, &self.planner);
-        let all = [sure, progress, self.planner.timeout(), Some(renew_at), Some(self.not_before)];
+        let all = [sure, progress, self.planner.timeout(), Some(renew_at), self.not_before()];
         all.into_iter().flatten().filter(|at| *at > now).min()
     }
 
@@ -190,8 +200,14 @@ impl Leader {
             return self.read_all(context);
         }
         // The members of a round that was lost come back one by one, and say so.
-        self.take_claims(view);
+        if other.is_none() {
+            self.take_claims(context.now, view);
+        }
+        // Who is missing may have come back, and the watch lags behind.
         if self.roster.is_unsure() && silence.is_sure(context.now) {
+            if self.read_at < silence.sure_at(context.now) {
+                return self.read_all(context);
+            }
             self.roster.look_at_all(true);
         }
         if view.known().is_none_or(|known| !known.record.has_round()) {
@@ -225,7 +241,7 @@ impl Leader {
     }
 
     fn drive_plan(&mut self, context: &mut Context<'_>, view: &View) {
-        if context.now < self.not_before || !self.spoken {
+        if self.not_before().is_some_and(|at| context.now < at) || !self.spoken {
             return;
         }
         let start = match (view.known(), self.run_lease) {
@@ -273,7 +289,8 @@ impl Leader {
         let Some(known) = outdated.filter(|_| !self.planner.is_planning()) else { return false };
         if !self.newsroom.is_writing() {
             let (settings, lease) = (known.record.settings, known.record.lease);
-            let record = RoundRecord::without_round(self.roster.last_round(), settings, lease);
+            let round = self.roster.last_round().max(known.record.round);
+            let record = RoundRecord::without_round(round, settings, lease);
             let condition = Condition::ModifiedAt(context.keys.round(), known.modified);
             self.write_record(context, condition, record);
         }
@@ -281,8 +298,9 @@ impl Leader {
     }
 
     /// Goes by what nodes say of a round that etcd has lost, instead of by its record of an earlier one.
-    fn take_claims(&mut self, view: &View) {
-        if let Some(last) = self.roster.claimed() {
+    fn take_claims(&mut self, now: Duration, view: &View) {
+        let lost = self.lost_at.is_some_and(|at| now < at + LOSS);
+        if let Some(last) = self.roster.claimed(lost) {
             self.roster.begin(last);
             self.planner.members_changed();
             self.outdated = view.known().map(|known| known.modified);
@@ -383,6 +401,10 @@ impl Leader {
                 return Word::Nothing;
             }
             Err(Failure::Unknown | Failure::Refused) => {
+                // Whether a plan that was given up has begun is not known any more.
+                if matches!(task, LeaderTask::Place { plan, .. } if self.planner.lease_of(plan).is_none()) {
+                    self.epoch = None;
+                }
                 self.failed.push(task);
                 self.retry.failed(context);
                 return Word::Nothing;
@@ -395,9 +417,9 @@ impl Leader {
                 }
                 self.begin(context, view, silence);
             }
-            (LeaderTask::ReadRanks, Reply::Range { entries, .. }) => {
+            (LeaderTask::ReadRanks, Reply::Range { revision, entries }) => {
                 if let Some(reading) = &mut self.reading {
-                    reading.ranks = Some(entries);
+                    reading.ranks = Some((revision, entries));
                 }
                 self.begin(context, view, silence);
             }
@@ -489,12 +511,23 @@ impl Leader {
 
     /// Leads, once all is read that it takes.
     fn begin(&mut self, context: &mut Context<'_>, view: &View, silence: &Silence) {
-        let Some(Reading { nodes: Some(_), ranks: Some(_), group: true }) = &self.reading else { return };
-        let Some(Reading { nodes: Some((revision, nodes)), ranks: Some(ranks), .. }) = self.reading.take()
+        let Some(Reading { nodes: Some(_), ranks: Some((read, _)), group: true }) = &mut self.reading else {
+            return;
+        };
+        // The places of a round that was completed after they were read are not among them.
+        if view.known().is_some_and(|known| known.modified > *read) {
+            if let Some(reading) = &mut self.reading {
+                reading.ranks = None;
+            }
+            return self.read(context, LeaderTask::ReadRanks);
+        }
+        let Some(Reading { nodes: Some((revision, nodes)), ranks: Some((_, ranks)), .. }) =
+            self.reading.take()
         else {
             return;
         };
         self.retry.succeeded();
+        self.read_at = Some(context.now);
         let keys = context.keys;
         for entry in &nodes {
             self.roster.read(keys.id_of(&entry.key), entry, false);
@@ -504,7 +537,7 @@ impl Leader {
             let last = self.recorded_round(context, &known.record, &ranks);
             self.roster.begin(last);
         }
-        self.take_claims(view);
+        self.take_claims(context.now, view);
         self.roster.look_at_all(silence.is_sure(context.now));
         let keys = Watched::Prefix(context.keys.nodes());
         context.out.push(Output::Watch { id: WatchId::Nodes, keys, from: Some(revision + 1) });

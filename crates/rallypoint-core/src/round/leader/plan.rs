@@ -325,9 +325,12 @@ impl Planner {
 
     pub(super) fn placed(&mut self, number: u64, chunk: usize, reply: TxnReply) -> Planned {
         let Some(plan) = self.plan.as_mut().filter(|plan| plan.number == number) else {
-            // An earlier plan's; if it has begun, the next one's first condition has to know.
-            if reply.held && chunk == 0 {
-                self.fence = self.fence.max(reply.revision);
+            // An earlier plan's; if it has begun, by this try or by one before, the next one's first condition has to
+            // know.
+            let stands = reply.results.into_iter().nth(2).and_then(got).map(|entry| entry.mod_revision);
+            let begun = if reply.held { Some(reply.revision) } else { stands };
+            if let Some(begun) = begun.filter(|_| chunk == 0) {
+                self.fence = self.fence.max(begun);
             }
             return Planned::Nothing;
         };

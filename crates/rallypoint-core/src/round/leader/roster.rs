@@ -150,9 +150,11 @@ impl Roster {
 
     /// The round that a node says it had a seat in, where that is later than the last one that is known, or another of
     /// the same number: etcd has lost it. In one history there is no such thing. A group that is there and may be at work counts for more: who comes
-    /// from a lost one is a newcomer to it.
-    pub(super) fn claimed(&self) -> Option<LastRound> {
-        if self.latest_claim < self.round || self.members.keys().any(|id| self.may_be_in_last_round(id)) {
+    /// from a lost one is a newcomer to it. After a loss of data (`lost`) numbers tell nothing: a run may have begun anew.
+    pub(super) fn claimed(&self, lost: bool) -> Option<LastRound> {
+        if self.latest_claim < self.round && !lost
+            || self.members.keys().any(|id| self.may_be_in_last_round(id))
+        {
             return None;
         }
         let mut claims: BTreeMap<(u64, &str), (usize, usize)> = BTreeMap::new();
@@ -165,7 +167,9 @@ impl Roster {
         let mut members = self.members.iter().filter_map(|(id, member)| Some((member, self.nodes.get(id)?)));
         let here = members.any(|(member, node)| node.record.incarnation == member.incarnation);
         let another = |plan: &str| plan != self.plan && !here;
-        let lost = |round: u64, plan: &str| round > self.round || round == self.round && another(plan);
+        let lost = |round: u64, plan: &str| {
+            round > self.round || (round == self.round || lost && round > 0) && another(plan)
+        };
         let (round, _, plan, world_size) = claims.filter(|(round, _, plan, _)| lost(*round, plan)).max()?;
         Some(LastRound { round, plan: plan.to_owned(), world_size, state_lost: true, ..LastRound::default() })
     }

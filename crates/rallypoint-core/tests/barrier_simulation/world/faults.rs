@@ -24,10 +24,25 @@ impl World {
         let time = Duration::from_secs(1) + self.random_time(Duration::from_secs(20));
         faults(self, plan.outages, &|_| Fault::Outage(time));
         faults(self, plan.refusals, &|_| Fault::Refuse);
-        faults(self, plan.losses, &|_| Fault::Snapshot);
-        let restored = self.random.bool();
-        faults(self, plan.losses, &|_| Fault::Lose { restored });
+        for _ in 0..plan.losses {
+            self.draw_loss(all);
+        }
         faults(self, usize::from(plan.close), &|_| Fault::Close);
+    }
+
+    /// Half of the earlier states are of seconds before, so that the histories run side by side; and now and then a
+    /// node sleeps through it, and goes by the history that it knew.
+    fn draw_loss(&mut self, nodes: usize) {
+        let at = Duration::from_secs(1) + self.random_time(self.plan.faults_until);
+        let restored = self.random.bool();
+        self.schedule(at, Event::Fault(Fault::Lose { restored }));
+        let most = if self.random.bool() { Duration::from_secs(5) } else { at };
+        let before = self.random_time(most);
+        self.schedule(at.saturating_sub(before), Event::Fault(Fault::Snapshot));
+        if self.random.usize(..3) == 0 {
+            let (node, early) = (self.random.usize(..nodes), self.random_time(Duration::from_millis(20)));
+            self.schedule(at.saturating_sub(early), Event::Fault(Fault::Stall(node)));
+        }
     }
 
     pub(super) fn fault(&mut self, fault: Fault) -> Result<(), String> {

@@ -37,7 +37,8 @@ impl World {
             && matches!(message, Message::Request(Request::SwapRecord { .. }));
         let in_vain =
             if bug { Ok(Reply::Done { index: self.server.index() + 1 }) } else { Err(Failure::Unknown) };
-        self.schedule(self.now + PATIENCE, Event::Answer { node, id, reply: in_vain });
+        let history = self.truth.history();
+        self.schedule(self.now + PATIENCE, Event::Answer { node, id, reply: in_vain, history });
         if let Some((_, _, still_arrives)) =
             self.plan.crash_at.filter(|(who, when, _)| *who == node && *when == sent)
         {
@@ -56,9 +57,16 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn arrive(&mut self, node: usize, id: u64, message: Message, heard: bool, times: Times) {
+    pub(super) fn arrive(
+        &mut self,
+        node: usize,
+        id: u64,
+        message: Message,
+        heard: bool,
+        times: Times,
+    ) -> Result<(), String> {
         if !self.is_up() {
-            return;
+            return Ok(());
         }
         let name = self.nodes[node].name.clone();
         let name = matches!(self.nodes[node].brain, Brain::Ours(_)).then_some(name.as_str());
@@ -67,9 +75,9 @@ impl World {
             Message::Compare { old, .. } if self.server.record() != Some(old) => None,
             Message::Compare { new, ttl, .. } => {
                 let Ok(Reply::Record(view)) = self.server.serve(self.now, None, &Request::ReadRecord) else {
-                    return;
+                    return Ok(());
                 };
-                let over = view.record.map_or(0, |(_, index)| index);
+                let Some(over) = view.record else { return Ok(()) };
                 Some(match new {
                     Some(record) => Request::SwapRecord { record: record.clone(), over, ttl: *ttl },
                     None => Request::DeleteRecord { over },
@@ -78,7 +86,21 @@ impl World {
         };
         let reply = match request {
             None => Ok(Reply::Refused),
-            Some(request) => self.carry_out(name, request),
+            Some(request) => {
+                self.acts = Some(node);
+                let unseen = match &request {
+                    Request::SwapRecord { over, .. } => {
+                        self.server.record().filter(|there| **there != over.0)
+                    }
+                    _ => None,
+                };
+                let unseen = unseen.cloned();
+                let reply = self.carry_out(name, request);
+                if let (Some(unseen), Ok(Reply::Done { .. })) = (unseen, &reply) {
+                    return Err(format!("node {node} wrote over a record that it had not seen: {unseen:?}"));
+                }
+                reply
+            }
         };
         let reply = match (times, reply) {
             (Times::Again, Ok(Reply::Refused)) => Err(Failure::Unknown),
@@ -88,13 +110,16 @@ impl World {
             // The first try's reply was lost, and of a refusal nobody knows what it means.
             let life = self.lives;
             let again = self.now + self.random_time(Duration::from_secs(2));
+            self.schedule(again, Event::Cause);
             self.schedule(again, Event::Arrive { node, id, message, heard, times: Times::Again, life });
-            return;
+            return Ok(());
         }
         if heard && self.nodes[node].cut_until <= self.now {
             let travels = Duration::from_micros(self.random.u64(200..5_000));
-            self.schedule(self.now + travels, Event::Answer { node, id, reply });
+            let history = self.truth.history();
+            self.schedule(self.now + travels, Event::Answer { node, id, reply, history });
         }
+        Ok(())
     }
 
     pub(super) fn carry_out(&mut self, name: Option<&str>, request: Request) -> Result<Reply, Failure> {
@@ -107,11 +132,12 @@ impl World {
                 let Ok(Reply::Record(view)) = self.server.serve(self.now, None, &Request::ReadRecord) else {
                     return Err(Failure::Unknown);
                 };
-                let over = view.record.map_or(over, |(_, index)| index);
-                Request::SwapRecord { record, ttl, over }
+                Request::SwapRecord { record, ttl, over: view.record.unwrap_or(over) }
             }
             (_, request) => request,
         };
+        let renews = matches!(request, Request::RenewKeepAlive(_));
+        let name = name.filter(|_| self.plan.bug != Some(Bug::RenewsAnothers) || !renews);
         let mut reply = self.server.serve(self.now, name, &request);
         match (self.plan.bug, &mut reply) {
             (Some(Bug::OverlooksAMember), Ok(Reply::Members { members, .. })) if members.len() > 1 => {
@@ -163,7 +189,8 @@ impl World {
             }
             let Some((mut update, next)) = self.server.told(&watch.keys, watch.from) else { continue };
             match (self.plan.bug, &mut update) {
-                (Some(Bug::MissesClears), Update::Cleared) => continue,
+                (Some(Bug::MissesClears), Update::Cleared)
+                | (Some(Bug::MissesTheEndOfTheFolder), Update::FolderGone) => continue,
                 (Some(Bug::TakesExpiryForLeaving), Update::Gone { ending, .. }) => *ending = Ending::Deleted,
                 _ => {}
             }
@@ -195,6 +222,11 @@ impl World {
         }
         if self.loud {
             println!("{:>9.3} {node} sees {update:?}", self.now.as_secs_f64());
+        }
+        match &update {
+            Update::Record(view) => self.saw(node, view),
+            Update::FolderGone => self.nodes[node].folder_gone_in = self.truth.history(),
+            _ => {}
         }
         let now = self.now;
         let process = &mut self.nodes[node];

@@ -10,16 +10,59 @@ impl World {
     }
 
     /// Those who live and can be expected to meet. A node of PyTorch's that works on in a version that is over never
-    /// learns it.
+    /// learns it; nor does one whose version etcd has lost, if others have made one of the same number.
     pub(super) fn living(&self) -> Vec<&Process> {
         let version = self.server.record().filter(|record| record.status == Status::Final);
         let version = version.and_then(|record| record.version);
-        let zombie = |node: &Process| match (&node.brain, node.life) {
-            (Brain::Torch(_), Life::Met(place)) => Some(place.version) != version,
+        let works_on = |node: &Process| match (&node.brain, node.life) {
+            (Brain::Torch(_), Life::Met(place)) => Some(place.version) != version || self.is_doubled(node),
             _ => false,
         };
         let nodes = self.nodes.iter();
-        nodes.filter(|node| matches!(node.life, Life::Going | Life::Met(_)) && !zombie(node)).collect()
+        nodes.filter(|node| matches!(node.life, Life::Going | Life::Met(_)) && !works_on(node)).collect()
+    }
+
+    /// Whether this is a node of PyTorch's in a version that etcd has lost, and nodes have met in one of the same
+    /// number since. It keeps the keep-alive of whoever has its rank there, dead or alive.
+    fn is_doubled(&self, node: &Process) -> bool {
+        let Life::Met(place) = node.life else { return false };
+        is_torch(node) && node.met_in != self.truth.history() && self.truth.has_met(place.version)
+    }
+
+    /// Whether the keep-alive of that place is there, or the group must go on without it: one of PyTorch's nodes that
+    /// went with the folder nobody puts back. Ours know it if they have seen it, and the end of the folder; and who comes
+    /// to a full group makes it meet again.
+    fn is_kept(&self, place: Place) -> bool {
+        let ours = |node: &&Process| {
+            matches!(node.life, Life::Met(other) if other.version == place.version) && !is_torch(node)
+        };
+        let known = |torch: &Process| {
+            self.nodes.iter().filter(ours).all(|node| {
+                node.listed_in == Some(torch.met_in) && node.folder_gone_in == self.truth.history()
+            })
+        };
+        let owner = self.nodes.iter().find(|node| is_torch(node) && node.life == Life::Met(place));
+        let goes_on = || owner.is_some_and(known) && self.living().len() <= self.plan.max;
+        self.server.is_kept(place) || self.truth.went_with_folder(place) && goes_on()
+    }
+
+    /// Whether ours are at work in a version that etcd had lost, in which only PyTorch's nodes are missing. Nobody can
+    /// tell whether those live.
+    fn is_put_back(&self) -> bool {
+        let Some(record) = self.server.record().filter(|record| record.status == Status::Final) else {
+            return false;
+        };
+        let Some(version) = record.version else { return false };
+        let was_torch = |place: Place| {
+            let met = |node: &Process| node.last_met == Some(place) && node.met_in != self.truth.history();
+            self.nodes.iter().any(met)
+        };
+        let mut places = (0..record.joined()).map(|rank| Place { version, rank });
+        let living = self.living();
+        let mut ours = living.iter().filter(|node| !is_torch(node));
+        record.waiting == Some(0)
+            && places.all(|place| self.server.is_kept(place) || was_torch(place))
+            && ours.all(|node| matches!(node.life, Life::Met(place) if place.version == version))
     }
 
     /// Whether all is as it should be.
@@ -28,9 +71,13 @@ impl World {
         if self.server.record().is_some_and(|record| record.status == Status::Closed) {
             return living.is_empty();
         }
+        // What PyTorch's nodes do among themselves is theirs.
+        if living.iter().all(|node| is_torch(node)) || self.nodes.iter().any(|node| self.is_doubled(node)) {
+            return true;
+        }
         // Too few to meet wait for more.
         let waits = |node: &&Process| node.life == Life::Going;
-        self.is_steady() || living.len() < self.plan.min && living.iter().all(waits)
+        self.is_steady() || self.is_put_back() || living.len() < self.plan.min && living.iter().all(waits)
     }
 
     /// Whether a group is whole, and everybody in it who can.
@@ -48,7 +95,7 @@ impl World {
             Life::Met(place) => Some(place),
             _ => None,
         });
-        let kept = (0..record.joined()).all(|rank| self.server.is_kept(Place { version, rank }));
+        let kept = (0..record.joined()).all(|rank| self.is_kept(Place { version, rank }));
         record.status == Status::Final
             && record.waiting == Some(0)
             && kept
@@ -68,4 +115,8 @@ impl World {
         let record = self.server.record();
         Err(format!("{at_work} of {} living nodes are at work; record: {record:?}", living.len()))
     }
+}
+
+fn is_torch(node: &Process) -> bool {
+    matches!(node.brain, Brain::Torch(_))
 }

@@ -223,46 +223,42 @@ pub(super) fn parse(args: impl Iterator<Item = OsString>) -> Result<Flags, Error
             if client_ca_file.is_none() && is_on(&matches, "client-cert-auth") {
                 return Err(wrong("--client-cert-auth needs --trusted-ca-file".into()));
             }
-            Some(Tls { cert_file: cert.into(), key_file: key.into(), client_ca_file })
+            let mut tls = Tls::new(cert, key);
+            tls.client_ca_file = client_ca_file;
+            Some(tls)
         }
         (true, ..) => return Err(wrong(format!("{url} needs --cert-file and --key-file"))),
     };
 
-    let defaults = Config::default();
+    let mut config = Config::on(listen);
     let mut number = |name: &str| -> Result<usize, Error> {
         let text = text(name).unwrap_or_default();
         text.parse().map_err(|_| wrong(format!("--{name} {text:?} is not a number")))
     };
     let (max_request_bytes, max_txn_ops) = (number("max-request-bytes")?, number("max-txn-ops")?);
     let quota_bytes = match number("quota-backend-bytes")? {
-        0 => defaults.quota_bytes,
+        0 => config.quota_bytes,
         bytes => bytes,
     };
     let history_changes = match (text("auto-compaction-mode"), text("auto-compaction-retention")) {
         (Some("revision"), Some(_)) => match number("auto-compaction-retention")? {
-            0 => defaults.history_changes,
+            0 => config.history_changes,
             revisions => revisions,
         },
-        _ => defaults.history_changes,
+        _ => config.history_changes,
     };
     let interval = text("experimental-watch-progress-notify-interval").unwrap_or_default();
     let progress_interval = duration(interval)
         .ok_or_else(|| wrong(format!("{interval:?} is not a time, such as 10m or 1h30m")))?;
 
-    let config = Config {
-        listen,
-        name: text("name").unwrap_or_default().to_owned(),
-        advertise: text("advertise-client-urls")
-            .map(|urls| urls.split(',').map(str::to_owned).collect())
-            .unwrap_or_default(),
-        tls,
-        max_request_bytes,
-        max_txn_ops,
-        quota_bytes,
-        history_changes,
-        progress_interval,
-        ..defaults
-    };
+    config.name = text("name").unwrap_or_default().to_owned();
+    config.advertise = text("advertise-client-urls")
+        .map(|urls| urls.split(',').map(str::to_owned).collect())
+        .unwrap_or_default();
+    config.tls = tls;
+    (config.max_request_bytes, config.max_txn_ops) = (max_request_bytes, max_txn_ops);
+    (config.quota_bytes, config.history_changes) = (quota_bytes, history_changes);
+    config.progress_interval = progress_interval;
     let given = |name: &&&str| matches!(matches.value_source(name), Some(ValueSource::CommandLine));
     let mut without_meaning: Vec<String> =
         NO_MEANING.iter().chain(NO_MEANING_SWITCHES).filter(given).map(|name| (*name).to_owned()).collect();

@@ -106,9 +106,9 @@ async fn measure(options: &Rendezvous) -> Result<Measured, Problem> {
     let mut etcd = options.connection.settings()?;
     etcd.prefix = options.connection.prefix.clone().unwrap_or_default();
     let settings = NativeSettings::new(options.connection.endpoints(), &run, nodes - deaths, nodes);
-    let settings = settings.map_err(|error| Problem::usage(error.to_string()))?;
-    let lease = options.lease.map_or(settings.lease, |lease| Duration::from_secs(lease.into()));
-    let settings = NativeSettings { etcd, lease, ..settings };
+    let mut settings = settings.map_err(|error| Problem::usage(error.to_string()))?;
+    settings.etcd = etcd;
+    settings.lease = options.lease.map_or(settings.lease, |lease| Duration::from_secs(lease.into()));
     let connections = (options.connections as usize).min(nodes);
     limits::make_room(nodes, connections).map_err(|problem| Problem::new(NODE, problem))?;
     let failed = |error: RendezvousError| Problem::rendezvous(&error);
@@ -237,7 +237,8 @@ pub async fn form_on(
     let began = Instant::now();
     let mut joining = JoinSet::new();
     for index in 0..nodes {
-        let settings = NativeSettings { node_id: Some(format!("node-{index:05}")), ..settings.clone() };
+        let mut settings = settings.clone();
+        settings.node_id = Some(format!("node-{index:05}"));
         let client = clients[index % connections].clone();
         joining.spawn(async move {
             let node = Arc::new(NativeHandler::with_client(settings, client).await?);

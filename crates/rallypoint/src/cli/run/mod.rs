@@ -169,18 +169,16 @@ fn spec(options: &Run) -> Result<WorkerSpec, Problem> {
     let template = options.log_line_prefix_template.clone().or_else(|| std::env::var(PREFIX_VARIABLE).ok());
     // torchrun tells its Python the same with -u; a program that is a Python gets it this way.
     let unbuffered = program.unbuffered.then(|| ("PYTHONUNBUFFERED", "1".into()));
-    Ok(WorkerSpec {
-        program: program.path,
-        args: program.args,
-        role: options.role.clone(),
-        local_world_size: devices::workers(options.nproc_per_node)?,
-        max_restarts: options.max_restarts,
-        grace,
-        signals: options.signals_to_handle.clone(),
-        virtual_local_rank: options.virtual_local_rank,
-        environment: unbuffered.into_iter().collect(),
-        prefix: template.map_or_else(Prefix::default, Prefix),
-    })
+    let mut spec = WorkerSpec::new(program.path, devices::workers(options.nproc_per_node)?);
+    spec.args = program.args;
+    spec.role.clone_from(&options.role);
+    spec.max_restarts = options.max_restarts;
+    spec.grace = grace;
+    spec.signals.clone_from(&options.signals_to_handle);
+    spec.virtual_local_rank = options.virtual_local_rank;
+    spec.environment = unbuffered.into_iter().collect();
+    spec.prefix = template.map_or_else(Prefix::default, Prefix);
+    Ok(spec)
 }
 
 fn run_id(options: &Run, alone: bool) -> Result<String, Problem> {
@@ -214,14 +212,12 @@ fn logs(options: &Run, guarded: &Guarded, run_id: &str) -> Result<Logs, Problem>
         Some(path) => LogDir::Kept(path.clone()),
     };
     let shown = &options.local_ranks_filter;
-    let settings = LogSettings {
-        dir,
-        redirects: options.redirects.clone(),
-        tee: options.tee.clone(),
-        shown: (!shown.is_empty()).then(|| shown.iter().copied().collect()),
-        filter_out: options::words(&options.duplicate_stdout_filters),
-        filter_err: options::words(&options.duplicate_stderr_filters),
-    };
+    let mut settings = LogSettings::console(dir);
+    settings.redirects = options.redirects.clone();
+    settings.tee = options.tee.clone();
+    settings.shown = (!shown.is_empty()).then(|| shown.iter().copied().collect());
+    settings.filter_out = options::words(&options.duplicate_stdout_filters);
+    settings.filter_err = options::words(&options.duplicate_stderr_filters);
     Logs::open(settings, run_id).map_err(|error| Problem::new(NODE, super::exit::chain(&error)))
 }
 

@@ -97,14 +97,15 @@ mod tests {
 
     #[test]
     fn it_says_who_is_missing_and_what_happens_next() {
-        let progress = Progress { joined: 0, min_nodes: 3, max_nodes: 4, ..Progress::default() };
+        let mut progress = Progress::default();
+        (progress.min_nodes, progress.max_nodes) = (3, 4);
         assert_eq!(describe(&progress), "waiting for 2 nodes: 1 of 3 are here");
-        let last_call = Some(Duration::from_secs(12));
-        let enough = Progress { joined: 3, last_call, ..progress.clone() };
-        assert_eq!(describe(&enough), "3 nodes here, up to 4 may come: starting in 12 s");
-        assert_eq!(describe(&Progress { joined: 4, ..enough }), "4 nodes here: starting");
-        let spare = Progress { spare: true, ..progress };
-        assert_eq!(describe(&spare), "standing by as a spare: the group has its 4 nodes");
+        (progress.joined, progress.last_call) = (3, Some(Duration::from_secs(12)));
+        assert_eq!(describe(&progress), "3 nodes here, up to 4 may come: starting in 12 s");
+        progress.joined = 4;
+        assert_eq!(describe(&progress), "4 nodes here: starting");
+        (progress.joined, progress.last_call, progress.spare) = (0, None, true);
+        assert_eq!(describe(&progress), "standing by as a spare: the group has its 4 nodes");
         assert_eq!(time(Duration::from_secs(9), Duration::from_secs(60)), " (9 s so far, 51 s left)");
     }
 }

@@ -3,11 +3,11 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use rallypoint_core::Endpoints;
-use rallypoint_server::{Config, OnDemand, Server, ServerError};
 use tracing::info;
 
 use crate::cli::connection::Connection;
 use crate::cli::exit::{NODE, Problem, chain};
+use crate::server::{Config, OnDemand, Server, ServerError};
 
 /// What this node connects to.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ pub(crate) async fn find(connection: &Connection) -> Result<Meeting, Problem> {
 }
 
 fn bind(listen: SocketAddr) -> Result<Server, Problem> {
-    Server::bind(Config { listen, ..Config::default() }).map_err(|error| cannot_serve(&error))
+    Server::bind(Config::on(listen)).map_err(|error| cannot_serve(&error))
 }
 
 fn cannot_serve(error: &ServerError) -> Problem {

@@ -1,0 +1,195 @@
+//! What the seeds found in one node alone, as stories that go step by step: each request is carried out, or not.
+
+use std::time::Duration;
+
+use rallypoint_core::barrier::{
+    Change, Failure, Node, NodeEvent, Output, Record, Reply, Request, Settings, Status, Update, WatchId,
+};
+
+use crate::server::Server;
+
+struct Hand {
+    name: &'static str,
+    node: Node,
+    now: Duration,
+    asked: Vec<(u64, Request)>,
+    told: Vec<NodeEvent>,
+}
+
+impl Hand {
+    fn new(name: &'static str, min: usize, max: usize) -> Self {
+        let (root, last_call) = ("/r".to_owned(), Duration::from_secs(3));
+        let node = Node::new(Settings { node: name.to_owned(), min, max, last_call, root }, 1);
+        Hand { name, node, now: Duration::ZERO, asked: Vec::new(), told: Vec::new() }
+    }
+
+    fn joining(name: &'static str, min: usize, max: usize) -> Self {
+        let mut hand = Hand::new(name, min, max);
+        hand.node.join(hand.now);
+        hand
+    }
+
+    /// What the node asks for next, after its timers where it waits for them.
+    fn next(&mut self) -> Option<(u64, Request)> {
+        for _ in 0..10 {
+            while let Some(output) = self.node.poll_output() {
+                match output {
+                    Output::Request { id, request } => self.asked.push((id, *request)),
+                    Output::Event(event) => self.told.push(event),
+                    Output::Watch { .. } | Output::Unwatch(_) => {}
+                }
+            }
+            // The run's folder is another matter.
+            self.asked.retain(|(_, request)| *request != Request::RenewRun);
+            if !self.asked.is_empty() {
+                return Some(self.asked.remove(0));
+            }
+            self.now = self.now.max(self.node.poll_timeout()?);
+            self.node.handle_timeout(self.now);
+        }
+        None
+    }
+
+    /// Has its requests carried out up to the first that `last` holds for, which it gives back.
+    fn until(&mut self, server: &mut Server, last: impl Fn(&Request) -> bool) -> (u64, Request) {
+        for _ in 0..100 {
+            let (id, request) = self.next().expect("a request");
+            if last(&request) {
+                return (id, request);
+            }
+            self.answer(server, id, &request);
+        }
+        panic!("{} has never asked for it; it was told {:?}", self.name, self.told);
+    }
+
+    fn answer(&mut self, server: &mut Server, id: u64, request: &Request) {
+        let reply = server.serve(self.now, Some(self.name), request);
+        self.node.handle_reply(self.now, id, reply);
+    }
+
+    /// So many requests are carried out.
+    fn goes_on(&mut self, server: &mut Server, requests: usize) {
+        for _ in 0..requests {
+            let Some((id, request)) = self.next() else { return };
+            self.answer(server, id, &request);
+        }
+    }
+
+    fn has_met(&self) -> bool {
+        self.told.iter().any(|event| matches!(event, NodeEvent::Joined { .. }))
+    }
+}
+
+fn server() -> Server {
+    let mut server = Server::new(1_000, Duration::from_secs(7200));
+    let made = server.serve(Duration::ZERO, None, &Request::MakeRun { counter: 0 });
+    assert!(made.is_ok());
+    server
+}
+
+fn writes(status: Status) -> impl Fn(&Request) -> bool {
+    move |request| matches!(request, Request::SwapRecord { record, .. } if record.status == status)
+}
+
+/// The record of the other one had the same index, was created at the same index and read the same.
+#[test]
+fn a_rank_that_another_node_has_after_a_restore_is_not_ones_own() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
+    let (id, join) = one.until(&mut server, writes(Status::Frozen));
+    server.take_snapshot();
+    one.answer(&mut server, id, &join);
+    let (lost, _) = one.until(&mut server, writes(Status::Final));
+    server.lose(true);
+    let mut other = Hand::joining("other", 1, 1);
+    other.goes_on(&mut server, 20);
+    assert!(other.has_met());
+    one.node.handle_reply(one.now, lost, Err(Failure::Unknown));
+    one.goes_on(&mut server, 20);
+    assert!(!one.has_met(), "{:?}", one.told);
+}
+
+/// It waited out the last call of a version, which was closed with the index that its own write had had.
+#[test]
+fn a_late_write_does_not_open_what_was_closed_after_a_restore() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 1, 2));
+    let (id, join) = one.until(&mut server, writes(Status::Joinable));
+    one.answer(&mut server, id, &join);
+    let (id, join) = one.until(&mut server, writes(Status::Joinable));
+    server.take_snapshot();
+    one.answer(&mut server, id, &join);
+    server.lose(true);
+    let mut other = Hand::new("other", 1, 2);
+    other.node.close(other.now);
+    other.goes_on(&mut server, 10);
+    assert_eq!(server.record().map(|record| record.status), Some(Status::Closed));
+    one.until(&mut server, |request| *request == Request::ReadRecord);
+    assert_eq!(server.record().map(|record| record.status), Some(Status::Closed));
+}
+
+/// A node of PyTorch's waited out the last call of a version that etcd lost, and fixed the next of that number.
+#[test]
+fn a_version_that_was_fixed_with_too_few_nodes_is_not_confirmed() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 2, 2));
+    for _ in 0..2 {
+        let (id, request) = one.until(&mut server, writes(Status::Joinable));
+        one.answer(&mut server, id, &request);
+    }
+    assert_eq!(one.next(), None, "it waits for the second node");
+    let Ok(Reply::Record(view)) = server.serve(one.now, None, &Request::ReadRecord) else {
+        panic!("a record")
+    };
+    let over = view.record.expect("a record");
+    let record: Record = over.0.to_frozen();
+    let done = server.serve(one.now, None, &Request::SwapRecord { record, over, ttl: None });
+    assert!(matches!(done, Ok(Reply::Done { .. })), "{done:?}");
+    let Ok(Reply::Record(view)) = server.serve(one.now, None, &Request::ReadRecord) else {
+        panic!("a record")
+    };
+    one.node.handle_update(one.now, WatchId::Record, Update::Record(view));
+    while let Some((id, request)) = one.next() {
+        assert!(!matches!(request, Request::WriteKeepAlive(_)), "it confirms");
+        one.answer(&mut server, id, &request);
+    }
+}
+
+/// The record was missing for long when it was read, so it seemed; but that was before the answer took its time, and it
+/// had been put back meanwhile.
+#[test]
+fn a_record_that_was_put_back_in_time_is_not_missing() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
+    one.goes_on(&mut server, 20);
+    assert!(one.has_met());
+    server.lose(false);
+    let made = server.serve(one.now, None, &Request::MakeRun { counter: 1 });
+    assert!(made.is_ok());
+    let (id, request) = one.until(&mut server, |request| *request == Request::FindRun);
+    let reply = server.serve(one.now, Some("one"), &request);
+    one.now += Duration::from_secs(6);
+    one.node.handle_reply(one.now, id, reply);
+    one.until(&mut server, |request| *request == Request::ReadRecord);
+    assert!(!one.told.iter().any(|event| matches!(event, NodeEvent::Changed(_))), "{:?}", one.told);
+}
+
+/// A node that slept through the end of the folder took the next version of that number for its own, and was rank 1 of
+/// one node.
+#[test]
+fn a_version_of_the_same_number_and_other_nodes_is_another() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
+    one.goes_on(&mut server, 20);
+    assert!(one.has_met());
+    let mut other = Record::joinable(1);
+    for _ in 0..2 {
+        other = other.with_node(2).0;
+    }
+    let other = other.with_confirmed("/r/rdzv/v_1/rank_1").with_confirmed("/r/rdzv/v_1/rank_0");
+    let Ok(Reply::Record(mut view)) = server.serve(one.now, None, &Request::ReadRecord) else {
+        panic!("a record")
+    };
+    let over = view.record.clone().expect("a record");
+    let done = server.serve(one.now, None, &Request::SwapRecord { record: other.clone(), over, ttl: None });
+    let Ok(Reply::Done { index }) = done else { panic!("it is written: {done:?}") };
+    (view.record, view.next) = (Some((other, index)), index + 1);
+    one.node.handle_update(one.now, WatchId::Record, Update::Record(view));
+    one.goes_on(&mut server, 4);
+    assert!(one.told.contains(&NodeEvent::Changed(Change::Excluded)), "{:?}", one.told);
+}

@@ -1,0 +1,88 @@
+//! What happens in a world, and what goes wrong in it.
+
+use std::time::Duration;
+
+use rallypoint_core::barrier::{Failure, Place, Record, Reply, Request, Update};
+
+#[derive(Debug, Clone)]
+pub(super) enum Message {
+    Request(Request),
+    Compare { old: Record, new: Option<Record>, ttl: Option<Duration> },
+}
+
+/// How often a request is carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Times {
+    Once,
+    Twice,
+    /// The second time.
+    Again,
+}
+
+#[derive(Debug)]
+pub(super) enum Event {
+    Wake {
+        node: usize,
+        wake: u64,
+    },
+    Arrive {
+        node: usize,
+        id: u64,
+        message: Message,
+        heard: bool,
+        times: Times,
+        /// Which life of the server it was sent in: what is on its way ends with it.
+        life: u32,
+    },
+    Answer {
+        node: usize,
+        id: u64,
+        reply: Result<Reply, Failure>,
+        /// In which history that was so.
+        history: u32,
+    },
+    Tell {
+        node: usize,
+        watch: u64,
+        update: Update,
+        next: u64,
+    },
+    /// A watch cannot be answered, as the server is away or behind.
+    Unanswered {
+        watch: u64,
+    },
+    Program {
+        node: usize,
+        place: Place,
+    },
+    Renew {
+        node: usize,
+        place: Place,
+    },
+    Fault(Fault),
+    Second,
+    Tick,
+    Cause,
+}
+
+/// What goes wrong.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Fault {
+    Start {
+        torch: bool,
+    },
+    Crash(usize),
+    Stall(usize),
+    Cut(usize),
+    Leave(usize),
+    Outage(Duration),
+    Refuse,
+    RefuseNoMore,
+    Snapshot,
+    Lose {
+        restored: bool,
+    },
+    /// Who waits in vain gives up, and is started again.
+    GiveUp,
+    Close,
+}
