@@ -305,3 +305,44 @@ fn the_places_of_many_dead_are_gone_after_one_round() {
     assert_eq!(world.etcd.prefix(&world.keys.ranks()).count(), NODES / 2);
     assert!(is_settled(&world) && world.processes.iter().all(|it| it.phase != Phase::Joining));
 }
+
+fn left(world: &World) -> Vec<&str> {
+    world.etcd.prefix(crate::world::RUN).map(|entry| entry.key.as_str()).collect()
+}
+
+/// A spare that has died is still there when the run ends. What only members have a use for goes with the last of them.
+#[test]
+fn a_dead_spare_keeps_nothing_of_a_run_that_ended_well() {
+    tell(60, |seed| {
+        let mut world = world(seed, 2, 3);
+        start(&mut world, 3)?;
+        settle(&mut world, MOMENT)?;
+        let spare = world.start("spare")?;
+        world.run_for(MOMENT)?;
+        world.crash(spare);
+        for index in 0..3 {
+            world.close(index, "done")?;
+            world.leave(index)?;
+        }
+        world.run_for(MOMENT * 2)?;
+        assert_eq!(left(&world), [world.keys.round(), world.keys.node("spare")]);
+        Ok(())
+    });
+}
+
+/// A member was stopped for longer than its lease when the run was closed. It is the last to leave, without a key.
+#[test]
+fn who_comes_back_to_a_closed_run_tidies_up() {
+    tell(60, |seed| {
+        let mut world = world(seed, 3, 3);
+        start(&mut world, 3)?;
+        settle(&mut world, MOMENT)?;
+        let stopped = usize::try_from(seed % 3).unwrap();
+        world.stall(stopped, second(9));
+        world.operator_closes("over");
+        world.run_for(second(9) + MOMENT * 2)?;
+        assert!(world.living().next().is_none(), "{}", state(&world));
+        assert_eq!(left(&world), [world.keys.round()]);
+        Ok(())
+    });
+}
