@@ -144,8 +144,8 @@ impl Node {
         match &reply {
             Ok(Reply::Txn(_) | Reply::Range { .. }) => self.silence.served(now),
             Err(Failure::Refused) => self.silence.forget(),
-            // Anybody may ask for these, or there was no answer.
-            Ok(Reply::Granted(_) | Reply::Renewed | Reply::Revoked) | Err(_) => {}
+            Ok(_) => self.heard(now),
+            Err(_) => {}
         }
         let Some(Answered { task, reply, history_lost }) = self.out.answered(id, reply) else { return };
         if history_lost {
@@ -188,6 +188,7 @@ impl Node {
 
     /// What happened to the keys of a watch.
     pub fn handle_update(&mut self, now: Duration, watch: WatchId, update: Update) {
+        self.heard(now);
         if watch == WatchId::Nodes {
             if let Some(leader) = &mut self.leader {
                 let context = context!(self, now);
@@ -222,6 +223,13 @@ impl Node {
             self.presence.lose_lease(context!(self, now));
         }
         self.drive(now);
+    }
+
+    /// etcd has said something. What it says to a node without a key it says to anybody.
+    fn heard(&mut self, now: Duration) {
+        if self.presence.stands().is_some() {
+            self.silence.heard(now);
+        }
     }
 
     /// The time of [`poll_timeout`](Node::poll_timeout) has come.

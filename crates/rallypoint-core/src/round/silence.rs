@@ -4,7 +4,7 @@
 //!            etcd has served this node
 //!   silent ────────────────────────────▶ served since S ──── a lease and a second later ───▶ sure
 //!      ▲                                                                                       │
-//!      └────── it has not served this node for most of a lease, or has refused something ──────┘
+//!      └─────────── nothing was heard for most of a lease, or something was refused ───────────┘
 //! ```
 //!
 //! A node's key may be gone because etcd itself was away, and with it every refresh of a lease. Its owner takes up its
@@ -13,7 +13,7 @@
 //!
 //! An etcd that refuses, for want of a permission or of space, is as good as silent: it refuses the others' refreshes
 //! and registrations too. Its watches go on telling whose keys are gone, and it refreshes a lease without keys for
-//! anybody. So it serves a node only by what it could have refused.
+//! anybody. So it serves a node only by what it could have refused, and what else it says counts after that.
 
 use std::time::Duration;
 
@@ -51,6 +51,11 @@ impl Silence {
     pub(super) fn served(&mut self, now: Duration) {
         let since = self.unbroken(now).map_or(now, |served| served.since);
         self.served = Some(Served { since, last: now });
+    }
+
+    /// etcd has said something else.
+    pub(super) fn heard(&mut self, now: Duration) {
+        self.served = self.unbroken(now).map(|served| Served { last: now, ..served });
     }
 
     /// etcd has refused something. Or it has lost data: a key may be gone whose owner does not know of it yet.
@@ -107,6 +112,7 @@ mod tests {
         (0..=10).for_each(|second| silence.served(at(second)));
         assert!(silence.is_sure(at(10)));
         silence.forget();
+        (10..=20).for_each(|second| silence.heard(at(second)));
         assert_eq!(silence.sure_at(at(20)), None);
         silence.served(at(20));
         assert_eq!(silence.sure_at(at(20)), Some(at(26)));
