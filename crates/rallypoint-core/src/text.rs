@@ -22,6 +22,20 @@ impl fmt::Display for Key<'_> {
     }
 }
 
+/// Text from elsewhere in one line for people: what would move a terminal's cursor, or worse, is escaped.
+///
+/// ```
+/// assert_eq!(rallypoint_core::text::plain("all\tis \x1b[2Jwell"), r"all\tis \u{1b}[2Jwell");
+/// ```
+#[must_use]
+pub fn plain(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if letter.is_control() { plain.extend(letter.escape_default()) } else { plain.push(letter) }
+    }
+    plain
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

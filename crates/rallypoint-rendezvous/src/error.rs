@@ -4,6 +4,7 @@ use std::error::Error as StdError;
 use std::time::Duration;
 
 use rallypoint_core::Endpoints;
+use rallypoint_core::text::plain;
 use thiserror::Error;
 
 use crate::parameters::ParameterError;
@@ -98,5 +99,5 @@ impl RendezvousError {
 }
 
 fn because(reason: &str) -> String {
-    if reason.is_empty() { String::new() } else { format!(": {reason}") }
+    if reason.is_empty() { String::new() } else { format!(": {}", plain(reason)) }
 }

@@ -168,6 +168,11 @@ impl CloseRun {
         };
         match parse(&entry) {
             Ok(record) => self.decide(record, entry.mod_revision, entry.lease),
+            // An operator ends also what no node can read.
+            Err(_) if self.member.is_none() => {
+                let condition = Condition::ModifiedAt(self.key.clone(), entry.mod_revision);
+                self.write(Found { condition, record: Box::new(RoundRecord::without_round(0, None, 0)) })
+            }
             Err(corrupt) => Stage::Done(Err(corrupt)),
         }
     }

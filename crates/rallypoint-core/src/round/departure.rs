@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use super::context::{Context, DepartureTask, Retry, Task};
-use super::etcd::{Condition, Entry, Failure, Op, Reply, Request, Txn};
+use super::etcd::{Condition, Entry, Failure, Op, OpReply, Reply, Request, Txn};
 use super::output::Output;
 use super::presence::KeyAt;
 use super::record::{NodeRecord, RankRecord, json, parse};
@@ -75,15 +75,11 @@ impl Departure {
         if self.busy || self.retry.waits() {
             return;
         }
-        let Some(lease) = standing.lease else {
-            self.stage = Stage::Gone;
-            return;
-        };
-        match (self.stage, standing.key) {
-            (Stage::Begin, Some(key)) if view.is_closed() => self.sweep(context, view, standing, key, lease),
-            (Stage::Begin, Some(key)) => self.say(context, view, key, lease, farewell),
-            (Stage::Begin | Stage::Revoking, _) => self.revoke(context, lease),
-            (Stage::Gone, _) => {}
+        match (self.stage, standing.key, standing.lease) {
+            (Stage::Begin, _, _) if view.is_closed() => self.sweep(context, view, standing),
+            (Stage::Begin, Some(key), Some(lease)) => self.say(context, view, key, lease, farewell),
+            (Stage::Begin | Stage::Revoking, _, lease) => self.revoke_or_go(context, lease),
+            (Stage::Gone, _, _) => {}
         }
     }
 
@@ -110,27 +106,42 @@ impl Departure {
         self.request(context, DepartureTask::Say, Txn { when, then, otherwise: vec![Op::Get(node)] });
     }
 
-    /// Removes what only the run's nodes had a use for, if no other node is there. Whoever is not the last takes its
-    /// own key away in the same request, so that of two that leave together the later one sees that it is the last.
-    fn sweep(&mut self, context: &mut Context<'_>, view: &View, standing: &Standing, own: KeyAt, lease: i64) {
+    /// Removes what only the run's nodes had a use for, if no other node is there; or no other with a place: one without
+    /// has no use for it, and may have died. Whoever is not the last takes its own keys away in the same request, so that
+    /// of two that leave together the later one sees that it is the last.
+    fn sweep(&mut self, context: &mut Context<'_>, view: &View, standing: &Standing) {
         if standing.sees_others && context.now < self.since + LEADERS_WAIT {
             return;
         }
         let small = view.known().is_some_and(|known| known.record.world_size <= SMALL);
         if !small && !standing.leads {
-            return self.revoke(context, lease);
+            return self.revoke_or_go(context, standing.lease);
         }
-        let keys = context.keys;
-        let txn = Txn {
-            when: vec![Condition::OnlyCreatedAt(keys.nodes(), own.created)],
-            then: vec![
-                Op::DeletePrefix(keys.ranks()),
-                Op::DeletePrefix(keys.stores()),
-                Op::Delete(keys.plan()),
-            ],
-            otherwise: vec![Op::Delete(keys.node(&context.config.id))],
+        let (keys, id) = (context.keys, &context.config.id);
+        // Nobody's is there since revision 0.
+        let node = standing.key.map_or(0, |key| key.created);
+        let place = view.place().map_or(0, |place| place.created);
+        let sweep =
+            vec![Op::DeletePrefix(keys.ranks()), Op::DeletePrefix(keys.stores()), Op::Delete(keys.plan())];
+        let own = standing.key.map(|_| [Op::Delete(keys.node(id)), Op::Delete(keys.rank(id))]);
+        let not_alone = Txn {
+            when: vec![Condition::OnlyCreatedAt(keys.ranks(), place)],
+            then: sweep.clone(),
+            otherwise: own.into_iter().flatten().collect(),
         };
-        self.request(context, DepartureTask::Sweep, txn);
+        let when = vec![Condition::OnlyCreatedAt(keys.nodes(), node)];
+        self.request(
+            context,
+            DepartureTask::Sweep,
+            Txn { when, then: sweep, otherwise: vec![Op::Txn(not_alone)] },
+        );
+    }
+
+    fn revoke_or_go(&mut self, context: &mut Context<'_>, lease: Option<i64>) {
+        match lease {
+            Some(lease) => self.revoke(context, lease),
+            None => self.stage = Stage::Gone,
+        }
     }
 
     fn revoke(&mut self, context: &mut Context<'_>, lease: i64) {
@@ -169,9 +180,10 @@ impl Departure {
             }
             (DepartureTask::Sweep, Ok(Reply::Txn(reply))) => {
                 self.stage = Stage::Revoking;
+                let last_member = matches!(reply.results.first(), Some(OpReply::Txn(within)) if within.held);
                 // The mark may hang on what the record names as the run's lease.
                 if let Some(known) = view.known()
-                    && reply.held
+                    && (reply.held || last_member)
                     && known.record.lease != 0
                     && known.record.lease != known.lease
                 {

@@ -141,8 +141,11 @@ impl Node {
 
     /// What came of a request.
     pub fn handle_reply(&mut self, now: Duration, id: u64, reply: Result<Reply, Failure>) {
-        if reply.is_ok() {
-            self.silence.heard(now);
+        match &reply {
+            Ok(Reply::Txn(_) | Reply::Range { .. }) => self.silence.served(now),
+            Err(Failure::Refused) => self.silence.forget(),
+            Ok(_) => self.heard(now),
+            Err(_) => {}
         }
         let Some(Answered { task, reply, history_lost }) = self.out.answered(id, reply) else { return };
         if history_lost {
@@ -185,7 +188,7 @@ impl Node {
 
     /// What happened to the keys of a watch.
     pub fn handle_update(&mut self, now: Duration, watch: WatchId, update: Update) {
-        self.silence.heard(now);
+        self.heard(now);
         if watch == WatchId::Nodes {
             if let Some(leader) = &mut self.leader {
                 let context = context!(self, now);
@@ -201,17 +204,32 @@ impl Node {
 
     /// A refresh of the lease was answered.
     pub fn handle_renewed(&mut self, now: Duration, _lease: i64) {
-        self.silence.heard(now);
+        // A lease without keys is anybody's to refresh.
+        if self.presence.stands().is_some() {
+            self.silence.served(now);
+        }
+        self.drive(now);
+    }
+
+    /// etcd refuses to refresh the lease, or to let this node watch.
+    pub fn handle_refused(&mut self, now: Duration) {
+        self.silence.forget();
         self.drive(now);
     }
 
     /// The lease that was kept is gone.
     pub fn handle_lease_lost(&mut self, now: Duration, lease: i64) {
-        self.silence.heard(now);
         if self.presence.lease() == Some(lease) {
             self.presence.lose_lease(context!(self, now));
         }
         self.drive(now);
+    }
+
+    /// etcd has said something. What it says to a node without a key it says to anybody.
+    fn heard(&mut self, now: Duration) {
+        if self.presence.stands().is_some() {
+            self.silence.heard(now);
+        }
     }
 
     /// The time of [`poll_timeout`](Node::poll_timeout) has come.

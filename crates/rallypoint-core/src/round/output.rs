@@ -28,7 +28,7 @@ pub enum Output {
     /// Watch no more.
     Unwatch(WatchId),
     /// Refresh this lease from now on, and tell [`Node::handle_renewed`](super::Node::handle_renewed) of each
-    /// refresh that was answered.
+    /// refresh that was answered, and [`Node::handle_refused`](super::Node::handle_refused) of each that was refused.
     Keep(i64),
     /// Refresh it no more.
     Forget(i64),

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::etcd::Entry;
@@ -26,6 +26,21 @@ pub(super) fn json(record: &impl Serialize) -> String {
 pub(super) fn parse<T: DeserializeOwned>(entry: &Entry) -> Result<T, Corrupt> {
     serde_json::from_str(&entry.value)
         .map_err(|error| Corrupt { key: entry.key.clone(), problem: error.to_string() })
+}
+
+/// No round has this number, and no group so many nodes. Who says so is no node of ours, and what is counted on from
+/// there would overflow.
+const ABSURD: u64 = 1 << 52;
+
+/// A number of a record, if it is not absurd.
+fn number<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: TryFrom<u64>,
+{
+    let number = u64::deserialize(deserializer)?;
+    let sane = Some(number).filter(|number| *number < ABSURD).and_then(|number| T::try_from(number).ok());
+    sane.ok_or_else(|| D::Error::custom(format!("{number} is absurd")))
 }
 
 /// What stands in etcd is not what a node writes.
@@ -55,6 +70,7 @@ pub struct NodeRecord {
     /// What it wants.
     pub wants: Wants,
     /// It asks for a round after this one: the last it was in; 0 for none.
+    #[serde(deserialize_with = "number")]
     pub round: u64,
     /// The seat it had there. It says so for a leader whose etcd has lost all else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -79,12 +95,15 @@ pub struct NodeRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seat {
     /// The round's number.
+    #[serde(deserialize_with = "number")]
     pub round: u64,
     /// Its plan. No two rounds have the same, whatever etcd has lost in between.
     pub plan: String,
     /// The node's rank.
+    #[serde(deserialize_with = "number")]
     pub rank: usize,
     /// The number of members.
+    #[serde(deserialize_with = "number")]
     pub world_size: usize,
 }
 
@@ -110,10 +129,12 @@ pub struct RankRecord {
     #[serde(default)]
     pub version: u32,
     /// The round it is for.
+    #[serde(deserialize_with = "number")]
     pub round: u64,
     /// The plan it is from: it counts only if this very plan is committed.
     pub plan: String,
     /// The place.
+    #[serde(deserialize_with = "number")]
     pub rank: usize,
     /// The process it is for.
     pub incarnation: u64,
@@ -159,12 +180,13 @@ pub struct RoundRecord {
     #[serde(default)]
     pub version: u32,
     /// Its number; 0 before the first.
+    #[serde(deserialize_with = "number")]
     pub round: u64,
     /// The plan that was committed; empty where there is no round.
     #[serde(default)]
     pub plan: String,
     /// Its members' number.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "number")]
     pub world_size: usize,
     /// Where they meet.
     #[serde(default)]
@@ -229,7 +251,7 @@ pub struct News {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<Lost>,
     /// How many in all.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "number")]
     pub lost_count: usize,
     /// Nodes that there is room for.
     #[serde(default)]
@@ -277,4 +299,41 @@ pub enum Why {
     /// In a way that a later version knows.
     #[serde(other)]
     Other,
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+    use serde_json::{from_value, json};
+
+    use super::*;
+
+    #[test]
+    fn what_is_absurd_is_no_record() {
+        let node = json!({
+            "incarnation": u64::MAX, "address": "a", "port": 1, "wants": "join", "round": 7,
+            "seat": { "round": 7, "plan": "p", "rank": 0, "world_size": 2 },
+            "settings": { "min_nodes": 1, "max_nodes": 2 },
+        });
+        assert_eq!(from_value::<NodeRecord>(node.clone()).unwrap().round, 7);
+        let round = json!({ "round": 7, "plan": "p", "world_size": 2, "news": { "lost_count": 1 } });
+        assert_eq!(from_value::<RoundRecord>(round.clone()).unwrap().world_size, 2);
+        let place = json!({ "round": 7, "plan": "p", "rank": 1, "incarnation": 1 });
+        assert_eq!(from_value::<RankRecord>(place.clone()).unwrap().rank, 1);
+        let with = |record: &Value, field: &str| {
+            let mut record = record.clone();
+            *record.pointer_mut(field).unwrap() = u64::MAX.into();
+            record
+        };
+        for field in ["/round", "/seat/round", "/seat/rank", "/seat/world_size"] {
+            let error = from_value::<NodeRecord>(with(&node, field)).unwrap_err().to_string();
+            assert!(error.contains("18446744073709551615 is absurd"), "{field}: {error}");
+        }
+        for field in ["/round", "/world_size", "/news/lost_count"] {
+            from_value::<RoundRecord>(with(&round, field)).unwrap_err();
+        }
+        for field in ["/round", "/rank"] {
+            from_value::<RankRecord>(with(&place, field)).unwrap_err();
+        }
+    }
 }

@@ -1,15 +1,19 @@
-//! When etcd was heard, and what may be concluded from a key that is gone.
+//! Since when etcd serves this node, and what may be concluded from a key that is gone.
 //!
 //! ```text
-//!            something was heard
-//!   silent ───────────────────────▶ heard since S ──── a lease and a second later ───▶ sure
-//!      ▲                                                                                 │
-//!      └───────────────── nothing was heard for most of a lease ─────────────────────────┘
+//!            etcd has served this node
+//!   silent ────────────────────────────▶ served since S ──── a lease and a second later ───▶ sure
+//!      ▲                                                                                       │
+//!      └─────────── nothing was heard for most of a lease, or something was refused ───────────┘
 //! ```
 //!
 //! A node's key may be gone because etcd itself was away, and with it every refresh of a lease. Its owner takes up its
-//! place again as soon as it notices. So a key that is gone means a death only to a node that has heard etcd without
+//! place again as soon as it notices. So a key that is gone means a death only to a node that etcd has served without
 //! a gap for as long as that may take. A node that has just been started does not know what was before.
+//!
+//! An etcd that refuses, for want of a permission or of space, is as good as silent: it refuses the others' refreshes
+//! and registrations too. Its watches go on telling whose keys are gone, and it refreshes a lease without keys for
+//! anybody. So it serves a node only by what it could have refused, and what else it says counts after that.
 
 use std::time::Duration;
 
@@ -19,11 +23,11 @@ const RETURN: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Silence {
     lease: Duration,
-    heard: Option<Heard>,
+    served: Option<Served>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Heard {
+struct Served {
     /// Without a gap since then.
     since: Duration,
     last: Duration,
@@ -31,7 +35,7 @@ struct Heard {
 
 impl Silence {
     pub(super) fn new(lease: Duration) -> Self {
-        Silence { lease, heard: None }
+        Silence { lease, served: None }
     }
 
     /// A lease is refreshed several times within its time: none runs out in a shorter gap.
@@ -39,19 +43,24 @@ impl Silence {
         self.lease.mul_f64(0.6)
     }
 
-    fn unbroken(&self, now: Duration) -> Option<Heard> {
-        self.heard.filter(|heard| now.saturating_sub(heard.last) <= self.gap())
+    fn unbroken(&self, now: Duration) -> Option<Served> {
+        self.served.filter(|served| now.saturating_sub(served.last) <= self.gap())
     }
 
-    /// etcd has said something.
+    /// etcd has done what only who may write here can ask for.
+    pub(super) fn served(&mut self, now: Duration) {
+        let since = self.unbroken(now).map_or(now, |served| served.since);
+        self.served = Some(Served { since, last: now });
+    }
+
+    /// etcd has said something else.
     pub(super) fn heard(&mut self, now: Duration) {
-        let since = self.unbroken(now).map_or(now, |heard| heard.since);
-        self.heard = Some(Heard { since, last: now });
+        self.served = self.unbroken(now).map(|served| Served { last: now, ..served });
     }
 
-    /// etcd has lost data: a key may be gone whose owner does not know of it yet.
+    /// etcd has refused something. Or it has lost data: a key may be gone whose owner does not know of it yet.
     pub(super) fn forget(&mut self) {
-        self.heard = None;
+        self.served = None;
     }
 
     /// Whether a key that is gone is a death.
@@ -59,9 +68,9 @@ impl Silence {
         self.sure_at(now).is_some_and(|at| at <= now)
     }
 
-    /// When that will be so if etcd goes on talking; none if it has been silent.
+    /// When that will be so if etcd goes on serving; none if it has been silent.
     pub(super) fn sure_at(&self, now: Duration) -> Option<Duration> {
-        self.unbroken(now).map(|heard| heard.since + self.lease + RETURN)
+        self.unbroken(now).map(|served| served.since + self.lease + RETURN)
     }
 }
 
@@ -78,22 +87,34 @@ mod tests {
         let mut silence = Silence::new(at(5));
         assert!(!silence.is_sure(at(0)));
         for second in 10..=15 {
-            silence.heard(at(second));
+            silence.served(at(second));
             assert!(!silence.is_sure(at(second)), "after {second} s");
         }
-        silence.heard(at(16));
+        silence.served(at(16));
         assert!(silence.is_sure(at(16)));
     }
 
     #[test]
-    fn a_gap_is_noticed_before_anything_is_heard_again() {
+    fn a_gap_is_noticed_before_it_ends() {
         let mut silence = Silence::new(at(5));
         for second in 0..=10 {
-            silence.heard(at(second));
+            silence.served(at(second));
         }
         assert!(silence.is_sure(at(13)));
         assert!(!silence.is_sure(at(14)), "this process may have been stopped itself");
-        silence.heard(at(14));
+        silence.served(at(14));
         assert_eq!(silence.sure_at(at(14)), Some(at(20)));
+    }
+
+    #[test]
+    fn an_etcd_that_refuses_is_silent_until_it_serves_again() {
+        let mut silence = Silence::new(at(5));
+        (0..=10).for_each(|second| silence.served(at(second)));
+        assert!(silence.is_sure(at(10)));
+        silence.forget();
+        (10..=20).for_each(|second| silence.heard(at(second)));
+        assert_eq!(silence.sure_at(at(20)), None);
+        silence.served(at(20));
+        assert_eq!(silence.sure_at(at(20)), Some(at(26)));
     }
 }

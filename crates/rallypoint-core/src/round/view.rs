@@ -85,6 +85,7 @@ pub(super) struct KnownRound {
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) record: RankRecord,
+    pub(super) created: i64,
     pub(super) modified: i64,
 }
 
@@ -300,7 +301,8 @@ fn round_of(entry: Option<&Entry>) -> RoundKey {
 /// A place that cannot be read is none: the leader writes another with the next round.
 fn place_of(entry: Option<&Entry>) -> Option<Place> {
     let entry = entry?;
-    Some(Place { record: parse(entry).ok()?, modified: entry.mod_revision })
+    let (created, modified) = (entry.create_revision, entry.mod_revision);
+    Some(Place { record: parse(entry).ok()?, created, modified })
 }
 
 /// A look at all that concerns a node.

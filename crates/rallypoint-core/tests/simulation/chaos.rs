@@ -48,10 +48,11 @@ pub(crate) enum Fault {
     BackUp,
     DataLost,
     Denied,
+    DeniedAll,
     Full,
 }
 
-const FAULTS: [Fault; 28] = [
+const FAULTS: [Fault; 29] = [
     Fault::Crash,
     Fault::CrashLeader,
     Fault::CrashAtRequest,
@@ -79,6 +80,7 @@ const FAULTS: [Fault; 28] = [
     Fault::BackUp,
     Fault::DataLost,
     Fault::Denied,
+    Fault::DeniedAll,
     Fault::Full,
 ];
 
@@ -245,6 +247,10 @@ fn strike(world: &mut World, rng: &mut Rng, fault: Fault, names: usize) -> Resul
         (Fault::Denied, Some(index)) => {
             let time = world.up_to(lease * 3);
             world.deny(index, time);
+        }
+        (Fault::DeniedAll, _) => {
+            let time = world.up_to(lease * 4);
+            world.deny_all(time);
         }
         (Fault::Full, _) => {
             let time = world.up_to(lease * 3);

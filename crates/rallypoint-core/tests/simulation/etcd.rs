@@ -86,6 +86,10 @@ impl Etcd {
         Ok(())
     }
 
+    pub(crate) fn has_keys(&self, lease: i64) -> bool {
+        self.leases.get(&lease).is_some_and(|lease| !lease.keys.is_empty())
+    }
+
     /// Ends a lease, as its own end does.
     pub(crate) fn revoke(&mut self, id: i64) {
         let Some(lease) = self.leases.remove(&id) else { return };

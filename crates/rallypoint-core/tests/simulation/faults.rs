@@ -131,10 +131,18 @@ impl World {
     /// What a process asks for is refused for a while.
     pub(crate) fn deny(&mut self, index: usize, time: Duration) {
         self.trace(|| format!("{} is denied everything for {time:?}", self.name(index)));
-        self.break_streams(index);
+        if self.rng.bool() {
+            self.break_streams(index);
+        }
         let process = &mut self.processes[index];
         process.denied_until = process.denied_until.max(self.now + time);
         process.harmed = true;
+    }
+
+    /// What anybody asks for is refused for a while: the role of their user is gone. That is nobody's death.
+    pub(crate) fn deny_all(&mut self, time: Duration) {
+        self.trace(|| format!("all are denied everything for {time:?}"));
+        self.denied_until = self.denied_until.max(self.now + time);
     }
 
     /// etcd has no space for a while.
@@ -149,7 +157,7 @@ impl World {
     pub(crate) fn heal(&mut self) -> Result<(), Violation> {
         self.trace(|| "the weather clears up".to_owned());
         self.weather = Weather::default();
-        let mut end = self.etcd_away_until.max(self.full_until);
+        let mut end = self.etcd_away_until.max(self.full_until).max(self.denied_until);
         let now = self.now;
         for process in self.processes.iter_mut().filter(|process| process.alive) {
             (process.hung_until, process.lag) = (process.hung_until.min(now), Duration::ZERO);

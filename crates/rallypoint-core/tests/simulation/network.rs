@@ -142,7 +142,12 @@ impl World {
             Request::Renew(_) | Request::Revoke(_) | Request::Range(_) => false,
         };
         let asks = matches!(request, Request::Txn(_) | Request::Range(_));
-        (full && self.now < self.full_until) || (asks && self.now < self.processes[from].denied_until)
+        (full && self.now < self.full_until) || (asks && self.now < self.denied_until(from))
+    }
+
+    /// Until when etcd refuses what a process asks for.
+    pub(crate) fn denied_until(&self, of: usize) -> Duration {
+        self.processes[of].denied_until.max(self.denied_until)
     }
 
     fn passes(&mut self, of: usize) -> bool {
@@ -182,7 +187,9 @@ impl World {
             }
             return;
         }
-        let lives = self.etcd.renew(self.now, lease).is_ok();
+        // Who may not write the keys of a lease may not refresh it; one without keys he may.
+        let denied = self.now < self.denied_until(from) && self.etcd.has_keys(lease);
+        let lives = if denied { Err(Failure::Refused) } else { self.etcd.renew(self.now, lease) };
         if self.passes(from) {
             let delay = self.delay();
             self.after(delay, Step::Refreshed { to: from, lease, lives });
@@ -215,8 +222,7 @@ impl World {
 
     /// etcd hears of a watch that begins now.
     pub(crate) fn open(&mut self, to: usize, id: WatchId, generation: u64) {
-        let away =
-            self.etcd_away_until.max(self.processes[to].cut_until).max(self.processes[to].denied_until);
+        let away = self.etcd_away_until.max(self.processes[to].cut_until).max(self.denied_until(to));
         if self.now < away {
             let at = away + self.delay();
             return self.at(at, Step::Open { to, watch: id, generation });
@@ -258,8 +264,11 @@ impl World {
     }
 
     pub(crate) fn deliver(&mut self, to: usize, id: WatchId, generation: u64) -> Result<(), Violation> {
-        let away =
-            self.etcd_away_until.max(self.processes[to].cut_until).max(self.processes[to].denied_until);
+        let mut away = self.etcd_away_until.max(self.processes[to].cut_until);
+        // A watch that was begun goes on telling whom it was for, whatever he may do by now. A new one is refused.
+        if self.processes[to].watch(id).as_ref().is_some_and(|watch| watch.broken) {
+            away = away.max(self.denied_until(to));
+        }
         if self.now < away {
             let at = away + self.delay();
             self.at(at, Step::Deliver { to, watch: id, generation });

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use rallypoint_core::round::{
-    Change, Condition, Entry, Event, Node, NodeEvent, NodeRecord, Op, RankRecord, Refusal, Request,
+    Change, Condition, Entry, Event, Node, NodeEvent, NodeRecord, Op, RankRecord, Refusal, Reply, Request,
     RoundRecord, Txn, Update,
 };
 
@@ -159,7 +159,8 @@ impl Planted {
     pub(crate) fn prepare(self, now: Duration, lease: Duration, node: &mut Node) {
         if self == Planted::NoGraceForNewcomers {
             for step in (0..20).rev() {
-                node.handle_renewed(now.saturating_sub(lease * step / 4), 0);
+                let served = Reply::Range { revision: 0, entries: Vec::new() };
+                node.handle_reply(now.saturating_sub(lease * step / 4), 0, Ok(served));
             }
         }
     }

@@ -224,18 +224,25 @@ impl World {
         self.drain(to)
     }
 
-    pub(crate) fn refreshed(&mut self, to: usize, lease: i64, lives: bool) -> Result<(), Violation> {
+    pub(crate) fn refreshed(
+        &mut self,
+        to: usize,
+        lease: i64,
+        lives: Result<(), Failure>,
+    ) -> Result<(), Violation> {
         let (now, process) = (self.now, &mut self.processes[to]);
         if process.kept != Some(lease) {
             return Ok(());
         }
         process.unanswered = false;
-        if lives {
-            process.node.handle_renewed(now, lease);
-        } else {
-            process.kept = None;
-            process.node.handle_lease_lost(now, lease);
-            self.trace(|| format!("{} learns that its lease {lease} is gone", self.name(to)));
+        match lives {
+            Ok(()) => process.node.handle_renewed(now, lease),
+            Err(Failure::LeaseGone) => {
+                process.kept = None;
+                process.node.handle_lease_lost(now, lease);
+                self.trace(|| format!("{} learns that its lease {lease} is gone", self.name(to)));
+            }
+            Err(_) => process.node.handle_refused(now),
         }
         self.drain(to)
     }

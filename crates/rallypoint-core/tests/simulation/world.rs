@@ -64,7 +64,7 @@ pub(crate) enum Step {
     Refreshed {
         to: usize,
         lease: i64,
-        lives: bool,
+        lives: Result<(), Failure>,
     },
     /// It is time to refresh a kept lease.
     Keep {
@@ -143,6 +143,8 @@ pub(crate) struct World {
     pub(crate) etcd_away_until: Duration,
     /// What comes to etcd meanwhile is lost.
     pub(crate) etcd_restarts: bool,
+    /// etcd refuses everybody until then, as a user whose role is gone.
+    pub(crate) denied_until: Duration,
     /// etcd has no space for anything new before this.
     pub(crate) full_until: Duration,
     /// What etcd was when somebody took a snapshot of it.
@@ -179,6 +181,7 @@ impl World {
             etcd: Etcd::new(),
             etcd_away_until: Duration::ZERO,
             etcd_restarts: false,
+            denied_until: Duration::ZERO,
             full_until: Duration::ZERO,
             backup: None,
             operator: Operator::default(),

@@ -175,12 +175,12 @@ impl Task {
                             let broken = stream.take().expect("it was there to break");
                             doubtful = cause == Cause::Connection;
                             match cause {
-                                Cause::Connection => self.unsure(),
+                                Cause::Connection => self.unsure(false),
                                 // One that has no leader says so. Its connection will do, or another server's.
                                 Cause::Server => {
                                     self.connections.move_on(&broken.link);
                                     not_before = self.pause();
-                                    self.unsure();
+                                    self.unsure(false);
                                 }
                                 // It was good until now, and a new one will be.
                                 Cause::Token | Cause::Password => {}
@@ -213,10 +213,10 @@ impl Task {
                                     not_before = Instant::now() + BETWEEN_REFUSALS;
                                 }
                                 Cause::Password => {
-                                    self.unsure();
+                                    self.unsure(true);
                                     not_before = Instant::now() + AFTER_A_WRONG_PASSWORD;
                                 }
-                                Cause::Connection | Cause::Server => self.unsure(),
+                                Cause::Connection | Cause::Server => self.unsure(false),
                             }
                             if stream.is_none() {
                                 self.send_again();
@@ -309,7 +309,7 @@ impl Task {
     /// change at any time.
     fn set_aside(&mut self, id: i64) {
         if let Some(kept) = self.leases.get(&id) {
-            kept.report.send_replace(LeaseState::Unsure { since: kept.last_answer });
+            kept.report.send_replace(LeaseState::Unsure { since: kept.last_answer, refused: true });
             self.turn(id, Turn::Due(self.pause()));
         }
     }
@@ -387,12 +387,12 @@ impl Task {
     }
 
     /// Whoever waits for an answer, or for a stream to ask on, does not know how things are.
-    fn unsure(&self) {
+    fn unsure(&self, refused: bool) {
         let now = Instant::now();
         let late = self.due.iter().take_while(|(at, _)| *at <= now);
         for (_, id) in self.sent.iter().chain(late) {
             if let Some(kept) = self.leases.get(id) {
-                kept.report.send_replace(LeaseState::Unsure { since: kept.last_answer });
+                kept.report.send_replace(LeaseState::Unsure { since: kept.last_answer, refused });
             }
         }
     }

@@ -12,6 +12,8 @@ pub enum LeaseState {
     Unsure {
         /// When the last answered refresh was sent.
         since: Instant,
+        /// etcd answers, and does not let us refresh it: a permission or a password is gone.
+        refused: bool,
     },
     /// etcd says that it is not there any more. Its keys are gone. This is final.
     Lost,

@@ -7,28 +7,41 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use rallypoint_core::round::{
     Change, CloseOutcome, Corrupt, Failure, Joined, Node, NodeEvent, Output, Refusal, Reply, WatchId,
 };
-use rallypoint_etcd::Error;
 use rallypoint_etcd::v3::{Client, Lease, LeaseState, Watch, WatchUpdate};
+use rallypoint_etcd::{Error, ErrorKind};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
+use super::reach::{Complaint, Reach};
 use super::translate;
 use crate::handler::{GroupChange, Progress};
 
 /// What the handler asks of the task.
 #[derive(Debug)]
 pub(super) enum Command {
-    Join { port: u16, done: oneshot::Sender<Result<Joined, NoRound>> },
-    Close { reason: String, done: oneshot::Sender<CloseOutcome> },
-    Leave { done: oneshot::Sender<()> },
+    Join {
+        port: u16,
+        done: oneshot::Sender<Result<Joined, NoRound>>,
+    },
+    Close {
+        reason: String,
+        done: oneshot::Sender<CloseOutcome>,
+    },
+    Leave {
+        done: oneshot::Sender<()>,
+    },
+    /// What keeps etcd from doing what this node asks.
+    Complain {
+        done: oneshot::Sender<Option<Complaint>>,
+    },
 }
 
 /// Why there is no round.
 #[derive(Debug)]
 pub(super) enum NoRound {
     Refused(Refusal),
-    Etcd(Error),
+    Etcd(Complaint),
     /// The node was told to leave.
     Left,
 }
@@ -46,12 +59,16 @@ pub(super) struct Group {
 pub(super) struct Driver {
     node: Node,
     client: Client,
+    endpoints: String,
     lease_ttl: Duration,
     began: Instant,
     commands: mpsc::UnboundedReceiver<Command>,
     requests: FuturesUnordered<BoxFuture<'static, (u64, Result<Reply, Error>)>>,
     watches: [Option<Watch>; 3],
     lease: Option<Lease>,
+    reach: Reach,
+    /// etcd has let this node write here: what it refuses now it may allow again.
+    let_in: bool,
     group: watch::Sender<Group>,
     progress: watch::Sender<Progress>,
     joining: Option<oneshot::Sender<Result<Joined, NoRound>>>,
@@ -65,6 +82,7 @@ impl Driver {
     pub(super) fn new(
         node: Node,
         client: Client,
+        endpoints: String,
         lease_ttl: Duration,
         commands: mpsc::UnboundedReceiver<Command>,
         group: watch::Sender<Group>,
@@ -73,12 +91,15 @@ impl Driver {
         Driver {
             node,
             client,
+            endpoints,
             lease_ttl,
             began: Instant::now(),
             commands,
             requests: FuturesUnordered::new(),
             watches: [None, None, None],
             lease: None,
+            reach: Reach::default(),
+            let_in: false,
             group,
             progress,
             joining: None,
@@ -92,6 +113,8 @@ impl Driver {
     pub(super) async fn run(mut self) {
         loop {
             self.drain();
+            self.look_at_reach();
+            let reach = self.reach_at().and_then(|after| self.began.checked_add(after));
             let [group, rank, nodes] = &mut self.watches;
             // A time that no clock reaches is never.
             let timeout = self.node.poll_timeout().and_then(|after| self.began.checked_add(after));
@@ -106,7 +129,30 @@ impl Driver {
                 update = next_update(nodes) => self.updated(WatchId::Nodes, update),
                 state = next_report(&mut self.lease) => self.lease_report(state),
                 () = until(timeout) => self.node.handle_timeout(self.began.elapsed()),
+                () = until(reach) => {}
             }
+        }
+    }
+
+    /// When to look again whether etcd does what it is asked.
+    fn reach_at(&self) -> Option<Duration> {
+        let now = self.began.elapsed();
+        let says = self.reach.says_at().filter(|_| self.joining.is_some());
+        let lasts = self.reach.lasts(now).filter(|_| !self.leaving.is_empty());
+        let gives_up = lasts.map(|lasts| (now + self.lease_ttl).saturating_sub(lasts));
+        [says, gives_up].into_iter().flatten().min()
+    }
+
+    fn look_at_reach(&mut self) {
+        let now = self.began.elapsed();
+        if self.joining.is_some()
+            && let Some(line) = self.reach.say(now, &self.endpoints)
+        {
+            warn!("{line}");
+        }
+        // What this node had in etcd is gone by then, or will be without its help.
+        if self.reach.lasts(now).is_some_and(|lasts| lasts >= self.lease_ttl) {
+            self.leaving.clear();
         }
     }
 
@@ -136,16 +182,27 @@ impl Driver {
                 }
                 self.node.leave(now);
             }
+            Command::Complain { done } => drop(done.send(self.reach.complaint(now))),
         }
     }
 
     fn replied(&mut self, id: u64, result: Result<Reply, Error>) {
         let now = self.began.elapsed();
+        match &result {
+            Ok(Reply::Txn(_) | Reply::Range { .. }) => {
+                self.let_in = true;
+                self.reach.served();
+            }
+            Ok(_) => self.reach.heard(),
+            Err(_) => {}
+        }
         let reply = result.map_err(|error| {
             let failure = translate::failure(&error);
             debug!(%error, ?failure, "a request of the rendezvous failed");
-            if failure == Failure::Refused {
-                self.give_up(error);
+            match failure {
+                Failure::Refused => self.refused(error),
+                Failure::Unknown => self.reach.unanswered(now),
+                Failure::LeaseGone => self.reach.heard(),
             }
             failure
         });
@@ -153,9 +210,16 @@ impl Driver {
     }
 
     fn updated(&mut self, id: WatchId, update: Result<WatchUpdate, Error>) {
+        let now = self.began.elapsed();
         match update {
-            Ok(update) => self.node.handle_update(self.began.elapsed(), id, translate::update(update)),
-            Err(error) => self.give_up(error),
+            Ok(update) => {
+                self.reach.heard();
+                self.node.handle_update(now, id, translate::update(update));
+            }
+            Err(error) => {
+                self.refused(error);
+                self.node.handle_refused(now);
+            }
         }
     }
 
@@ -171,18 +235,30 @@ impl Driver {
         let now = self.began.elapsed();
         let Some(lease) = self.lease.as_ref().map(Lease::id) else { return };
         match state {
-            LeaseState::Alive => self.node.handle_renewed(now, lease),
-            LeaseState::Lost => self.node.handle_lease_lost(now, lease),
-            LeaseState::Unsure { .. } => {}
+            LeaseState::Alive => {
+                self.reach.lease_is_well();
+                self.node.handle_renewed(now, lease);
+            }
+            LeaseState::Lost => {
+                self.reach.lease_is_well();
+                self.node.handle_lease_lost(now, lease);
+            }
+            LeaseState::Unsure { since, refused } => {
+                let since = since.saturating_duration_since(self.began);
+                self.reach.lease_is_unsure(since, refused.then(refused_refresh));
+                if refused {
+                    self.node.handle_refused(now);
+                }
+            }
         }
     }
 
-    /// Waiting does not mend it: whoever waits is told. The machine tries again all the same, for the sake of a
-    /// group that is at work.
-    fn give_up(&mut self, error: Error) {
-        warn!(%error, "etcd refuses the rendezvous");
-        if let Some(joining) = self.joining.take() {
-            let _ = joining.send(Err(NoRound::Etcd(error)));
+    /// etcd refuses what this node asks. Whoever was never let in is told, as somebody has made a mistake. Whoever was
+    /// waits on: a role that was taken away may be given back, and space be made.
+    fn refused(&mut self, error: Error) {
+        match self.joining.take_if(|_| !self.let_in) {
+            Some(joining) => drop(joining.send(Err(NoRound::Etcd(Complaint::Refuses(error))))),
+            None => self.reach.refused(self.began.elapsed(), error),
         }
     }
 
@@ -202,7 +278,10 @@ impl Driver {
                     });
                 }
                 Output::Unwatch(id) => *self.watch(id) = None,
-                Output::Keep(lease) => self.lease = Some(self.client.lease_keep(lease, self.lease_ttl)),
+                Output::Keep(lease) => {
+                    self.reach.lease_is_well();
+                    self.lease = Some(self.client.lease_keep(lease, self.lease_ttl));
+                }
                 Output::Forget(lease) => self.lease = self.lease.take().filter(|kept| kept.id() != lease),
                 Output::Event(event) => self.event(event),
             }
@@ -251,6 +330,10 @@ impl Driver {
             }
         }
     }
+}
+
+fn refused_refresh() -> Error {
+    Error::new(ErrorKind::PermissionDenied, "lease keep-alive")
 }
 
 fn translate_change(change: Change) -> GroupChange {

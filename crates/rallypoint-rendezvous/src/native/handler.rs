@@ -15,6 +15,7 @@ use super::BACKEND;
 use super::driver::{Command, Driver, Group, NoRound};
 use super::identity::{Identity, incarnation, local_address};
 use super::operator;
+use super::reach::Complaint;
 use super::settings::NativeSettings;
 use crate::error::{RendezvousError, Result};
 use crate::handler::{GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler};
@@ -108,8 +109,16 @@ impl NativeHandler {
         let (progress_sender, progress) =
             watch::channel(Progress { round: 1, min_nodes, max_nodes, ..Progress::default() });
         let machine = Node::new(config, fastrand::u64(..));
-        let driver =
-            Driver::new(machine, client.clone(), settings.lease, inbox, group_sender, progress_sender);
+        let endpoints = settings.etcd.endpoints.to_string();
+        let driver = Driver::new(
+            machine,
+            client.clone(),
+            endpoints,
+            settings.lease,
+            inbox,
+            group_sender,
+            progress_sender,
+        );
         Ok(NativeHandler {
             keys: Keys::new(&run),
             settings,
@@ -179,16 +188,21 @@ impl NativeHandler {
             NoRound::Refused(Refusal::Corrupt(Corrupt { key, problem })) => {
                 RendezvousError::State { run_id, problem: format!("{key}: {problem}"), source: None }
             }
-            NoRound::Etcd(error) => self.connection(error),
+            NoRound::Etcd(complaint) => self.complaint(complaint),
             NoRound::Left => RendezvousError::GracefulExit { run_id },
         }
     }
 
     fn connection(&self, error: rallypoint_etcd::Error) -> RendezvousError {
-        RendezvousError::Connection {
-            endpoint: self.settings.etcd.endpoints.to_string(),
-            source: error.into(),
-        }
+        self.complaint(Complaint::Refuses(error))
+    }
+
+    fn complaint(&self, complaint: Complaint) -> RendezvousError {
+        let source = match complaint {
+            Complaint::Refuses(error) => error.into(),
+            Complaint::Silent(time) => format!("it has not answered for {} s", time.as_secs()).into(),
+        };
+        RendezvousError::Connection { endpoint: self.settings.etcd.endpoints.to_string(), source }
     }
 
     fn rendezvous(&self, joined: Joined) -> Rendezvous {
@@ -282,8 +296,12 @@ impl RendezvousHandler for NativeHandler {
             Some(Ok(Err(reason))) => Err(self.no_round(reason)),
             Some(Err(_)) => Err(self.no_round(NoRound::Left)),
             None => {
+                let complaint = self.command(|done| Command::Complain { done }).await;
                 // A node that nobody waits for any more must not be counted on.
                 let _ = self.leave().await;
+                if let Ok(Some(complaint)) = complaint {
+                    return Err(self.complaint(complaint));
+                }
                 let Progress { joined, min_nodes, .. } = *self.progress.borrow();
                 let what = format!("a round of at least {min_nodes} nodes ({joined} were there)");
                 Err(RendezvousError::Timeout { run_id: self.settings.run_id.clone(), what, after })

@@ -10,14 +10,17 @@ mod driver;
 mod handler;
 mod identity;
 mod operator;
+mod reach;
 mod settings;
 mod translate;
 
 pub use handler::NativeHandler;
 pub(crate) use identity::local_address;
-pub use operator::{NodeState, NodeStatus, RunStatus, close, runs, status};
+pub use operator::{NodeState, NodeStatus, RunStatus, Unreadable, close, runs, status};
 pub use rallypoint_core::round::{Lost, MasterRecord, RankPolicy, RunSettings, Why, default_lease};
-pub use settings::{DEFAULT_JOIN_TIMEOUT, DEFAULT_ROOT, NativeSettings, OPTIONS, run_prefix};
+pub use settings::{
+    DEFAULT_JOIN_TIMEOUT, DEFAULT_ROOT, LONGEST_NAME, NativeSettings, OPTIONS, check_run_id, run_prefix,
+};
 
 /// The backend's name.
 pub const BACKEND: &str = "rallypoint";

@@ -40,8 +40,21 @@ pub struct RunStatus {
     pub lost: Vec<Lost>,
     /// The node that plans the rounds.
     pub leader: Option<String>,
+    /// The run's own record cannot be read, and little else is known of it.
+    pub is_corrupt: bool,
+    /// What stands in etcd and is not what a node writes.
+    pub unreadable: Vec<Unreadable>,
     /// The nodes that are there: members by rank, then the others in order of arrival.
     pub nodes: Vec<NodeStatus>,
+}
+
+/// A key that cannot be read.
+#[derive(Debug, Clone, Serialize)]
+pub struct Unreadable {
+    /// The key.
+    pub key: String,
+    /// What is wrong with it.
+    pub problem: String,
 }
 
 /// A node that is there.
@@ -114,7 +127,9 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
     if round.is_none() && nodes.is_empty() {
         return Ok(None);
     }
-    let round = round.map(parse::<RoundRecord>).transpose()?;
+    let mut unreadable = Vec::new();
+    let round: Option<RoundRecord> = round.and_then(|entry| readable(entry, &mut unreadable));
+    let is_corrupt = !unreadable.is_empty();
     let (_, ranks) = read_all(client, &keys.ranks()).await?;
     let plan = round.as_ref().map(|round| round.plan.clone()).unwrap_or_default();
     let ranks = by_id(&keys, &ranks);
@@ -127,7 +142,7 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
     let left: Vec<Option<i64>> = futures::stream::iter(left).buffered(LEASES_AT_A_TIME).try_collect().await?;
     let mut shown = Vec::new();
     for (entry, lease_left) in nodes.iter().zip(left) {
-        let record: NodeRecord = parse(entry)?;
+        let Some(record) = readable::<NodeRecord>(entry, &mut unreadable) else { continue };
         let id = keys.id_of(&entry.key).to_owned();
         let rank = seat(&id, record.incarnation);
         let state = match (record.wants, rank) {
@@ -171,6 +186,8 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
         closed: round.closed,
         lost: round.news.lost,
         leader,
+        is_corrupt,
+        unreadable,
         nodes: shown,
     }))
 }
@@ -229,14 +246,24 @@ pub(super) async fn members(client: &Client, keys: &Keys, plan: &str) -> Result<
     let nodes = by_id(keys, &nodes);
     let mut members = Vec::new();
     for entry in &ranks {
-        let Some((rank, _)) = parse::<RankRecord>(entry)?.in_plan(plan) else { continue };
+        // What cannot be read is nobody's.
+        let Some((rank, _)) = parse::<RankRecord>(entry).ok().and_then(|place| place.in_plan(plan)) else {
+            continue;
+        };
         let id = keys.id_of(&entry.key);
-        let node = nodes.get(id).copied().map(parse::<NodeRecord>).transpose()?;
+        let node = nodes.get(id).and_then(|entry| parse::<NodeRecord>(entry).ok());
         let (address, about) = node.map(|node| (node.address, node.about)).unwrap_or_default();
         members.push(Member { node: id.to_owned(), rank, address, about });
     }
     members.sort_by_key(|member| member.rank);
     Ok(members)
+}
+
+/// What stands under a key, or a note that it cannot be read.
+fn readable<T: DeserializeOwned>(entry: &Entry, unreadable: &mut Vec<Unreadable>) -> Option<T> {
+    let record = serde_json::from_str(&entry.value);
+    let note = |error: serde_json::Error| Unreadable { key: entry.key.clone(), problem: error.to_string() };
+    record.map_err(|error| unreadable.push(note(error))).ok()
 }
 
 fn by_id<'a>(keys: &Keys, entries: &'a [Entry]) -> HashMap<&'a str, &'a Entry> {

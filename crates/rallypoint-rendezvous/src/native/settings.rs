@@ -12,6 +12,10 @@ use crate::parameters::{ParameterError, RendezvousParameters};
 
 /// How long `next_rendezvous` waits for a round; the same as PyTorch's.
 pub const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(600);
+/// The longest id of a run or a node: it is part of each of their keys.
+pub const LONGEST_NAME: usize = 1000;
+/// The longest lease that etcd grants.
+const LONGEST_LEASE: Duration = Duration::from_secs(9_000_000_000);
 /// Where all runs are, under the prefix of the [`EtcdSettings`].
 pub const DEFAULT_ROOT: &str = "rallypoint/";
 
@@ -191,8 +195,9 @@ impl NativeSettings {
     /// Refuses what cannot work, before anything is sent.
     pub fn check(&self) -> Result<(), ParameterError> {
         let RunSettings { min_nodes, max_nodes, .. } = self.run;
-        if self.run_id.is_empty() {
-            return Err(ParameterError("the run needs an id: give all its nodes the same one".to_owned()));
+        check_run_id(&self.run_id)?;
+        if self.node_id.as_ref().is_some_and(|id| id.len() > LONGEST_NAME) {
+            return Err(ParameterError(format!("'node_id' is longer than {LONGEST_NAME} bytes")));
         }
         if min_nodes == 0 || max_nodes < min_nodes {
             return Err(ParameterError(format!(
@@ -205,8 +210,23 @@ impl NativeSettings {
                 SHORTEST_LEASE.as_secs()
             )));
         }
-        if self.run_ttl < self.lease {
-            return Err(ParameterError("'run_timeout' must not be shorter than 'lease_timeout'".to_owned()));
+        if self.run_ttl < self.lease.saturating_mul(3) {
+            // Who leads after a leader's death must be in time to renew it.
+            return Err(ParameterError(
+                "'run_timeout' must be at least three times 'lease_timeout'".to_owned(),
+            ));
+        }
+        let times = [
+            ("lease_timeout", self.lease),
+            ("run_timeout", self.run_ttl),
+            ("closed_timeout", self.closed_ttl),
+            ("last_call_timeout", self.last_call),
+        ];
+        if let Some((name, _)) = times.into_iter().find(|(_, time)| *time > LONGEST_LEASE) {
+            let longest = LONGEST_LEASE.as_secs();
+            return Err(ParameterError(format!(
+                "'{name}' must be at most {longest} s, the longest that etcd grants"
+            )));
         }
         self.etcd.check().map_err(|error| ParameterError(error.to_string()))
     }
@@ -215,6 +235,17 @@ impl NativeSettings {
     #[must_use]
     pub(super) fn run_prefix(&self) -> String {
         run_prefix(&self.run_id)
+    }
+}
+
+/// Refuses what cannot be the id of a run.
+pub fn check_run_id(run_id: &str) -> Result<(), ParameterError> {
+    match run_id.len() {
+        0 => Err(ParameterError("the run needs an id: give all its nodes the same one".to_owned())),
+        length if length > LONGEST_NAME => {
+            Err(ParameterError(format!("the run's id has {length} bytes, and may have {LONGEST_NAME}")))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -263,6 +294,14 @@ mod tests {
         let refused = |options: &[(&str, &str)]| with(options).unwrap_err().to_string();
         assert!(refused(&[("last_cal_timeout", "1")]).contains("'last_cal_timeout'"));
         assert!(refused(&[("lease_timeout", "1")]).contains("at least 2 s"));
+        assert!(refused(&[("lease_timeout", "5"), ("run_timeout", "14")]).contains("three times"));
+        for name in ["run_timeout", "closed_timeout", "last_call_timeout"] {
+            let said = refused(&[(name, "1e10")]);
+            assert!(said.contains(name) && said.contains("at most 9000000000 s"), "{said}");
+        }
+        assert!(refused(&[("node_id", &"n".repeat(1001))]).contains("'node_id'"));
+        let long = NativeSettings::new("a", &"r".repeat(1001), 1, 1).unwrap().check();
+        assert!(long.unwrap_err().to_string().contains("1001 bytes"));
         assert!(refused(&[("rank_policy", "random")]).contains("sticky, arrival, address, hint"));
         assert!(refused(&[("master_port", "70000")]).contains("70000"));
         assert!(refused(&[("protocol", "ftp")]).contains("'ftp'"));

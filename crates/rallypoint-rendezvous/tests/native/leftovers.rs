@@ -94,7 +94,7 @@ async fn a_run_that_ended_well_leaves_its_mark_and_nothing_else_time_after_time(
 async fn nothing_stays_of_a_run_whose_nodes_all_died() {
     let etcd = Etcd::start(Version::V35);
     let mut settings = settings(&etcd.endpoint(), 1, 1);
-    settings.run_ttl = Duration::from_secs(3);
+    settings.run_ttl = settings.lease * 3;
     let client = Client::connect(settings.etcd.clone()).await.unwrap();
     let lonely = node(&settings, "a").await;
     let round = within(lonely.next_rendezvous()).await.unwrap();

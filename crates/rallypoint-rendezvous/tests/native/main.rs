@@ -11,6 +11,7 @@ mod members;
 mod outages;
 mod passwords;
 mod processes;
+mod refusals;
 mod world;
 
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use rallypoint_testkit::{Etcd, Version};
 
 use super::{change, nodes, round_of, settings};
 
-fn ask(etcd: &Etcd, max: usize) -> NativeSettings {
+pub(super) fn ask(etcd: &Etcd, max: usize) -> NativeSettings {
     let mut settings = settings(&etcd.endpoint(), 2, max);
     etcd.ask_for_passwords("trainer", "secret", &format!("rallypoint/{}/", settings.run_id));
     settings.etcd.credentials = Some(Credentials::new("trainer", "secret"));
@@ -18,7 +18,7 @@ fn ask(etcd: &Etcd, max: usize) -> NativeSettings {
 }
 
 /// Nobody is told anything for this long.
-async fn undisturbed(group: &[Arc<NativeHandler>], time: Duration) {
+pub(super) async fn undisturbed(group: &[Arc<NativeHandler>], time: Duration) {
     let changes = futures::future::select_all(group.iter().map(|node| Box::pin(node.changed())));
     if let Ok((change, ..)) = tokio::time::timeout(time, changes).await {
         panic!("{change:?}");

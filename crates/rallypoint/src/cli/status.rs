@@ -3,8 +3,9 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rallypoint_core::text::plain;
 use rallypoint_etcd::v3::{Client, KeyRange, Watch, revision_of};
-use rallypoint_rendezvous::native::{self, DEFAULT_ROOT, NodeState, RunStatus, run_prefix};
+use rallypoint_rendezvous::native::{self, DEFAULT_ROOT, NodeState, RunStatus, Unreadable, run_prefix};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::connection::Connection;
@@ -56,6 +57,9 @@ pub(crate) struct Close {
 
 /// The exit code of `rallypoint status`.
 pub(crate) async fn status(options: &Status) -> Result<u8, Problem> {
+    if let Some(run) = &options.run {
+        native::check_run_id(run).map_err(|error| Problem::usage(error.to_string()))?;
+    }
     let client = connect(&options.connection).await?;
     if !options.watch {
         return show(&client, options, false).await;
@@ -83,8 +87,9 @@ pub(crate) async fn status(options: &Status) -> Result<u8, Problem> {
 
 /// The exit code of `rallypoint close`.
 pub(crate) async fn close(options: &Close) -> Result<u8, Problem> {
-    let client = connect(&options.connection).await?;
     let run = &options.run;
+    native::check_run_id(run).map_err(|error| Problem::usage(error.to_string()))?;
+    let client = connect(&options.connection).await?;
     if native::status(&client, run).await.map_err(|error| failed(&error))?.is_none() {
         return Err(no_such_run(run));
     }
@@ -94,7 +99,7 @@ pub(crate) async fn close(options: &Close) -> Result<u8, Problem> {
         let text = format!("run {run:?} is closed already; `rallypoint status {run}` says why");
         return Err(Problem::new(super::exit::CLOSED, text));
     }
-    println!("run {run} is closed: {}", options.reason);
+    println!("run {} is closed: {}", plain(run), plain(&options.reason));
     Ok(0)
 }
 
@@ -161,7 +166,10 @@ fn count(status: &RunStatus, state: NodeState) -> usize {
 /// What a run is doing, in a word or two.
 fn state(status: &RunStatus) -> String {
     match (&status.closed, status.round) {
+        _ if status.is_corrupt => "unreadable".to_owned(),
         (Some(_), _) => "closed".to_owned(),
+        // What it has left is there for those who are started again.
+        (None, _) if status.nodes.is_empty() => "abandoned".to_owned(),
         (None, 0) => "meeting".to_owned(),
         (None, _) if count(status, NodeState::Joining) > 0 || !status.lost.is_empty() => {
             "meeting again".to_owned()
@@ -197,9 +205,9 @@ fn list(all: &[RunStatus]) -> String {
 }
 
 fn describe(status: &RunStatus, now: u64) -> String {
-    let mut text = format!("run      {}\nstate    {}", status.run_id, state(status));
+    let mut text = format!("run      {}\nstate    {}", plain(&status.run_id), state(status));
     if let Some(reason) = &status.closed {
-        text.push_str(&format!(": {reason}"));
+        text.push_str(&format!(": {}", plain(reason)));
     }
     text.push_str(&format!(
         "\nround    {}, {} nodes of {}\n",
@@ -208,10 +216,13 @@ fn describe(status: &RunStatus, now: u64) -> String {
         range(status)
     ));
     if let Some(master) = &status.master {
-        text.push_str(&format!("master   {}:{}\n", master.address, master.port));
+        text.push_str(&format!("master   {}:{}\n", plain(&master.address), master.port));
+    }
+    for Unreadable { key, problem } in &status.unreadable {
+        text.push_str(&format!("cannot be read: {}: {}\n", plain(key), plain(problem)));
     }
     for lost in &status.lost {
-        text.push_str(&format!("lost     node {} ({})\n", lost.rank, lost.node));
+        text.push_str(&format!("lost     node {} ({})\n", lost.rank, plain(&lost.node)));
     }
     if status.nodes.is_empty() {
         return text + "no nodes are there\n";
@@ -248,14 +259,18 @@ fn age(seconds: u64) -> String {
 
 /// Columns as wide as what is in them; those that are empty are left out.
 fn table(rows: &[Vec<String>]) -> String {
+    let rows: Vec<Vec<String>> =
+        rows.iter().map(|row| row.iter().map(|cell| plain(cell)).collect()).collect();
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let shown: Vec<usize> =
         (0..columns).filter(|column| rows.iter().skip(1).any(|row| !row[*column].is_empty())).collect();
     let mut text = String::new();
-    for row in rows {
-        let cells: Vec<String> =
-            shown.iter().map(|column| format!("{:1$}", row[*column], width(*column))).collect();
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    for row in &rows {
+        // What is longer than a format can pad is padded all the same.
+        let pad = |column: usize| " ".repeat(widths[column] - row[column].chars().count());
+        let cells: Vec<String> = shown.iter().map(|column| row[*column].clone() + &pad(*column)).collect();
         text.push_str(cells.join("  ").trim_end());
         text.push('\n');
     }
@@ -272,6 +287,10 @@ mod tests {
         let text =
             table(&[row(["RUN", "RACK", "STATE"]), row(["a-long-name", "", "running"]), row(["b", "", "x"])]);
         assert_eq!(text, "RUN          STATE\na-long-name  running\nb            x\n");
+        let long = "r".repeat(120_000);
+        assert!(
+            table(&[row(["RUN", "A", "B"]), row([&long, "\x1b[2J", "x"])]).ends_with("  \\u{1b}[2J  x\n")
+        );
     }
 
     #[test]
