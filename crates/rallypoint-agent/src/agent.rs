@@ -85,8 +85,8 @@ impl WorkerSpec {
 pub enum Outcome {
     /// The workers of all nodes have succeeded.
     Succeeded(Success),
-    /// This node's workers have failed too often.
-    Failed(FailureReport),
+    /// Workers have failed, here or on another node, and may not be started again.
+    Failed(Box<FailureReport>),
     /// The run was closed while the workers ran.
     Closed {
         /// Why, in the words of who closed it.
@@ -306,7 +306,7 @@ impl Agent {
                 }
                 Verdict::Close => {
                     if let Some(report) = self.report(None, over.failures) {
-                        return Ok(Outcome::Failed(report));
+                        return Ok(Outcome::Failed(Box::new(report)));
                     }
                 }
                 Verdict::Closed { reason, first } => {
@@ -356,7 +356,7 @@ impl Agent {
     /// The run was closed, because of that failure or for another reason.
     fn closed(&self, reason: String, cause: Option<FailureReport>) -> Outcome {
         match cause.filter(|report| report.in_short() == reason) {
-            Some(report) => Outcome::Failed(report),
+            Some(report) => Outcome::Failed(Box::new(report)),
             None => Outcome::Closed { reason },
         }
     }
