@@ -150,6 +150,7 @@ impl NativeSettings {
         set(&mut settings.last_call, &["last_call_timeout"])?;
         set(&mut settings.join_timeout, &["join_timeout", "timeout"])?;
         set(&mut settings.lease, &["lease_timeout"])?;
+        settings.run_ttl = settings.run_ttl.max(settings.lease.saturating_mul(3));
         set(&mut settings.run_ttl, &["run_timeout"])?;
         set(&mut settings.closed_ttl, &["closed_timeout"])?;
         set(&mut settings.etcd.connect_timeout, &["connect_timeout"])?;

@@ -203,6 +203,8 @@ impl Launcher {
 
     /// The whole node dies at once, as if somebody had pulled the plug.
     pub(crate) fn pull_the_plug(&mut self) {
+        // First the one that could still tell the others.
+        signal(self.working(), "KILL");
         // Stopped first, so that nobody can act on another's death.
         for name in ["STOP", "KILL"] {
             while let Some(pids) = Some(self.marked()).filter(|pids| !pids.is_empty()) {
