@@ -3,6 +3,7 @@
 use std::error::Error;
 
 use rallypoint_agent::AgentError;
+use rallypoint_core::text::plain;
 use rallypoint_etcd::ErrorKind;
 use rallypoint_rendezvous::RendezvousError;
 
@@ -85,7 +86,9 @@ impl Problem {
 
     /// Says it, and returns the code.
     pub(crate) fn report(&self) -> u8 {
-        eprintln!("error: {}", self.text);
+        // The words of others are among it: a reason to close a run may hold anything.
+        let lines: Vec<String> = self.text.lines().map(plain).collect();
+        eprintln!("error: {}", lines.join("\n"));
         self.code
     }
 }
