@@ -465,6 +465,33 @@ fn an_operator_sees_runs_and_closes_them() {
 }
 
 #[test]
+fn an_operator_is_shown_all_runs_whatever_stands_in_one_of_them() {
+    let etcd = Etcd::start(Version::V35);
+    let endpoint = etcd.endpoint();
+    let _ = etcd.etcdctl(&["put", "rallypoint/bad/group/round", "garbage"]);
+    let _ =
+        etcd.etcdctl(&["put", &format!("rallypoint/{}/group/round", "r".repeat(70_000)), r#"{"round":3}"#]);
+    let mut first = node(&endpoint, "1", &["--", "sh", "-c", "echo ready; sleep 600"]);
+    first.wait_for("ready");
+    let (output, text) = rallypoint(&["status", "--endpoint", &endpoint]);
+    assert!(output.status.success(), "{text}");
+    let states: Vec<_> = text.lines().skip(1).filter_map(|line| line.split_whitespace().nth(1)).collect();
+    assert_eq!(states, ["unreadable", "running", "abandoned"]);
+    let (output, text) = rallypoint(&["status", "bad", "--endpoint", &endpoint]);
+    assert!(output.status.success() && text.contains("rallypoint/bad/group/round"), "{text}");
+    for run in ["bad", "job"] {
+        let reason = "over\x1b[2J";
+        let (output, text) = rallypoint(&["close", run, "--reason", reason, "--endpoint", &endpoint]);
+        assert!(output.status.success() && text.contains("over\\u{1b}[2J"), "{text}");
+    }
+    let ended = first.ended().expect(5);
+    assert!(!ended.text().contains("over\x1b"), "{}", ended.text());
+    let long = "r".repeat(2_000);
+    let (output, text) = rallypoint(&["status", &long, "--endpoint", &endpoint]);
+    assert!(output.status.code() == Some(2) && text.contains("2000 bytes"), "{text}");
+}
+
+#[test]
 fn nodes_with_other_settings_are_told_so() {
     let etcd = Etcd::start(Version::V35);
     let mut first = node(&etcd.endpoint(), "1:2", &["--", "sh", "-c", "echo ready; sleep 600"]);

@@ -46,6 +46,7 @@ pub(super) enum Task {
 pub(super) enum DepartureTask {
     Say,
     Sweep,
+    SweepAfterMembers,
     Revoke,
 }
 

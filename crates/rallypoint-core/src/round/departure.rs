@@ -5,14 +5,17 @@
 //!            the run goes on: tell the others
 //!           ┌────────────────▶ Saying ───────────────┐
 //!   Begin ──┤                                        ├──▶ Revoking ──▶ gone
-//!           └────────────────▶ Sweeping ─────────────┘
-//!            the run is closed: sweep if this is the last node
+//!           └────────────────▶ Sweeping ─────────────┤
+//!            the run is closed: sweep    │           │
+//!            if this is the last node    ▼           │
+//!                                     NotLast ───────┘
+//!            others are there: sweep if none of them has a place
 //! ```
 
 use std::time::Duration;
 
 use super::context::{Context, DepartureTask, Retry, Task};
-use super::etcd::{Condition, Entry, Failure, Op, OpReply, Reply, Request, Txn};
+use super::etcd::{Condition, Entry, Failure, Op, Reply, Request, Txn, TxnReply};
 use super::output::Output;
 use super::presence::KeyAt;
 use super::record::{NodeRecord, RankRecord, json, parse};
@@ -36,6 +39,8 @@ pub(super) struct Departure {
 enum Stage {
     /// Nothing is done yet, or what was known of this node's key has turned out to be wrong.
     Begin,
+    /// Other nodes are there.
+    NotLast,
     Revoking,
     Gone,
 }
@@ -77,6 +82,7 @@ impl Departure {
         }
         match (self.stage, standing.key, standing.lease) {
             (Stage::Begin, _, _) if view.is_closed() => self.sweep(context, view, standing),
+            (Stage::NotLast, _, _) => self.sweep_after_members(context),
             (Stage::Begin, Some(key), Some(lease)) => self.say(context, view, key, lease, farewell),
             (Stage::Begin | Stage::Revoking, _, lease) => self.revoke_or_go(context, lease),
             (Stage::Gone, _, _) => {}
@@ -106,9 +112,8 @@ impl Departure {
         self.request(context, DepartureTask::Say, Txn { when, then, otherwise: vec![Op::Get(node)] });
     }
 
-    /// Removes what only the run's nodes had a use for, if no other node is there; or no other with a place: one without
-    /// has no use for it, and may have died. Whoever is not the last takes its own keys away in the same request, so that
-    /// of two that leave together the later one sees that it is the last.
+    /// Removes what only the run's nodes had a use for, if no other node is there. Whoever is not the last takes its own
+    /// keys away in the same request, so that of two that leave together the later one sees that it is the last.
     fn sweep(&mut self, context: &mut Context<'_>, view: &View, standing: &Standing) {
         if standing.sees_others && context.now < self.since + LEADERS_WAIT {
             return;
@@ -118,23 +123,21 @@ impl Departure {
             return self.revoke_or_go(context, standing.lease);
         }
         let (keys, id) = (context.keys, &context.config.id);
-        // Nobody's is there since revision 0.
-        let node = standing.key.map_or(0, |key| key.created);
-        let place = view.place().map_or(0, |place| place.created);
-        let sweep =
-            vec![Op::DeletePrefix(keys.ranks()), Op::DeletePrefix(keys.stores()), Op::Delete(keys.plan())];
         let own = standing.key.map(|_| [Op::Delete(keys.node(id)), Op::Delete(keys.rank(id))]);
-        let not_alone = Txn {
-            when: vec![Condition::OnlyCreatedAt(keys.ranks(), place)],
-            then: sweep.clone(),
+        let txn = Txn {
+            // Without a key of its own: nobody's is there, which etcd compares as if it were made at revision 0.
+            when: vec![Condition::OnlyCreatedAt(keys.nodes(), standing.key.map_or(0, |key| key.created))],
+            then: leftovers(context).into_iter().chain([Op::DeletePrefix(keys.ranks())]).collect(),
             otherwise: own.into_iter().flatten().collect(),
         };
-        let when = vec![Condition::OnlyCreatedAt(keys.nodes(), node)];
-        self.request(
-            context,
-            DepartureTask::Sweep,
-            Txn { when, then: sweep, otherwise: vec![Op::Txn(not_alone)] },
-        );
+        self.request(context, DepartureTask::Sweep, txn);
+    }
+
+    /// Does so if nobody is left who has a place: a spare has no use for it, and may have died.
+    fn sweep_after_members(&mut self, context: &mut Context<'_>) {
+        let when = vec![Condition::OnlyCreatedAt(context.keys.ranks(), 0)];
+        let txn = Txn { when, then: leftovers(context), otherwise: vec![] };
+        self.request(context, DepartureTask::SweepAfterMembers, txn);
     }
 
     fn revoke_or_go(&mut self, context: &mut Context<'_>, lease: Option<i64>) {
@@ -178,12 +181,14 @@ impl Departure {
                     None => self.stage = Stage::Revoking,
                 }
             }
-            (DepartureTask::Sweep, Ok(Reply::Txn(reply))) => {
+            (DepartureTask::Sweep, Ok(Reply::Txn(TxnReply { held: false, .. }))) => {
+                self.stage = Stage::NotLast;
+            }
+            (DepartureTask::Sweep | DepartureTask::SweepAfterMembers, Ok(Reply::Txn(reply))) => {
                 self.stage = Stage::Revoking;
-                let last_member = matches!(reply.results.first(), Some(OpReply::Txn(within)) if within.held);
                 // The mark may hang on what the record names as the run's lease.
                 if let Some(known) = view.known()
-                    && (reply.held || last_member)
+                    && reply.held
                     && known.record.lease != 0
                     && known.record.lease != known.lease
                 {
@@ -191,8 +196,15 @@ impl Departure {
                 }
             }
             // The others learn of it from the lease's end, and what is left hangs on a lease too.
-            (DepartureTask::Say | DepartureTask::Sweep, _) => self.stage = Stage::Revoking,
+            (DepartureTask::Say | DepartureTask::Sweep | DepartureTask::SweepAfterMembers, _) => {
+                self.stage = Stage::Revoking;
+            }
         }
         None
     }
+}
+
+/// What only the members of a run had a use for, their places apart.
+fn leftovers(context: &Context<'_>) -> Vec<Op> {
+    vec![Op::DeletePrefix(context.keys.stores()), Op::Delete(context.keys.plan())]
 }

@@ -85,7 +85,6 @@ pub(super) struct KnownRound {
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) record: RankRecord,
-    pub(super) created: i64,
     pub(super) modified: i64,
 }
 
@@ -301,8 +300,7 @@ fn round_of(entry: Option<&Entry>) -> RoundKey {
 /// A place that cannot be read is none: the leader writes another with the next round.
 fn place_of(entry: Option<&Entry>) -> Option<Place> {
     let entry = entry?;
-    let (created, modified) = (entry.create_revision, entry.mod_revision);
-    Some(Place { record: parse(entry).ok()?, created, modified })
+    Some(Place { record: parse(entry).ok()?, modified: entry.mod_revision })
 }
 
 /// A look at all that concerns a node.

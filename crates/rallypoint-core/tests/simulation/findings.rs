@@ -346,3 +346,20 @@ fn who_comes_back_to_a_closed_run_tidies_up() {
         Ok(())
     });
 }
+
+/// Who leaves a closed run takes nothing from a member that is still at work: it may want the round's store.
+#[test]
+fn the_store_of_a_closed_run_is_there_for_its_last_member() {
+    tell(20, |seed| {
+        let mut world = world(seed, 3, 3);
+        start(&mut world, 3)?;
+        settle(&mut world, MOMENT)?;
+        world.hang(2, second(60));
+        world.operator_closes("over");
+        world.run_for(MOMENT * 2)?;
+        assert_eq!(world.etcd.prefix(&world.keys.stores()).count(), 3, "{:?}", left(&world));
+        world.run_for(second(62))?;
+        assert_eq!(left(&world), [world.keys.round()]);
+        Ok(())
+    });
+}

@@ -131,7 +131,9 @@ impl Planted {
                 }
             }
             Planted::NobodySweeps if sweeps(&txn) => txn.otherwise.clear(),
-            Planted::NobodyTidies if tidies(&txn) => return None,
+            Planted::NobodyTidies if tidies(&txn) => {
+                txn.then.retain(|op| !matches!(op, Op::Delete(_) | Op::DeletePrefix(_)));
+            }
             _ => {}
         }
         Some(Request::Txn(txn))

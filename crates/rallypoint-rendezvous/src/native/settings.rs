@@ -14,6 +14,8 @@ use crate::parameters::{ParameterError, RendezvousParameters};
 pub const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(600);
 /// The longest id of a run or a node: it is part of each of their keys.
 pub const LONGEST_NAME: usize = 1000;
+/// Who leads after a leader's death must be in time to renew what the run hangs on.
+const RUN_LEASES: u32 = 3;
 /// The longest lease that etcd grants.
 const LONGEST_LEASE: Duration = Duration::from_secs(9_000_000_000);
 /// Where all runs are, under the prefix of the [`EtcdSettings`].
@@ -70,7 +72,10 @@ pub const OPTIONS: [(&str, &str); 24] = [
     ("join_timeout", "seconds that a node waits for a round (600)"),
     ("timeout", "the same, by its older name"),
     ("lease_timeout", "seconds without news after which a node is dead (5 up to 1,000 nodes, 20 for 10,000)"),
-    ("run_timeout", "seconds after its last node until nothing is left of a run (600)"),
+    (
+        "run_timeout",
+        "seconds after its last node until nothing is left of a run (600, or three times lease_timeout)",
+    ),
     ("closed_timeout", "seconds for which late nodes learn that a run is over (600)"),
     ("rank_policy", "who gets which rank: sticky, arrival, address or hint (sticky)"),
     ("rank_hint", "this node's place, for rank_policy=hint"),
@@ -150,7 +155,7 @@ impl NativeSettings {
         set(&mut settings.last_call, &["last_call_timeout"])?;
         set(&mut settings.join_timeout, &["join_timeout", "timeout"])?;
         set(&mut settings.lease, &["lease_timeout"])?;
-        settings.run_ttl = settings.run_ttl.max(settings.lease.saturating_mul(3));
+        settings.run_ttl = settings.run_ttl.max(settings.lease.saturating_mul(RUN_LEASES));
         set(&mut settings.run_ttl, &["run_timeout"])?;
         set(&mut settings.closed_ttl, &["closed_timeout"])?;
         set(&mut settings.etcd.connect_timeout, &["connect_timeout"])?;
@@ -211,8 +216,7 @@ impl NativeSettings {
                 SHORTEST_LEASE.as_secs()
             )));
         }
-        if self.run_ttl < self.lease.saturating_mul(3) {
-            // Who leads after a leader's death must be in time to renew it.
+        if self.run_ttl < self.lease.saturating_mul(RUN_LEASES) {
             return Err(ParameterError(
                 "'run_timeout' must be at least three times 'lease_timeout'".to_owned(),
             ));
@@ -289,6 +293,7 @@ mod tests {
         assert_eq!(settings.etcd.urls(), ["https://a:2379", "https://b:1"]);
         assert_eq!(settings.join_timeout, DEFAULT_JOIN_TIMEOUT);
         assert_eq!(settings.lease, Duration::from_secs(2));
+        assert_eq!(with(&[("lease_timeout", "500")]).unwrap().run_ttl, Duration::from_secs(1500));
         let lease = |max| NativeSettings::new("a", "job", 1, max).unwrap().lease.as_secs();
         assert_eq!((lease(1_000), lease(10_000)), (5, 20));
 

@@ -5,6 +5,7 @@
 mod cut_off;
 mod data_loss;
 mod faults;
+mod garbage;
 mod leftovers;
 mod meeting;
 mod members;

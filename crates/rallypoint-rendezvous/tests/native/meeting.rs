@@ -111,7 +111,7 @@ async fn who_leaves_in_good_order_is_gone_at_once() {
     let mut settings = settings(&etcd.endpoint(), 1, 3);
     // Nothing of what follows waits for a lease to end.
     settings.lease = Duration::from_secs(600);
-    settings.run_ttl = Duration::from_secs(600);
+    settings.run_ttl = Duration::from_secs(1800);
     let group = nodes(&settings, ["a", "b", "c"]).await;
     let first = round_of(&group).await;
     within(group[2].leave()).await.unwrap();

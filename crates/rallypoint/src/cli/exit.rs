@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use rallypoint_agent::AgentError;
+use rallypoint_core::text::plain;
 use rallypoint_etcd::ErrorKind;
 use rallypoint_rendezvous::RendezvousError;
 
@@ -92,7 +93,9 @@ impl Problem {
 
     /// Says it, and returns the code.
     pub(crate) fn report(&self) -> u8 {
-        say(format!("error: {}\n", self.text));
+        // The words of others are among it: a reason to close a run may hold anything.
+        let lines: Vec<String> = self.text.lines().map(plain).collect();
+        say(format!("error: {}\n", lines.join("\n")));
         self.code
     }
 }
