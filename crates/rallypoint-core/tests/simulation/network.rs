@@ -94,15 +94,14 @@ impl World {
         request: Request,
         history: u64,
     ) -> Result<(), Violation> {
-        if history != self.etcd.history {
-            // No connection outlives the server.
+        let at = self.now.max(self.etcd_away_until) + self.delay();
+        if history != self.etcd.history || (self.now < self.etcd_away_until && self.etcd_restarts) {
+            // No connection outlives the server, and its end is noticed once there is another.
+            self.at(at, Step::Answer { to: from, id, reply: Err(Failure::Unknown) });
             return Ok(());
         }
         if self.now < self.etcd_away_until {
-            if !self.etcd_restarts {
-                let at = self.etcd_away_until + self.delay();
-                self.at(at, Step::Arrive { from, id, request, history });
-            }
+            self.at(at, Step::Arrive { from, id, request, history });
             return Ok(());
         }
         let reply = if self.refuses(from, &request) {
