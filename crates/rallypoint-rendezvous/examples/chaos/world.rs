@@ -147,7 +147,8 @@ impl World {
         let key = format!("rallypoint/{RUN}/group/leader");
         let leader = self.etcds.ask(&["get", "--print-value-only", &key]);
         let mut names: Vec<String> = (0..self.nodes).map(|index| format!("n{index}")).collect();
-        names.sort_by_key(|name| name != leader.trim());
+        let leader = leader.trim().rsplit_once(' ').map_or("", |(name, _)| name);
+        names.sort_by_key(|name| name != leader);
         names
     }
 

@@ -96,7 +96,9 @@ impl World {
     pub(super) fn leader(&self, names: &[Value]) -> usize {
         let etcd = &self.cluster.nodes()[0];
         let leader = etcd.etcdctl(&["get", "--print-value-only", "rallypoint/run/group/leader"]);
-        names.iter().position(|name| name == leader.trim()).expect("one of them leads")
+        // Its name, and what tells its process from every other.
+        let (leader, _) = leader.trim().rsplit_once(' ').expect("both are there");
+        names.iter().position(|name| name == leader).expect("one of them leads")
     }
 
     /// Lets that time pass, in which nobody says a word and nobody has much to do.
