@@ -4,38 +4,31 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rallypoint_rendezvous::{GroupChange, Rendezvous, RendezvousError, RendezvousHandler};
-use rallypoint_store::{Store, StoreError};
+use rallypoint_rendezvous::{GroupChange, RendezvousError, RendezvousHandler};
 use rustix::process::Signal;
 use thiserror::Error;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
-use crate::descendants;
-use crate::environment::{Common, DEFAULT_SIGNALS, NoGpu, Place, environment};
+use crate::decision::{Cause, Verdict};
+use crate::environment::{DEFAULT_SIGNALS, NoGpu};
 use crate::failure::{Failure, FailureReport};
-use crate::group::{Finish, Group, Start};
-use crate::guard::GUARD_VARIABLE;
 use crate::logs::{LogError, Logs};
-use crate::output::{Console, Prefix};
-use crate::ranks::{IDENTICAL_VARIABLE, NodeWorkers, RankError, agree};
+use crate::notice::Notice;
+use crate::output::Console;
+use crate::prefix::Prefix;
+use crate::ranks::RankError;
+use crate::round;
 use crate::stop::StopListener;
+use crate::workers::Workers;
 
-/// How long workers have between SIGTERM and SIGKILL, as under torchrun.
-pub const DEFAULT_GRACE: Duration = Duration::from_secs(30);
-/// Where the nodes of a round wait for each other's success, by torchrun's names: how many have come...
-const ARRIVED: &[u8] = b"torchelastic/agent/terminal_state/num_members";
-/// ...and that all have.
-const PASSED: &[u8] = b"torchelastic/agent/terminal_state/last_member";
+/// How long workers have between SIGTERM and SIGKILL: less than the default last call, so that a node that must kill its
+/// workers is back in time for the round, and less than Kubernetes' grace.
+pub const DEFAULT_GRACE: Duration = Duration::from_secs(25);
+/// How long an etcd that does not answer keeps a node that has finished.
+pub const DEFAULT_EXIT_BARRIER_TIMEOUT: Duration = Duration::from_secs(60);
 /// The reason of a run that ended well.
 pub const FINISHED: &str = "all workers have finished";
-/// A wait without end is made of waits of this length, since a store's waits have one.
-const LONG: Duration = Duration::from_secs(24 * 60 * 60);
-/// While this node has finished and others wait to get in, nothing tells of other changes but asking again.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// A store that was lost is told of as a change of the group, but not always at once.
-const LOSS_IS_TOLD: Duration = Duration::from_secs(5);
 /// For telling the others that this node leaves, when nothing depends on it any more.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -55,6 +48,8 @@ pub struct WorkerSpec {
     pub max_restarts: u32,
     /// From SIGTERM to SIGKILL.
     pub grace: Duration,
+    /// When the workers have finished, how long an etcd that does not answer is waited for before that is a success.
+    pub exit_barrier_timeout: Duration,
     /// The signals that workers are told about; see [`DEFAULT_SIGNALS`](crate::DEFAULT_SIGNALS).
     pub signals: String,
     /// Each worker sees one GPU, as the first.
@@ -76,6 +71,7 @@ impl WorkerSpec {
             local_world_size,
             max_restarts: 0,
             grace: DEFAULT_GRACE,
+            exit_barrier_timeout: DEFAULT_EXIT_BARRIER_TIMEOUT,
             signals: DEFAULT_SIGNALS.to_owned(),
             virtual_local_rank: false,
             environment: Vec::new(),
@@ -89,8 +85,8 @@ impl WorkerSpec {
 pub enum Outcome {
     /// The workers of all nodes have succeeded.
     Succeeded(Success),
-    /// This node's workers have failed too often.
-    Failed(FailureReport),
+    /// Workers have failed, here or on another node, and may not be started again.
+    Failed(Box<FailureReport>),
     /// The run was closed while the workers ran.
     Closed {
         /// Why, in the words of who closed it.
@@ -139,9 +135,6 @@ pub enum AgentError {
     /// The ranks of the workers could not be agreed upon.
     #[error("the ranks of the workers could not be agreed upon")]
     Ranks(#[from] RankError),
-    /// The store failed where nodes wait for each other.
-    #[error("the nodes could not wait for each other's success")]
-    Store(#[from] StoreError),
     /// A log file cannot be written.
     #[error(transparent)]
     Logs(#[from] LogError),
@@ -170,25 +163,10 @@ pub struct Agent {
     console: Arc<dyn Console>,
     host: String,
     phase: watch::Sender<Phase>,
+    workers: Workers,
     adopts: bool,
     restarts: u32,
     rounds: u32,
-}
-
-/// Why a round is over.
-enum End {
-    Succeeded,
-    Failed,
-    Changed(GroupChange),
-    Asked(Signal),
-}
-
-/// A round that is over.
-struct Round {
-    end: End,
-    nodes: usize,
-    workers: usize,
-    failures: Vec<Failure>,
 }
 
 impl Agent {
@@ -202,7 +180,8 @@ impl Agent {
     ) -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let phase = watch::Sender::new(Phase::Meeting);
-        Agent { spec, handler, logs, console, host, phase, adopts: false, restarts: 0, rounds: 0 }
+        let workers = Workers::default();
+        Agent { spec, handler, logs, console, host, phase, workers, adopts: false, restarts: 0, rounds: 0 }
     }
 
     /// Also waits for processes that workers left behind and that became children of this one. Only for a program
@@ -217,6 +196,13 @@ impl Agent {
     #[must_use]
     pub fn phase(&self) -> watch::Receiver<Phase> {
         self.phase.subscribe()
+    }
+
+    /// Its workers are to be found there, for those who pass signals on.
+    #[must_use]
+    pub fn with_workers(mut self, workers: Workers) -> Self {
+        self.workers = workers;
+        self
     }
 
     /// Runs until all is done, or `stop` asks for the end. The workers are gone when it returns; so is this node
@@ -237,6 +223,50 @@ impl Agent {
         ended
     }
 
+    pub(crate) fn spec(&self) -> &WorkerSpec {
+        &self.spec
+    }
+
+    pub(crate) fn handler(&self) -> &dyn RendezvousHandler {
+        &*self.handler
+    }
+
+    pub(crate) fn logs(&self) -> &Logs {
+        &self.logs
+    }
+
+    pub(crate) fn console(&self) -> &Arc<dyn Console> {
+        &self.console
+    }
+
+    pub(crate) fn host(&self) -> &str {
+        &self.host
+    }
+
+    pub(crate) fn workers(&self) -> &Workers {
+        &self.workers
+    }
+
+    pub(crate) fn adopts(&self) -> bool {
+        self.adopts
+    }
+
+    pub(crate) fn restarts(&self) -> u32 {
+        self.restarts
+    }
+
+    pub(crate) fn restarts_left(&self) -> u32 {
+        self.spec.max_restarts.saturating_sub(self.restarts)
+    }
+
+    pub(crate) fn keeps_logs(&self) -> bool {
+        self.logs.kept().is_some()
+    }
+
+    pub(crate) fn enter(&self, phase: Phase) {
+        self.phase.send_replace(phase);
+    }
+
     /// Tells the others, which nothing depends on any more.
     async fn part<T: std::fmt::Debug>(&self, telling: impl Future<Output = T>, stop: &mut StopListener) {
         tokio::select! {
@@ -246,193 +276,88 @@ impl Agent {
     }
 
     async fn rounds(&mut self, stop: &mut StopListener) -> Result<Outcome, AgentError> {
+        // What failed first in the last round, for when somebody closes the run because of it.
+        let mut cause = None;
         loop {
             self.phase.send_replace(Phase::Meeting);
             let met = tokio::select! {
                 biased;
                 signal = stop.asked() => return Ok(Outcome::Stopped(signal)),
-                met = self.handler.next_rendezvous() => met?,
+                met = self.handler.next_rendezvous() => met,
+            };
+            let met = match met {
+                Err(RendezvousError::Closed { reason, .. }) if cause.is_some() => {
+                    return Ok(self.closed(reason, cause));
+                }
+                met => met?,
             };
             self.rounds += 1;
             self.phase.send_replace(Phase::Starting);
-            let Round { end, nodes, workers, failures } = self.round(met, stop).await?;
-            match end {
-                End::Succeeded => {
+            let over = round::run(self, met, stop).await?;
+            match over.verdict {
+                Verdict::Succeed => {
                     let (restarts, rounds) = (self.restarts, self.rounds);
+                    let (workers, nodes) = (over.workers, over.nodes);
                     return Ok(Outcome::Succeeded(Success { workers, nodes, restarts, rounds }));
                 }
-                End::Failed => {
-                    let report = FailureReport::new(self.handler.run_id(), self.restarts, failures);
-                    if self.restarts == self.spec.max_restarts {
-                        return Ok(Outcome::Failed(report));
-                    }
-                    self.restarts += 1;
-                    let left = self.spec.max_restarts - self.restarts;
-                    warn!(restarts = self.restarts, left, "{}; starting again", report.in_short());
+                Verdict::Regroup { cost, cause: why } => {
+                    self.restarts += cost;
+                    cause = self.regroups(why, over.failures);
                 }
-                End::Changed(GroupChange::Closed { reason }) => return Ok(Outcome::Closed { reason }),
-                End::Changed(change) => info!("{}; meeting again", describe(&change)),
-                End::Asked(signal) => return Ok(Outcome::Stopped(signal)),
-            }
-        }
-    }
-
-    /// From the moment the nodes have met until they have to meet again, or never.
-    async fn round(&self, mut met: Rendezvous, stop: &mut StopListener) -> Result<Round, AgentError> {
-        let ours = NodeWorkers {
-            role: self.spec.role.clone(),
-            rank: met.rank,
-            local_world_size: self.spec.local_world_size,
-        };
-        let identical = std::env::var(IDENTICAL_VARIABLE).is_ok_and(|value| value == "1");
-        let over = |end| Round { end, nodes: met.world_size, workers: 0, failures: Vec::new() };
-        let places = tokio::select! {
-            places = agree(&*met.store, &ours, met.world_size, identical) => match places {
-                Ok(places) => places,
-                Err(error) => return self.or_change(error).await.map(over),
-            },
-            // A node that is gone says nothing any more.
-            change = self.handler.changed() => return Ok(over(End::Changed(change))),
-            signal = stop.asked() => return Ok(over(End::Asked(signal))),
-        };
-        let workers = places.first().map_or(0, |place| place.world_size);
-        info!(
-            round = met.round,
-            node = met.rank,
-            nodes = met.world_size,
-            workers,
-            master = format!("{}:{}", met.master.address, met.master.port),
-            restarts = self.restarts,
-            "starting workers"
-        );
-        // The worker with rank 0 listens there.
-        drop(met.held_port.take());
-        let mut group = self.start(&met, &places)?;
-        self.phase.send_replace(Phase::Running);
-        let mut end = self.watch(&mut group, stop).await?;
-        if let End::Succeeded = end {
-            self.phase.send_replace(Phase::Finishing);
-            end = self.finish(&*met.store, met.world_size, stop).await?;
-        }
-        let signal = if let End::Asked(signal) = &end { *signal } else { Signal::TERM };
-        group.stop(signal, self.spec.grace, stop.asked_again()).await;
-        let failures = group.failures(self.logs.kept().is_some());
-        Ok(Round { end, nodes: met.world_size, workers, failures })
-    }
-
-    fn start(&self, met: &Rendezvous, places: &[Place]) -> Result<Group, AgentError> {
-        let spec = &self.spec;
-        let attempt = self.logs.attempt(self.restarts, places.len())?;
-        let common = Common {
-            role: &spec.role,
-            run_id: self.handler.run_id(),
-            master_addr: &met.master.address,
-            master_port: met.master.port,
-            restart_count: self.restarts,
-            max_restarts: spec.max_restarts,
-            signals: &spec.signals,
-            virtual_local_rank: spec.virtual_local_rank,
-        };
-        let mut starts = Vec::new();
-        for (place, plan) in places.iter().zip(&attempt.plans) {
-            let mut environment =
-                environment(&common, place, &plan.error_file, |name| std::env::var_os(name))?;
-            environment.extend(spec.environment.iter().cloned());
-            let local_rank = place.local_rank.to_string();
-            let args = spec.args.iter().map(|arg| match arg.to_str() {
-                // Nothing else is: `$$` and the like belong to the program.
-                Some(text) => text.replace("${local_rank}", &local_rank).into(),
-                None => arg.clone(),
-            });
-            starts.push(Start {
-                program: &spec.program,
-                args: args.collect(),
-                environment,
-                without: &[GUARD_VARIABLE],
-                place: place.clone(),
-                prefix: spec.prefix.of(place, &spec.role, &self.host),
-            });
-        }
-        Group::start(starts, attempt, self.logs.settings(), &self.console, &self.host)
-            .map_err(|error| AgentError::Start { program: spec.program.clone(), source: error.source })
-    }
-
-    /// Waits for the first thing that ends the round.
-    async fn watch(&self, group: &mut Group, stop: &mut StopListener) -> Result<End, AgentError> {
-        let mut child_ended = signal(SignalKind::child()).map_err(AgentError::Signals)?;
-        let known = group.pids();
-        loop {
-            tokio::select! {
-                biased;
-                signal = stop.asked() => return Ok(End::Asked(signal)),
-                finish = group.finished() => return Ok(match finish {
-                    Finish::Succeeded => End::Succeeded,
-                    Finish::Failed => End::Failed,
-                }),
-                change = self.handler.changed() => return Ok(End::Changed(change)),
-                _ = child_ended.recv(), if self.adopts => descendants::reap(&known),
-            }
-        }
-    }
-
-    /// The round's store has failed. Where etcd has lost it with the rest of the round, the nodes meet again.
-    async fn or_change<E: Into<AgentError>>(&self, error: E) -> Result<End, AgentError> {
-        match tokio::time::timeout(LOSS_IS_TOLD, self.handler.changed()).await {
-            Ok(change) => Ok(End::Changed(change)),
-            Err(_) => Err(error.into()),
-        }
-    }
-
-    /// Waits until all nodes of the round have finished, so that nobody who still works misses anybody.
-    async fn finish(
-        &self,
-        store: &dyn Store,
-        nodes: usize,
-        stop: &mut StopListener,
-    ) -> Result<End, AgentError> {
-        let barrier = barrier(store, nodes);
-        tokio::pin!(barrier);
-        loop {
-            tokio::select! {
-                biased;
-                done = &mut barrier => return match done {
-                    Ok(()) => Ok(End::Succeeded),
-                    Err(error) => self.or_change(error).await,
-                },
-                signal = stop.asked() => return Ok(End::Asked(signal)),
-                change = self.handler.changed() => match change {
-                    // Whoever closed it so had passed the barrier, which needs all. torchrun gives no reason, and
-                    // what it closed may be heard of before the end of the barrier is.
-                    GroupChange::Closed { reason }
-                        if reason == FINISHED || store.check(&[PASSED]).await.unwrap_or(false) =>
-                    {
-                        return Ok(End::Succeeded);
+                Verdict::Close => {
+                    if let Some(report) = self.report(None, over.failures) {
+                        return Ok(Outcome::Failed(Box::new(report)));
                     }
-                    // They are in time for nothing, unless somebody who still works meets again.
-                    GroupChange::Waiting { .. } => tokio::select! {
-                        done = &mut barrier => return match done {
-                            Ok(()) => Ok(End::Succeeded),
-                            Err(error) => self.or_change(error).await,
-                        },
-                        () = tokio::time::sleep(ASK_AGAIN) => {}
-                    },
-                    change => return Ok(End::Changed(change)),
-                },
+                }
+                Verdict::Closed { reason, first } => {
+                    let first = first.and_then(Notice::failure);
+                    return Ok(self.closed(reason, self.report(first, over.failures)));
+                }
+                Verdict::Stop(signal) => return Ok(Outcome::Stopped(signal)),
             }
         }
     }
-}
 
-/// The barrier of c10d, without a limit: work takes as long as it takes, and a node that dies is known.
-async fn barrier(store: &dyn Store, nodes: usize) -> Result<(), StoreError> {
-    let arrived = store.add(ARRIVED, 1).await?;
-    if usize::try_from(arrived).is_ok_and(|arrived| arrived >= nodes) {
-        store.set(PASSED, b"1").await?;
+    /// Says why the nodes meet again; the report of the failure that is the cause, if it is one.
+    fn regroups(&self, why: Cause, failures: Vec<Failure>) -> Option<FailureReport> {
+        let followed = |why: &str| {
+            for failure in &failures {
+                info!("{}, which followed from that: {why}", failure.in_short());
+            }
+        };
+        match why {
+            Cause::Own => {
+                let report = self.report(None, failures)?;
+                let left = self.spec.max_restarts - self.restarts;
+                warn!(restarts = self.restarts, left, "{}; starting again", report.in_short());
+                Some(report)
+            }
+            Cause::Other(notice) => {
+                let words = notice.in_short();
+                info!("{words}; meeting again");
+                followed(&words);
+                self.report(notice.failure(), failures)
+            }
+            Cause::Group(change) => {
+                let words = describe(&change);
+                info!("{words}; meeting again");
+                followed(&words);
+                None
+            }
+        }
     }
-    loop {
-        match store.wait(&[PASSED], Some(LONG)).await {
-            Err(StoreError::Timeout { .. }) => {}
-            done => return done,
+
+    /// What failed first, on this node unless told otherwise, and what followed here.
+    fn report(&self, first: Option<Failure>, ours: Vec<Failure>) -> Option<FailureReport> {
+        let first = first.or_else(|| ours.iter().min_by_key(|failure| failure.moment()).cloned())?;
+        Some(FailureReport::new(self.handler.run_id(), self.restarts, first, ours))
+    }
+
+    /// The run was closed, because of that failure or for another reason.
+    fn closed(&self, reason: String, cause: Option<FailureReport>) -> Outcome {
+        match cause.filter(|report| report.in_short() == reason) {
+            Some(report) => Outcome::Failed(Box::new(report)),
+            None => Outcome::Closed { reason },
         }
     }
 }

@@ -4,34 +4,34 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
 use crate::time::rfc3339;
 
 /// How a process ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ending {
+pub enum Exit {
     /// By itself, with this code.
     ExitCode(i32),
     /// By this signal.
     Signal(i32),
 }
 
-impl Ending {
+impl Exit {
     /// Whether it is a success.
     #[must_use]
     pub fn is_success(self) -> bool {
-        self == Ending::ExitCode(0)
+        self == Exit::ExitCode(0)
     }
 }
 
-impl fmt::Display for Ending {
+impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Ending::ExitCode(code) => write!(f, "exit code {code}"),
-            Ending::Signal(number) => match signal_name(*number) {
+            Exit::ExitCode(code) => write!(f, "exit code {code}"),
+            Exit::Signal(number) => match signal_name(*number) {
                 Some(name) => write!(f, "signal {number} ({name})"),
                 None => write!(f, "signal {number}"),
             },
@@ -80,8 +80,8 @@ fn signal_name(number: i32) -> Option<&'static str> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ErrorRecord {
-    /// The file.
-    pub file: PathBuf,
+    /// The file, if it stays.
+    pub file: Option<PathBuf>,
     /// What went wrong.
     pub message: String,
     /// Where, if the worker wrote that too.
@@ -92,12 +92,12 @@ pub struct ErrorRecord {
 }
 
 impl ErrorRecord {
-    /// The record in this file, if there is one that can be understood.
-    pub(crate) fn read(file: &Path) -> Option<Self> {
+    /// The record in this file, if there is one that can be understood; `kept` says whether the file stays.
+    pub(crate) fn read(file: &Path, kept: bool) -> Option<Self> {
         let text = std::fs::read(file).ok()?;
         let time = std::fs::metadata(file).and_then(|data| data.modified()).ok();
         let (message, traceback) = parse(&serde_json::from_slice(&text).ok()?)?;
-        Some(ErrorRecord { file: file.to_owned(), message, traceback, time })
+        Some(ErrorRecord { file: kept.then(|| file.to_owned()), message, traceback, time })
     }
 }
 
@@ -114,7 +114,7 @@ fn parse(record: &Value) -> Option<(String, Option<String>)> {
 }
 
 /// A worker that failed by itself.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Failure {
     /// Its rank among all workers.
@@ -127,7 +127,7 @@ pub struct Failure {
     pub pid: u32,
     /// How it ended.
     #[serde(flatten)]
-    pub ending: Ending,
+    pub exit: Exit,
     /// When.
     #[serde(serialize_with = "moment")]
     pub time: Option<SystemTime>,
@@ -141,22 +141,23 @@ pub struct Failure {
 
 impl Failure {
     /// When it went wrong, as well as that is known: a worker writes its error down before it takes its time to end.
-    fn moment(&self) -> Option<SystemTime> {
+    pub(crate) fn moment(&self) -> Option<SystemTime> {
         let recorded = self.error.as_ref().and_then(|error| error.time);
         recorded.into_iter().chain(self.time).min()
+    }
+
+    /// Whether its last lines say what the traceback says.
+    fn stderr_is_the_traceback(&self) -> bool {
+        let traceback = self.error.as_ref().and_then(|error| error.traceback.as_deref());
+        let last = traceback.and_then(|text| text.trim_end().lines().last());
+        last.is_some_and(|last| self.stderr.iter().any(|line| line.contains(last.trim())))
     }
 
     /// In a few words, for other nodes.
     #[must_use]
     pub fn in_short(&self) -> String {
         let error = self.error.as_ref().map(|error| format!(": {}", first_line(&error.message)));
-        format!(
-            "rank {} on {} failed with {}{}",
-            self.rank,
-            self.host,
-            self.ending,
-            error.unwrap_or_default()
-        )
+        format!("rank {} on {} failed with {}{}", self.rank, self.host, self.exit, error.unwrap_or_default())
     }
 }
 
@@ -164,43 +165,51 @@ fn first_line(text: &str) -> &str {
     text.lines().next().unwrap_or_default()
 }
 
-/// All failures of a node's workers in one attempt, the first one first.
+/// What made a run fail: the same first failure on all its nodes, and what followed from it on this one.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct FailureReport {
     /// The run.
     pub run_id: String,
-    /// How often the workers had been started again.
+    /// How often this node's workers had been started again.
     pub restarts: u32,
-    /// Never empty.
-    pub failures: Vec<Failure>,
+    /// The failure that came first, wherever that was.
+    pub first: Failure,
+    /// What failed after it on this node.
+    pub followed: Vec<Failure>,
 }
 
 impl FailureReport {
-    pub(crate) fn new(run_id: &str, restarts: u32, mut failures: Vec<Failure>) -> Self {
-        failures.sort_by_key(Failure::moment);
-        FailureReport { run_id: run_id.to_owned(), restarts, failures }
+    /// `ours` are the failures on this node; `first` is one of them, or another node's.
+    pub(crate) fn new(run_id: &str, restarts: u32, first: Failure, mut ours: Vec<Failure>) -> Self {
+        ours.sort_by_key(Failure::moment);
+        // What stands here says more than what was told of it.
+        let own = ours.iter().position(|failure| failure.rank == first.rank);
+        let first = own.map_or(first, |at| ours.remove(at));
+        FailureReport { run_id: run_id.to_owned(), restarts, first, followed: ours }
     }
 
     /// The failure that came first, in a few words.
     #[must_use]
     pub fn in_short(&self) -> String {
-        self.failures.first().map(Failure::in_short).unwrap_or_default()
+        self.first.in_short()
     }
 }
 
 impl fmt::Display for FailureReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some((first, others)) = self.failures.split_first() else { return Ok(()) };
+        let first = &self.first;
         writeln!(f, "run {}: rank {} failed first", self.run_id, first.rank)?;
         let time = first.moment().map(rfc3339).unwrap_or_default();
         writeln!(f, "  time        {time}")?;
         writeln!(f, "  host        {}", first.host)?;
         writeln!(f, "  rank        {} (local rank {}, process {})", first.rank, first.local_rank, first.pid)?;
-        writeln!(f, "  ended with  {}", first.ending)?;
+        writeln!(f, "  ended with  {}", first.exit)?;
         if let Some(error) = &first.error {
             writeln!(f, "  error       {}", first_line(&error.message))?;
-            writeln!(f, "  error file  {}", error.file.display())?;
+            if let Some(file) = &error.file {
+                writeln!(f, "  error file  {}", file.display())?;
+            }
             if let Some(traceback) = &error.traceback {
                 writeln!(f, "  traceback")?;
                 traceback.trim_end().lines().try_for_each(|line| writeln!(f, "    {line}"))?;
@@ -209,12 +218,12 @@ impl fmt::Display for FailureReport {
         if let Some(log) = &first.log {
             writeln!(f, "  log         {}", log.display())?;
         }
-        if !first.stderr.is_empty() {
+        if !first.stderr.is_empty() && !first.stderr_is_the_traceback() {
             writeln!(f, "  last lines of its stderr")?;
             first.stderr.iter().try_for_each(|line| writeln!(f, "    {line}"))?;
         }
-        for other in others {
-            writeln!(f, "then {}", other.in_short())?;
+        for failure in &self.followed {
+            writeln!(f, "after that, {}", failure.in_short())?;
         }
         Ok(())
     }
@@ -231,13 +240,13 @@ mod tests {
 
     use super::*;
 
-    fn failure(rank: usize, millis: u64, ending: Ending) -> Failure {
+    fn failure(rank: usize, millis: u64, exit: Exit) -> Failure {
         Failure {
             rank,
             local_rank: rank,
             host: "a".into(),
             pid: 7,
-            ending,
+            exit,
             time: Some(UNIX_EPOCH + Duration::from_millis(millis)),
             error: None,
             stderr: Vec::new(),
@@ -247,15 +256,16 @@ mod tests {
 
     #[test]
     fn the_one_that_wrote_its_error_first_failed_first() {
-        let mut slow = failure(3, 900, Ending::ExitCode(1));
+        let mut slow = failure(3, 900, Exit::ExitCode(1));
         slow.error = Some(ErrorRecord {
-            file: "e.json".into(),
+            file: Some("e.json".into()),
             message: "ValueError: no data".into(),
             traceback: Some("Traceback\n  line 1".into()),
             time: Some(UNIX_EPOCH + Duration::from_millis(100)),
         });
         slow.stderr = vec!["last words".into()];
-        let report = FailureReport::new("job", 0, vec![failure(0, 200, Ending::Signal(9)), slow]);
+        let ours = vec![failure(0, 200, Exit::Signal(9)), slow.clone()];
+        let report = FailureReport::new("job", 0, slow, ours);
         let text = report.to_string();
         for part in [
             "rank 3 failed first",
@@ -265,13 +275,13 @@ mod tests {
             "e.json",
             "    line 1",
             "    last words",
-            "then rank 0 on a failed with signal 9 (SIGKILL)",
+            "after that, rank 0 on a failed with signal 9 (SIGKILL)",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
         let json = serde_json::to_value(&report).unwrap();
-        assert_eq!(json["failures"][0]["exit_code"], 1);
-        assert_eq!(json["failures"][1]["signal"], 9);
+        assert_eq!(json["first"]["exit_code"], 1);
+        assert_eq!(json["followed"][0]["signal"], 9);
     }
 
     #[test]
@@ -280,13 +290,13 @@ mod tests {
         let file = folder.path().join("error.json");
         let read = |text: &str| {
             std::fs::write(&file, text).unwrap();
-            ErrorRecord::read(&file).map(|record| (record.message, record.traceback))
+            ErrorRecord::read(&file, true).map(|record| (record.message, record.traceback))
         };
         assert_eq!(read(r#"{"message": "x"}"#), Some(("x".into(), None)));
         let full =
             r#"{"message": {"message": "E: x", "extraInfo": {"py_callstack": "T", "timestamp": "1"}}}"#;
         assert_eq!(read(full), Some(("E: x".into(), Some("T".into()))));
         assert_eq!(read("{"), None);
-        assert!(ErrorRecord::read(&folder.path().join("none")).is_none());
+        assert!(ErrorRecord::read(&folder.path().join("none"), true).is_none());
     }
 }

@@ -1,6 +1,6 @@
 //! A node's workers in one round: started together, watched, stopped together.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -10,24 +10,32 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, kill_process_group, waitid};
-use tokio::sync::{mpsc, oneshot};
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, kill_process, kill_process_group, waitid,
+};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::{error, warn};
 
+use crate::decision::Event;
 use crate::descendants;
 use crate::environment::Place;
-use crate::failure::{Ending, ErrorRecord, Failure};
+use crate::failure::{ErrorRecord, Exit, Failure};
 use crate::logs::{Attempt, LogSettings, StreamPlan};
-use crate::output::{Console, Filtered, Pump, Stream, Tail, colour};
+use crate::output::{Console, Filtered, Pump, Pumping, Stream, Tail, colour};
+use crate::workers::Workers;
 
 /// For output that is still on its way when all workers have ended. Only a process that left its group can hold
-/// the stream open for longer.
+/// the stream open for longer, or a console that takes nothing.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
-/// For processes that SIGKILL does not end: those in the kernel, at a device that does not answer.
-const KILL_TIMEOUT: Duration = Duration::from_secs(30);
+/// For processes that SIGKILL does not end: those in the kernel, at a device that does not answer, or traced.
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+/// The same where nobody can be told: when a group is dropped.
+const DROP_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often the rest of a group is looked at after its first process has ended; nothing tells when it is gone.
 const REST_INTERVAL: Duration = Duration::from_millis(20);
+/// How often it is looked at what output is waiting for.
+const DRAIN_STEP: Duration = Duration::from_millis(50);
 
 /// What a worker runs.
 #[derive(Debug)]
@@ -45,9 +53,12 @@ pub(crate) struct Start<'a> {
 pub(crate) struct Group {
     host: String,
     workers: Vec<Worker>,
-    endings: mpsc::UnboundedReceiver<(usize, Ending, SystemTime)>,
+    endings: mpsc::UnboundedReceiver<(usize, Exit, SystemTime)>,
     /// Those of workers that were told to end are not failures.
     stopping: bool,
+    /// Whether what left its worker's group becomes a child of this process.
+    adopts: bool,
+    running: Workers,
 }
 
 #[derive(Debug)]
@@ -56,20 +67,14 @@ struct Worker {
     child: Child,
     /// Also its process group. It stays ours until the group is done, since only then the process is waited for.
     pid: Pid,
-    ended: Option<(Ending, SystemTime)>,
+    ended: Option<(Exit, SystemTime)>,
     failed: bool,
-    reaped: bool,
+    /// Its number is not ours any more, or it was given up.
+    done: bool,
     tail: Tail,
     log: Option<PathBuf>,
     error_file: PathBuf,
-    streams: Vec<oneshot::Receiver<()>>,
-}
-
-/// How the workers are doing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Finish {
-    Succeeded,
-    Failed,
+    streams: Vec<Pumping>,
 }
 
 /// A worker that could not be started.
@@ -86,6 +91,7 @@ impl Group {
         settings: &LogSettings,
         console: &Arc<dyn Console>,
         host: &str,
+        running: &Workers,
     ) -> Result<Self, StartError> {
         let (report, endings) = mpsc::unbounded_channel();
         let filtered = |file: Option<std::fs::File>, words: &[String]| {
@@ -95,11 +101,13 @@ impl Group {
             filtered(attempt.filtered_out, &settings.filter_out),
             filtered(attempt.filtered_err, &settings.filter_err),
         ];
-        let mut group = Group { host: host.to_owned(), workers: Vec::new(), endings, stopping: false };
+        let (host, running) = (host.to_owned(), running.clone());
+        let mut group = Group { host, workers: Vec::new(), endings, stopping: false, adopts: false, running };
         for (start, plan) in starts.into_iter().zip(attempt.plans) {
             let worker = Worker::start(start, plan.out, plan.err, plan.error_file, &filtered, console);
             let worker = worker.map_err(|source| StartError { source })?;
             let (pid, at, report) = (worker.pid, group.workers.len(), report.clone());
+            group.running.add(worker.place.rank, pid);
             group.workers.push(worker);
             watch(pid, move |ending| {
                 // The group may be gone.
@@ -110,19 +118,25 @@ impl Group {
         Ok(group)
     }
 
+    /// Also ends what left its worker's group, where this process takes orphans in.
+    pub(crate) fn adopting(mut self, adopts: bool) -> Self {
+        self.adopts = adopts;
+        self
+    }
+
     /// The processes, for those who look for others.
     pub(crate) fn pids(&self) -> Vec<Pid> {
         self.workers.iter().map(|worker| worker.pid).collect()
     }
 
     /// Waits until one has failed or all have succeeded. May be dropped and called again.
-    pub(crate) async fn finished(&mut self) -> Finish {
+    pub(crate) async fn finished(&mut self) -> Event {
         loop {
             if self.workers.iter().any(|worker| worker.failed) {
-                return Finish::Failed;
+                return Event::Failed;
             }
             if self.workers.iter().all(|worker| worker.ended.is_some()) {
-                return Finish::Succeeded;
+                return Event::Succeeded;
             }
             self.next_ending().await;
         }
@@ -139,51 +153,120 @@ impl Group {
     }
 
     /// Ends all workers and what they started: by `signal`, and by SIGKILL after `grace` or when `now` is there.
+    /// Whatever does not end even so is named and left behind.
     pub(crate) async fn stop(&mut self, signal: Signal, grace: Duration, now: impl Future<Output = ()>) {
+        tokio::pin!(now);
         // What has ended so far ended by itself.
         while let Ok((at, ending, time)) = self.endings.try_recv() {
             let worker = &mut self.workers[at];
             worker.ended = Some((ending, time));
             worker.failed = !ending.is_success();
         }
+        let finished = self.workers.iter().all(|worker| worker.ended.is_some());
         self.stopping = true;
-        self.signal(signal);
+        self.tell(signal);
         let gone = tokio::select! {
-            () = self.gone() => true,
+            () = self.gone(signal) => true,
             () = tokio::time::sleep(grace) => false,
-            () = now => false,
+            () = &mut now => false,
         };
         if !gone {
-            warn!(pids = ?self.pids_running(), "killing what is left of the workers");
+            warn!(pids = ?self.left(), "killing what is left of the workers");
             self.signal(Signal::KILL);
-            if tokio::time::timeout(KILL_TIMEOUT, self.gone()).await.is_err() {
-                let pids = self.pids_running();
-                error!(?pids, "workers do not end even by SIGKILL; they are left behind");
+            if tokio::time::timeout(KILL_TIMEOUT, self.gone(Signal::KILL)).await.is_err() {
+                error!(pids = ?self.left(), "workers do not end even by SIGKILL; they are left behind");
             }
         }
         for worker in &mut self.workers {
-            if worker.ended.is_some() {
-                // It has ended, so this does not wait.
-                let _ = worker.child.wait();
-                worker.reaped = true;
-            }
+            self.running.remove(worker.pid);
+            // It does not wait for what has ended, nor for what does not end.
+            let _ = worker.child.try_wait();
+            worker.done = true;
         }
-        let deadline = Instant::now() + DRAIN_TIMEOUT;
-        for stream in self.workers.iter_mut().flat_map(|worker| worker.streams.drain(..)) {
-            if tokio::time::timeout_at(deadline, stream).await.is_err() {
-                warn!("a process that left its worker's group still holds the worker's output");
-                break;
+        self.sweep().await;
+        tokio::select! {
+            () = self.drain(finished, grace.max(DRAIN_TIMEOUT)) => {}
+            // Only where there was no end to wait for before.
+            () = &mut now, if gone => {}
+        }
+    }
+
+    /// Ends what left its worker's group, so that it does not live on beside the next attempt.
+    async fn sweep(&self) {
+        if !self.adopts {
+            return;
+        }
+        let known = self.pids();
+        let swept = tokio::task::spawn_blocking(move || descendants::sweep(&known)).await;
+        if let Some(left) = swept.ok().filter(|left| !left.is_empty()) {
+            let pids: Vec<i32> = left.into_iter().map(Pid::as_raw_pid).collect();
+            error!(?pids, "processes of the workers do not end even by SIGKILL; they are left behind");
+        }
+    }
+
+    /// Waits for what the workers have said to be where it goes. The last words of workers that have finished are
+    /// worth a wait of `grace` for a console that takes nothing.
+    async fn drain(&mut self, finished: bool, grace: Duration) {
+        let began = Instant::now();
+        for mut stream in self.workers.iter_mut().flat_map(|worker| std::mem::take(&mut worker.streams)) {
+            let mut moved = (stream.moved(), Instant::now());
+            while tokio::time::timeout(DRAIN_STEP, stream.ended()).await.is_err() {
+                if moved.0 != stream.moved() {
+                    moved = (stream.moved(), Instant::now());
+                }
+                let patience = if finished && stream.is_writing() { grace } else { DRAIN_TIMEOUT };
+                if moved.1.elapsed() < patience && (finished || began.elapsed() < grace) {
+                    continue;
+                }
+                if stream.is_writing() {
+                    warn!("the console takes nothing; what the workers said last is lost");
+                } else {
+                    warn!("a process that left its worker's group still holds the worker's output");
+                }
+                return;
             }
         }
     }
 
-    /// Waits until all workers have ended and nothing of their groups runs.
-    async fn gone(&mut self) {
-        while self.workers.iter().any(|worker| worker.ended.is_none()) {
-            self.next_ending().await;
+    /// Waits until all workers have ended and nothing of their groups runs. What is left of a group is told to end
+    /// when its worker has: until then that is the worker's own affair.
+    async fn gone(&mut self, signal: Signal) {
+        let mut told = HashSet::new();
+        let mut gone = HashSet::new();
+        loop {
+            let ended = |worker: &&Worker| worker.ended.is_some();
+            if self.workers.iter().filter(ended).all(|worker| gone.contains(&worker.pid)) {
+                if self.workers.iter().all(|worker| ended(&worker)) {
+                    return;
+                }
+                self.next_ending().await;
+                continue;
+            }
+            let running = descendants::groups_that_run();
+            for worker in self.workers.iter().filter(ended) {
+                if !running.contains(&worker.pid.as_raw_pid()) {
+                    gone.insert(worker.pid);
+                } else if told.insert(worker.pid) {
+                    let _ = kill_process_group(worker.pid, signal);
+                }
+            }
+            tokio::select! {
+                biased;
+                () = self.next_ending(), if !self.workers.iter().all(|worker| worker.ended.is_some()) => {}
+                () = tokio::time::sleep(REST_INTERVAL) => {}
+            }
         }
-        while self.workers.iter().any(|worker| descendants::group_runs(worker.pid)) {
-            tokio::time::sleep(REST_INTERVAL).await;
+    }
+
+    /// Tells the workers themselves, whose children are theirs to end. SIGKILL leaves them no time for that.
+    fn tell(&self, signal: Signal) {
+        if signal == Signal::KILL {
+            return self.signal(signal);
+        }
+        for worker in &self.workers {
+            // Each fails only for what is gone. One that is stopped could not act on it.
+            let _ = kill_process(worker.pid, signal);
+            let _ = kill_process_group(worker.pid, Signal::CONT);
         }
     }
 
@@ -194,9 +277,12 @@ impl Group {
         }
     }
 
-    fn pids_running(&self) -> Vec<i32> {
-        let running = self.workers.iter().filter(|worker| worker.ended.is_none());
-        running.map(|worker| worker.pid.as_raw_pid()).collect()
+    /// The workers that have not ended, and what else runs in their groups.
+    fn left(&self) -> Vec<i32> {
+        let workers = self.workers.iter().filter(|worker| worker.ended.is_none()).map(|worker| worker.pid);
+        let left: BTreeSet<i32> =
+            workers.chain(descendants::running_in(&self.pids())).map(Pid::as_raw_pid).collect();
+        left.into_iter().collect()
     }
 
     /// Those that failed by themselves.
@@ -209,9 +295,15 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         // After `stop` nothing is left, and the numbers may be somebody else's.
-        for worker in self.workers.iter_mut().filter(|worker| !worker.reaped) {
+        let mut left: Vec<_> = self.workers.iter_mut().filter(|worker| !worker.done).collect();
+        for worker in &left {
             let _ = kill_process_group(worker.pid, Signal::KILL);
-            let _ = worker.child.wait();
+            self.running.remove(worker.pid);
+        }
+        let deadline = Instant::now() + DROP_TIMEOUT;
+        while !left.is_empty() && Instant::now() < deadline {
+            left.retain_mut(|worker| matches!(worker.child.try_wait(), Ok(None)));
+            thread::sleep(REST_INTERVAL / 4);
         }
     }
 }
@@ -251,6 +343,7 @@ impl Worker {
             filtered: filtered.clone().filter(|_| plan.teed),
             file: plan.file,
             tail: (stream == Stream::Err).then(|| tail.clone()),
+            rank: place.rank,
         };
         let mut streams = Vec::new();
         if let Some(from) = child.stdout.take() {
@@ -266,7 +359,7 @@ impl Worker {
             pid,
             ended: None,
             failed: false,
-            reaped: false,
+            done: false,
             tail,
             log,
             error_file,
@@ -275,7 +368,7 @@ impl Worker {
     }
 
     fn failure(&self, host: &str, kept: bool) -> Option<Failure> {
-        let (ending, time) = self.ended?;
+        let (exit, time) = self.ended?;
         let mut stderr = self.tail.lines();
         if stderr.is_empty()
             && let Some(log) = &self.log
@@ -287,9 +380,9 @@ impl Worker {
             local_rank: self.place.local_rank,
             host: host.to_owned(),
             pid: self.child.id(),
-            ending,
+            exit,
             time: Some(time),
-            error: ErrorRecord::read(&self.error_file),
+            error: ErrorRecord::read(&self.error_file, kept),
             stderr,
             log: self.log.clone().filter(|_| kept),
         })
@@ -298,7 +391,7 @@ impl Worker {
 
 /// Reports the end of a process from a thread of its own, and leaves the process to be waited for, so that its
 /// number stays taken.
-fn watch(pid: Pid, report: impl FnOnce(Ending) + Send + 'static) -> io::Result<()> {
+fn watch(pid: Pid, report: impl FnOnce(Exit) + Send + 'static) -> io::Result<()> {
     let wait = move || {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         let status = loop {
@@ -309,9 +402,9 @@ fn watch(pid: Pid, report: impl FnOnce(Ending) + Send + 'static) -> io::Result<(
                 Err(_) => break None,
             }
         };
-        let code = status.as_ref().and_then(WaitIdStatus::exit_status).map(Ending::ExitCode);
-        let signal = status.as_ref().and_then(WaitIdStatus::terminating_signal).map(Ending::Signal);
-        report(code.or(signal).unwrap_or(Ending::ExitCode(-1)));
+        let code = status.as_ref().and_then(WaitIdStatus::exit_status).map(Exit::ExitCode);
+        let signal = status.as_ref().and_then(WaitIdStatus::terminating_signal).map(Exit::Signal);
+        report(code.or(signal).unwrap_or(Exit::ExitCode(-1)));
     };
     thread::Builder::new().name("worker".to_owned()).spawn(wait).map(drop)
 }

@@ -1,116 +1,171 @@
-//! A second process that sees to it that nothing outlives the launcher, even if that one is killed.
+//! Processes that see to it that nothing outlives the launcher, even if that one is killed.
 //!
-//! `rallypoint run` is two processes: the *guard*, which the user started, and the *launcher*, its child, which does
-//! the work. Both take orphans in. When the launcher is killed, its workers become the guard's children, and the
-//! guard kills them. When the guard is killed, the launcher gets a signal from the kernel, and ends its workers.
+//! `rallypoint run` is a chain of three processes: the *command*, which the user started, a second guard, and the
+//! *launcher*, which does the work.
+//!
+//! ```text
+//! command ── guard ── launcher ── workers
+//! ```
+//!
+//! Each takes orphans in, and is told by the kernel when the one before it is gone. So whichever of them are killed,
+//! the workers and whatever they started are children of one that is left, and it ends them. Only whoever kills all
+//! three at once, and spares the workers, leaves something behind.
 
+use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
+use std::time::Duration;
 
 use rustix::process::{
     Pid, Signal, WaitOptions, getpid, getppid, kill_process, set_child_subreaper,
     set_parent_process_death_signal,
 };
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
+use tokio::time::Instant;
 
-use crate::descendants;
+use crate::descendants::{self, Stat};
+use crate::signals::{AT_ONCE, KNOWN_SIGNALS, is_handled, is_ignored};
 
-/// Set for the launcher by its guard: the guard's process number, and the temporary folder that it removes.
+/// Set for the launcher by its guards: their process numbers, and the temporary folder that they remove.
 pub const GUARD_VARIABLE: &str = "RALLYPOINT_GUARD";
-/// What is passed on to the launcher.
-const SIGNALS: [SignalKind; 6] = [
-    SignalKind::interrupt(),
-    SignalKind::terminate(),
-    SignalKind::hangup(),
-    SignalKind::quit(),
-    SignalKind::user_defined1(),
-    SignalKind::user_defined2(),
-];
+/// What the second guard is called.
+const NAME: &str = "launch-guard";
+/// How many guards there are before the launcher.
+const GUARDS: usize = 2;
+/// A launcher that was asked to end and has not, so long after its workers' grace, is killed.
+const LATE: Duration = Duration::from_secs(40);
+/// For a process that was killed to be gone.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Which of the two this process is.
-#[derive(Debug)]
-pub enum Part {
-    /// The launcher, which has a guard.
-    Launcher(Guarded),
-    /// The guard; its launcher has ended.
-    Guard(ExitStatus),
+/// What a guard is told.
+#[derive(Debug, Clone)]
+pub struct Orders {
+    /// The signals that end the launcher; others are passed on all the same.
+    pub ends: Vec<Signal>,
+    /// How long its workers have from the first of them.
+    pub grace: Duration,
 }
 
-/// What a launcher knows of its guard.
+/// Which of the three this process is.
+#[derive(Debug)]
+pub enum Part {
+    /// The launcher, which has guards.
+    Launcher(Guarded),
+    /// A guard; its launcher has ended.
+    Guard {
+        /// How.
+        status: ExitStatus,
+        /// Processes that do not end even by SIGKILL.
+        left: Vec<Pid>,
+    },
+}
+
+/// What a process of the chain knows of those before it.
 #[derive(Debug, Clone)]
 pub struct Guarded {
-    guard: Pid,
+    /// The command first, and this process's parent last.
+    guards: Vec<Pid>,
     folder: PathBuf,
 }
 
 /// Makes this process the guard of a launcher, and waits for that one's end; in the launcher it returns at once. To
 /// be called before anything else is started.
-pub fn guard() -> io::Result<Part> {
-    if let Some(guarded) = std::env::var(GUARD_VARIABLE).ok().and_then(|text| Guarded::parse(&text)) {
-        set_child_subreaper(Some(getpid()))?;
-        // SIGTERM, as if somebody had asked for the end; `Guarded::alone` tells the difference.
-        set_parent_process_death_signal(Some(Signal::TERM))?;
-        return Ok(Part::Launcher(guarded));
+pub fn guard(orders: &Orders) -> io::Result<Part> {
+    let before = std::env::var(GUARD_VARIABLE).ok().and_then(|text| Guarded::parse(&text));
+    match before {
+        Some(guarded) if guarded.guards.len() == GUARDS => {
+            set_child_subreaper(Some(getpid()))?;
+            guarded.tell_of_its_end()?;
+            Ok(Part::Launcher(guarded))
+        }
+        before => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(stand(before, orders))
+        }
     }
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(stand()).map(Part::Guard)
 }
 
-async fn stand() -> io::Result<ExitStatus> {
-    set_child_subreaper(Some(getpid()))?;
+async fn stand(before: Option<Guarded>, orders: &Orders) -> io::Result<Part> {
+    // Children that were there before, of a shell that became this process, are none of ours; with them around,
+    // orphans of theirs could not be told from ours. The second guard has none.
+    let adopts = descendants::children(&[]).is_empty();
+    if adopts {
+        set_child_subreaper(Some(getpid()))?;
+    }
     let mut ended = signal(SignalKind::child())?;
-    let mut signals = Vec::new();
-    for kind in SIGNALS {
-        signals.push((kind, signal(kind)?));
+    let mut signals = listen(before.is_some())?;
+    if let Some(before) = &before {
+        before.tell_of_its_end()?;
     }
-    let name = format!("rallypoint_{}_{:08x}", std::process::id(), fastrand::u32(..));
-    let folder = std::env::temp_dir().join(name);
-    let guarded = Guarded { guard: getpid(), folder };
-    let mut command = Command::new("/proc/self/exe");
-    if let Some(name) = std::env::args_os().next() {
-        command.arg0(name);
-    }
-    command.args(std::env::args_os().skip(1)).env(GUARD_VARIABLE, guarded.to_text());
-    // A signal from the terminal reaches the guard alone, which passes it on once.
-    command.process_group(0);
-    let launcher = Pid::from_child(&command.spawn()?);
+    let next = Guarded::after(before.as_ref());
+    let child = next.start()?;
+    let orphaned = || before.as_ref().is_some_and(Guarded::alone);
+    // The second guard comes first, since it has the workers' orphans.
+    let late = if before.is_some() { LATE } else { LATE + 2 * KILL_TIMEOUT };
+    let (mut asked, mut deadline) = (false, None);
     let status = loop {
+        let too_late = async {
+            match deadline {
+                Some(deadline) => tokio::time::sleep_until(deadline).await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             _ = ended.recv() => {
-                if let Some(status) = reap(launcher) {
+                if let Some(status) = reap(child, adopts) {
                     break status;
                 }
             }
-            number = next(&mut signals) => {
-                if let Some(signal) = Signal::from_named_raw(number) {
-                    // It fails only if the launcher has just ended.
-                    let _ = kill_process(launcher, signal);
+            (signal, ignored) = next_of(&mut signals) => {
+                if ignored && !orphaned() {
+                    continue;
+                }
+                let ends = orders.ends.contains(&signal) || signal == AT_ONCE || orphaned();
+                // One that is about to be started would be ended by what is none of its business.
+                if !ends && !is_handled(child, signal) {
+                    continue;
+                }
+                // A terminal that is closed hangs up more than once, and means no haste.
+                let again = ends && asked && before.is_none() && signal != Signal::HUP;
+                // It fails only if the launcher has just ended.
+                let _ = kill_process(child, if again { AT_ONCE } else { signal });
+                if ends && !asked {
+                    asked = true;
+                    // None if that is after the end of time.
+                    deadline = Instant::now().checked_add(orders.grace.saturating_add(late));
                 }
             }
+            () = too_late => break kill(child, adopts).await,
         }
     };
-    descendants::sweep(&[]);
-    remove(&guarded.folder);
-    Ok(status)
+    // A second guard that ended by itself has swept, and named what it could not end.
+    let swept = before.is_none() && status.code().is_some();
+    let left = if adopts && !swept { descendants::sweep(&[]) } else { Vec::new() };
+    remove(&next.folder);
+    Ok(Part::Guard { status, left })
 }
 
-/// Waits for every child that has ended; the launcher's status, if it is one of them.
-fn reap(launcher: Pid) -> Option<ExitStatus> {
-    let mut status = None;
-    while let Ok(Some((pid, ended))) = rustix::process::wait(WaitOptions::NOHANG) {
-        if pid == launcher {
-            status = Some(ExitStatus::from_raw(ended.as_raw()));
+/// The signals that are passed on; and whether this process was to ignore them, which holds unless `told` by one of
+/// them of the end of the process before it.
+fn listen(told: bool) -> io::Result<Vec<(Signal, bool, Signals)>> {
+    let mut signals = Vec::new();
+    let known = KNOWN_SIGNALS.map(|(_, number)| (number, is_ignored(number)));
+    for (number, ignored) in known.into_iter().chain(told.then_some((AT_ONCE, false))) {
+        if !ignored || (told && number == GONE) {
+            signals.push((number, ignored, signal(SignalKind::from_raw(number.as_raw()))?));
         }
     }
-    status
+    Ok(signals)
 }
 
-async fn next(signals: &mut [(SignalKind, tokio::signal::unix::Signal)]) -> i32 {
+async fn next_of(signals: &mut [(Signal, bool, Signals)]) -> (Signal, bool) {
     std::future::poll_fn(|context| {
-        for (kind, signal) in signals.iter_mut() {
+        for (number, ignored, signal) in signals.iter_mut() {
             if signal.poll_recv(context).is_ready() {
-                return std::task::Poll::Ready(kind.as_raw_value());
+                return std::task::Poll::Ready((*number, *ignored));
             }
         }
         std::task::Poll::Pending
@@ -118,22 +173,132 @@ async fn next(signals: &mut [(SignalKind, tokio::signal::unix::Signal)]) -> i32 
     .await
 }
 
+/// Waits for every child that has ended, or for this one alone; its status, if it is one of them.
+fn reap(child: Pid, all: bool) -> Option<ExitStatus> {
+    let mut status = None;
+    loop {
+        let ended = if all {
+            rustix::process::wait(WaitOptions::NOHANG)
+        } else {
+            rustix::process::waitpid(Some(child), WaitOptions::NOHANG)
+        };
+        match ended {
+            Ok(Some((pid, ended))) if pid == child => status = Some(ExitStatus::from_raw(ended.as_raw())),
+            Ok(Some(_)) => {}
+            _ => return status,
+        }
+    }
+}
+
+/// Kills a launcher that does not end; its status, or what it would be if even that does not help.
+async fn kill(child: Pid, all: bool) -> ExitStatus {
+    let _ = kill_process(child, Signal::KILL);
+    let deadline = Instant::now() + KILL_TIMEOUT;
+    loop {
+        if let Some(status) = reap(child, all) {
+            return status;
+        }
+        if Instant::now() >= deadline {
+            return ExitStatus::from_raw(Signal::KILL.as_raw());
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// The arguments of this process. The second guard has those of the command, and does not show them: whoever kills
+/// all that looks like the command, or like the program it runs, spares it, and it ends what that leaves behind.
+#[must_use]
+pub fn arguments() -> Vec<OsString> {
+    let own: Vec<OsString> = std::env::args_os().collect();
+    if own != [NAME] {
+        return own;
+    }
+    let guarded = std::env::var(GUARD_VARIABLE).ok().and_then(|text| Guarded::parse(&text));
+    let command = guarded.and_then(|guarded| guarded.guards.first().copied());
+    let line = command.and_then(|pid| std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_pid())).ok());
+    line.map_or(own, |mut line| {
+        line.pop();
+        line.split(|byte| *byte == 0).map(|word| OsString::from_vec(word.to_vec())).collect()
+    })
+}
+
+/// Whether this program is Rallypoint's own, and not a Python that needs its arguments to become the command.
+fn is_ours() -> bool {
+    std::env::current_exe().is_ok_and(|path| path.file_name() == Some(OsStr::new("rallypoint")))
+}
+
+/// What a process of the chain gets when the one before it is gone, as if somebody had asked for the end;
+/// [`Guarded::alone`] tells the difference.
+const GONE: Signal = Signal::TERM;
+
 impl Guarded {
+    /// What the process knows that this one starts.
+    fn after(before: Option<&Guarded>) -> Self {
+        let folder = before.map_or_else(
+            || {
+                std::env::temp_dir().join(format!(
+                    "rallypoint_{}_{:08x}",
+                    std::process::id(),
+                    fastrand::u32(..)
+                ))
+            },
+            |before| before.folder.clone(),
+        );
+        let mut guards = before.map(|before| before.guards.clone()).unwrap_or_default();
+        guards.push(getpid());
+        Guarded { guards, folder }
+    }
+
+    /// Starts the process that knows this.
+    fn start(&self) -> io::Result<Pid> {
+        let mut command = Command::new("/proc/self/exe");
+        let mut arguments = arguments().into_iter();
+        let name = arguments.next();
+        if self.guards.len() < GUARDS && is_ours() {
+            command.arg0(NAME);
+        } else {
+            command.arg0(name.unwrap_or_default()).args(arguments);
+        }
+        command.env(GUARD_VARIABLE, self.to_text());
+        // A signal from the terminal reaches the command alone, which passes it on once.
+        command.process_group(0);
+        command.spawn().map(|child| Pid::from_child(&child))
+    }
+
     fn to_text(&self) -> String {
-        format!("{}:{}", self.guard.as_raw_pid(), self.folder.display())
+        let guards: Vec<_> = self.guards.iter().map(|guard| guard.as_raw_pid().to_string()).collect();
+        format!("{}:{}", guards.join(","), self.folder.display())
     }
 
     /// None if the variable is some other launcher's, whose worker this process is.
     fn parse(text: &str) -> Option<Self> {
-        let (guard, folder) = text.split_once(':')?;
-        let guard = Pid::from_raw(guard.parse().ok()?)?;
-        (getppid() == Some(guard)).then(|| Guarded { guard, folder: folder.into() })
+        let (guards, folder) = text.split_once(':')?;
+        let pid = |text: &str| Pid::from_raw(text.parse().ok()?);
+        let guards: Vec<Pid> = guards.split(',').map(pid).collect::<Option<_>>()?;
+        (getppid() == guards.last().copied()).then(|| Guarded { guards, folder: folder.into() })
     }
 
-    /// Whether the guard is gone.
+    fn tell_of_its_end(&self) -> io::Result<()> {
+        set_parent_process_death_signal(Some(GONE))?;
+        if self.alone() {
+            // It was gone before the kernel knew whom to tell.
+            kill_process(getpid(), GONE)?;
+        }
+        Ok(())
+    }
+
+    /// Whether one of the guards is gone.
     #[must_use]
     pub fn alone(&self) -> bool {
-        getppid() != Some(self.guard)
+        let parent_of = |pid: Pid| Stat::of(pid).and_then(|stat| Pid::from_raw(stat.parent));
+        getppid() != self.guards.last().copied()
+            || self.guards.windows(2).any(|pair| parent_of(pair[1]) != Some(pair[0]))
+    }
+
+    /// Whether the command is stopped, as by Ctrl-Z.
+    #[must_use]
+    pub fn paused(&self) -> bool {
+        self.guards.first().and_then(|command| Stat::of(*command)).is_some_and(|stat| stat.stopped())
     }
 
     /// The name of a folder that is removed when the launcher is gone.
@@ -142,10 +307,12 @@ impl Guarded {
         &self.folder
     }
 
-    /// What the guard would do, for a launcher that has lost it. To be called when the workers have ended.
-    pub fn clean_up(&self) {
-        descendants::sweep(&[]);
+    /// What the guards would do, for a launcher that has lost them. To be called when the workers have ended. Those
+    /// that do not end even by SIGKILL are returned.
+    pub fn clean_up(&self) -> Vec<Pid> {
+        let left = descendants::sweep(&[]);
         remove(&self.folder);
+        left
     }
 }
 

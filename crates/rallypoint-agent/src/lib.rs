@@ -23,33 +23,48 @@
 //! Calls go down:
 //!
 //! - [`Agent`]: the loop. It is told to end through a [`Stopper`] and returns an [`Outcome`].
+//! - `decision`: what to do when something happens, and what it costs. `round`: what happens in one round, and how that
+//!   is done. `notice`: how nodes tell each other of failures.
 //! - `group`: the workers of one round, started and stopped together; each is a process group of its own.
+//! - [`Workers`]: those that run, for who passes signals on.
 //! - `output`, [`Logs`]: where their lines go. [`Console`] is the terminal, as the program above has it.
 //! - [`FailureReport`]: what went wrong first.
 //! - [`environment`] and [`StreamChoice`], `ranks`: what torchrun promises its workers, without IO but the store.
-//! - [`guard`]: nothing outlives the launcher, even if it is killed; `descendants` finds what is left.
+//! - [`guard()`]: nothing outlives the launcher, even if it is killed; `descendants` finds what is left.
 
 mod agent;
+mod decision;
 mod descendants;
 mod environment;
 mod failure;
 mod group;
 mod guard;
 mod logs;
+mod notice;
 mod output;
+mod prefix;
 mod ranks;
+mod round;
+mod signals;
 mod stop;
 mod streams;
 mod time;
+mod workers;
 
-pub use agent::{Agent, AgentError, DEFAULT_GRACE, FINISHED, Outcome, Phase, Success, WorkerSpec};
+pub use agent::{
+    Agent, AgentError, DEFAULT_EXIT_BARRIER_TIMEOUT, DEFAULT_GRACE, FINISHED, Outcome, Phase, Success,
+    WorkerSpec,
+};
 pub use environment::{Common, DEFAULT_SIGNALS, NoGpu, Place, environment};
-pub use failure::{Ending, ErrorRecord, Failure, FailureReport};
-pub use guard::{GUARD_VARIABLE, Guarded, Part, guard};
+pub use failure::{ErrorRecord, Exit, Failure, FailureReport};
+pub use guard::{GUARD_VARIABLE, Guarded, Orders, Part, arguments, guard};
 pub use logs::{LogDir, LogError, LogSettings, Logs};
-pub use output::{Console, Prefix, Stream};
+pub use output::{Console, Stream};
+pub use prefix::{Prefix, UnknownMacro};
 pub use ranks::{Assigned, IDENTICAL_VARIABLE, NodeWorkers, RankError, agree, assign};
 /// What [`Stopper::ask`] takes, and [`Outcome::Stopped`] tells.
 pub use rustix::process::Signal;
+pub use signals::{AT_ONCE, KNOWN_SIGNALS, UnknownSignal, is_ignored, parse_signals};
 pub use stop::{Stop, StopListener, Stopper};
 pub use streams::{StreamChoice, StreamChoiceError, Streams};
+pub use workers::Workers;

@@ -8,6 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
+use tracing::warn;
 
 use crate::streams::StreamChoice;
 
@@ -76,21 +77,24 @@ pub struct Logs {
 impl Logs {
     /// Makes the folder, so that one that cannot be written is known before anything else happens.
     pub fn open(settings: LogSettings, run_id: &str) -> Result<Self, LogError> {
-        let base = match &settings.dir {
+        // A run's name may be anything, a folder's may not.
+        let name: String =
+            run_id.chars().map(|c| if c == '/' || c.is_control() { '_' } else { c }).take(100).collect();
+        let name = format!("{name}_{:08x}", fastrand::u32(..));
+        let folder = match &settings.dir {
             LogDir::Nowhere => None,
-            LogDir::Temporary(path) | LogDir::Kept(path) => Some(path.clone()),
+            LogDir::Kept(base) | LogDir::Temporary(base) => Some(base.join(name)),
         };
-        let mut logs = Logs { settings, folder: None };
-        if let Some(base) = base {
-            make(&base)?;
-            // A run's name may be anything, a folder's may not.
-            let name: String =
-                run_id.chars().map(|c| if c == '/' || c.is_control() { '_' } else { c }).take(100).collect();
-            let folder = base.join(format!("{name}_{:08x}", fastrand::u32(..)));
-            make(&folder)?;
-            logs.folder = Some(folder);
+        let made = folder.as_deref().map(make).transpose();
+        match made {
+            Ok(_) => Ok(Logs { settings, folder }),
+            // Nobody asked for files.
+            Err(error) if matches!(settings.dir, LogDir::Temporary(_)) => {
+                warn!(error = %error.source, "no file for the workers' errors in {}", error.path.display());
+                Ok(Logs { settings, folder: None })
+            }
+            Err(error) => Err(error),
         }
-        Ok(logs)
     }
 
     /// The folder of this run, if it stays.
@@ -132,7 +136,9 @@ impl Logs {
         let stream = |name: &str, redirected: bool, to_file: bool, teed: bool| {
             let path = own.filter(|_| to_file).map(|own| own.join(name));
             let file = path.as_deref().map(append).transpose()?;
-            Ok(StreamPlan { path, file, teed, console: shown && (teed || !redirected) })
+            // What has no file is shown, as under torchrun.
+            let console = shown && (teed || !redirected || path.is_none());
+            Ok(StreamPlan { path, file, teed, console })
         };
         Ok(WorkerPlan {
             out: stream("stdout.log", redirect.out && !tee.out, files.out, tee.out)?,
@@ -144,11 +150,26 @@ impl Logs {
 
 impl Drop for Logs {
     fn drop(&mut self) {
-        if let LogDir::Temporary(path) = &self.settings.dir {
-            // It is nobody's but ours, and a leftover harms nobody.
-            let _ = fs::remove_dir_all(path);
+        match &self.settings.dir {
+            LogDir::Temporary(path) => {
+                // It is nobody's but ours, and a leftover harms nobody.
+                let _ = fs::remove_dir_all(path);
+            }
+            LogDir::Kept(_) => self.folder.iter().for_each(|folder| remove_empty(folder)),
+            LogDir::Nowhere => {}
         }
     }
+}
+
+/// Removes what has no file in it.
+fn remove_empty(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_empty(&entry.path());
+        }
+    }
+    // It fails where there is something in it, which is the point.
+    let _ = fs::remove_dir(folder);
 }
 
 /// The files of one attempt.
@@ -210,6 +231,18 @@ mod tests {
         assert!(one.out.console && one.err.console && one.err.path.is_none());
         assert!(two.out.path.is_none() && two.out.console);
         assert_eq!(two.error_file, run.join("attempt_2/2/error.json"));
+        let run = run.to_owned();
+        drop(logs);
+        assert!(
+            run.join("attempt_2/1").is_dir() && !run.join("attempt_2/2").exists(),
+            "no empty folder is kept"
+        );
+    }
+
+    #[test]
+    fn a_folder_that_nobody_asked_for_may_be_missing() {
+        let logs = logs(LogDir::Temporary("/proc/no/such".into()), "0", "0");
+        assert_eq!(logs.attempt(0, 1).unwrap().plans[0].error_file, PathBuf::new());
     }
 
     #[test]
@@ -223,6 +256,6 @@ mod tests {
         let nowhere = logs(LogDir::Nowhere, "3", "0");
         let attempt = nowhere.attempt(0, 1).unwrap();
         assert_eq!(attempt.plans[0].error_file, PathBuf::new());
-        assert!(attempt.plans[0].out.path.is_none() && !attempt.plans[0].out.console);
+        assert!(attempt.plans[0].out.path.is_none() && attempt.plans[0].out.console, "it is shown instead");
     }
 }

@@ -3,13 +3,12 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use tokio::sync::oneshot;
 use tracing::warn;
-
-use crate::environment::Place;
 
 /// Lines longer than this are cut in pieces: a worker that never ends a line must not fill our memory.
 const MAX_LINE: usize = 64 << 10;
@@ -19,8 +18,13 @@ const TAIL_LINE_CHARS: usize = 1_000;
 
 /// Where workers' lines are shown.
 pub trait Console: Send + Sync + std::fmt::Debug {
-    /// Writes whole lines, all at once.
+    /// Writes whole lines, all at once. It waits for a console that does not keep up.
     fn write(&self, stream: Stream, lines: &[u8]);
+    /// Shows a line that is about to be overwritten, as progress bars are, or takes it away. False where lines cannot
+    /// be overwritten; then it is written as a line. `rank` is the worker's, and has one such line at most.
+    fn overwrite(&self, _stream: Stream, _rank: usize, _line: Option<&[u8]>) -> bool {
+        false
+    }
     /// Whether this stream takes colours.
     fn colours(&self, stream: Stream) -> bool;
 }
@@ -32,64 +36,6 @@ pub enum Stream {
     Out,
     /// Standard error.
     Err,
-}
-
-/// What stands before each line, with torchrun's macros: `${role_name}`, `${local_rank}`, `${rank}`, `${hostname}`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Prefix(pub String);
-
-impl Default for Prefix {
-    fn default() -> Self {
-        Prefix("[${rank}]: ".to_owned())
-    }
-}
-
-impl Prefix {
-    /// The prefix of one worker.
-    #[must_use]
-    pub fn of(&self, place: &Place, role: &str, host: &str) -> String {
-        substitute(
-            &self.0,
-            &[
-                ("role_name", role),
-                ("local_rank", &place.local_rank.to_string()),
-                ("rank", &place.rank.to_string()),
-                ("hostname", host),
-            ],
-        )
-    }
-}
-
-/// Puts values in the place of `${name}` and `$name`; `$$` is a dollar, and what is not known stays.
-fn substitute(template: &str, values: &[(&str, &str)]) -> String {
-    let mut text = String::new();
-    let mut rest = template;
-    while let Some(at) = rest.find('$') {
-        text.push_str(&rest[..at]);
-        let after = &rest[at + 1..];
-        if let Some(after) = after.strip_prefix('$') {
-            text.push('$');
-            rest = after;
-            continue;
-        }
-        let braced = after.strip_prefix('{').and_then(|inner| inner.split_once('}'));
-        let (name, left) = braced.unwrap_or_else(|| {
-            let end = after.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(after.len());
-            after.split_at(end)
-        });
-        match values.iter().find(|(known, _)| *known == name) {
-            Some((_, value)) => {
-                text.push_str(value);
-                rest = left;
-            }
-            None => {
-                text.push('$');
-                rest = after;
-            }
-        }
-    }
-    text.push_str(rest);
-    text
 }
 
 /// The last lines that a worker wrote to its standard error.
@@ -137,6 +83,7 @@ pub(crate) struct Filtered {
 #[derive(Debug)]
 pub(crate) struct Pump {
     pub(crate) stream: Stream,
+    pub(crate) rank: usize,
     pub(crate) prefix: String,
     pub(crate) colour: Option<u8>,
     pub(crate) console: Option<Arc<dyn Console>>,
@@ -145,18 +92,56 @@ pub(crate) struct Pump {
     pub(crate) tail: Option<Tail>,
 }
 
+/// A pump that runs.
+#[derive(Debug)]
+pub(crate) struct Pumping {
+    ended: oneshot::Receiver<()>,
+    state: Arc<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    writing: AtomicBool,
+    moved: AtomicU64,
+}
+
+impl Pumping {
+    /// Waits until the stream has ended and all of it is where it goes. May be dropped and called again.
+    pub(crate) async fn ended(&mut self) {
+        // A thread that panicked has ended too.
+        let _ = (&mut self.ended).await;
+    }
+
+    /// Whether it waits for where it writes to, rather than for its worker.
+    pub(crate) fn is_writing(&self) -> bool {
+        self.state.writing.load(Ordering::Relaxed)
+    }
+
+    /// A number that changes whenever something was carried.
+    pub(crate) fn moved(&self) -> u64 {
+        self.state.moved.load(Ordering::Relaxed)
+    }
+}
+
 impl Pump {
     /// Runs on a thread of its own until the stream ends, which is when nobody holds it any more. A console that
     /// does not keep up makes its worker wait, and nobody else.
-    pub(crate) fn start(mut self, mut from: impl Read + Send + 'static) -> io::Result<oneshot::Receiver<()>> {
+    pub(crate) fn start(mut self, mut from: impl Read + Send + 'static) -> io::Result<Pumping> {
         let (done, ended) = oneshot::channel();
+        let state = Arc::new(State::default());
+        let seen = Arc::clone(&state);
         thread::Builder::new().name("output".to_owned()).spawn(move || {
             let mut lines = Lines::default();
             let mut buffer = vec![0; MAX_LINE];
             loop {
                 match from.read(&mut buffer) {
                     Ok(0) => break,
-                    Ok(length) => self.carry(&buffer[..length], &mut lines),
+                    Ok(length) => {
+                        seen.writing.store(true, Ordering::Relaxed);
+                        self.carry(&buffer[..length], &mut lines);
+                        seen.writing.store(false, Ordering::Relaxed);
+                        seen.moved.fetch_add(1, Ordering::Relaxed);
+                    }
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     Err(error) => {
                         warn!(%error, "a worker's output cannot be read");
@@ -164,11 +149,12 @@ impl Pump {
                     }
                 }
             }
+            seen.writing.store(true, Ordering::Relaxed);
             self.show(&lines.rest());
             // Whoever waited may have given up.
             let _ = done.send(());
         })?;
-        Ok(ended)
+        Ok(Pumping { ended, state })
     }
 
     fn carry(&mut self, bytes: &[u8], lines: &mut Lines) {
@@ -179,27 +165,52 @@ impl Pump {
             self.file = None;
         }
         self.show(&lines.push(bytes));
+        if let Some(line) = lines.overwritten() {
+            self.overwrite(line);
+        }
     }
 
-    fn show(&self, lines: &[Vec<u8>]) {
+    fn show(&self, said: &[Said]) {
+        let mut lines: Vec<&Vec<u8>> = Vec::new();
+        for said in said {
+            match said {
+                Said::Line(line) => lines.push(line),
+                // Where it cannot be overwritten it is a line, unless there is nothing to see.
+                Said::Overwritten(line) => {
+                    if !line.trim_ascii().is_empty() && !self.overwrite(line) {
+                        lines.push(line);
+                    }
+                }
+            }
+        }
+        if lines.is_empty() {
+            return;
+        }
         if let Some(tail) = &self.tail {
             lines.iter().for_each(|line| tail.push(line));
         }
         if let Some(filtered) = &self.filtered {
-            let found = |line: &&Vec<u8>| {
+            let found = |line: &&&Vec<u8>| {
                 let text = String::from_utf8_lossy(line);
                 filtered.words.iter().any(|word| text.contains(word))
             };
-            let chosen = with_prefix(&self.prefix, None, lines.iter().filter(found));
+            let chosen = with_prefix(&self.prefix, None, lines.iter().filter(found).copied());
             if let Err(error) = lock(&filtered.file).write_all(&chosen) {
                 warn!(%error, "the filtered log cannot be written");
             }
         }
-        if let Some(console) = &self.console
-            && !lines.is_empty()
-        {
-            console.write(self.stream, &with_prefix(&self.prefix, self.colour, lines.iter()));
+        if let Some(console) = &self.console {
+            console.overwrite(self.stream, self.rank, None);
+            console.write(self.stream, &with_prefix(&self.prefix, self.colour, lines.into_iter()));
         }
+    }
+
+    /// Shows a line that will be overwritten, if that can be; a console that shows nothing of this worker does not.
+    fn overwrite(&self, line: &Vec<u8>) -> bool {
+        let Some(console) = &self.console else { return false };
+        let mut text = with_prefix(&self.prefix, self.colour, [line].into_iter());
+        text.pop();
+        console.overwrite(self.stream, self.rank, Some(&text))
     }
 }
 
@@ -223,35 +234,58 @@ pub(crate) fn colour(rank: usize) -> u8 {
     COLOURS[rank % COLOURS.len()]
 }
 
-/// Cuts a stream into lines. A progress bar's carriage return ends a line too: many workers cannot share one.
+/// A piece of what a worker says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Said {
+    Line(Vec<u8>),
+    /// A line that the worker has begun afresh with a carriage return, as progress bars do.
+    Overwritten(Vec<u8>),
+}
+
+/// Cuts a stream into lines.
 #[derive(Debug, Default)]
 struct Lines {
     begun: Vec<u8>,
-    /// The line ended with a carriage return; a newline right after it belongs to it.
+    /// The last byte was a carriage return. With a newline after it, it is the end of a line.
     returned: bool,
+    /// The line that has begun has taken another's place.
+    again: bool,
 }
 
 impl Lines {
-    fn push(&mut self, bytes: &[u8]) -> Vec<Vec<u8>> {
-        let mut lines = Vec::new();
+    fn push(&mut self, bytes: &[u8]) -> Vec<Said> {
+        let mut said = Vec::new();
         for &byte in bytes {
+            if std::mem::take(&mut self.returned) && byte != b'\n' && byte != b'\r' {
+                if !self.begun.is_empty() {
+                    said.push(Said::Overwritten(std::mem::take(&mut self.begun)));
+                }
+                self.again = true;
+            }
             match byte {
-                b'\n' if self.returned => {}
-                b'\n' | b'\r' => lines.push(std::mem::take(&mut self.begun)),
+                b'\n' => {
+                    said.push(Said::Line(std::mem::take(&mut self.begun)));
+                    self.again = false;
+                }
+                b'\r' => self.returned = true,
                 byte => {
                     self.begun.push(byte);
                     if self.begun.len() == MAX_LINE {
-                        lines.push(std::mem::take(&mut self.begun));
+                        said.push(Said::Line(std::mem::take(&mut self.begun)));
                     }
                 }
             }
-            self.returned = byte == b'\r';
         }
-        lines
+        said
     }
 
-    fn rest(&mut self) -> Vec<Vec<u8>> {
-        if self.begun.is_empty() { Vec::new() } else { vec![std::mem::take(&mut self.begun)] }
+    /// A line that has begun in the place of another, and so will be overwritten in its turn.
+    fn overwritten(&self) -> Option<&Vec<u8>> {
+        Some(&self.begun).filter(|begun| self.again && !begun.is_empty())
+    }
+
+    fn rest(&mut self) -> Vec<Said> {
+        if self.begun.is_empty() { Vec::new() } else { vec![Said::Line(std::mem::take(&mut self.begun))] }
     }
 }
 
@@ -264,30 +298,31 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
+    fn line(text: &str) -> Said {
+        Said::Line(text.into())
+    }
+
     #[test]
     fn lines_are_whole_whatever_the_pieces() {
         let mut lines = Lines::default();
-        assert_eq!(lines.push(b"one\ntw"), [b"one".to_vec()]);
-        assert_eq!(lines.push(b"o\r"), [b"two".to_vec()]);
-        assert_eq!(lines.push(b"\n\nthree"), [b"".to_vec()]);
-        assert_eq!(lines.rest(), [b"three".to_vec()]);
+        assert_eq!(lines.push(b"one\ntw"), [line("one")]);
+        assert_eq!(lines.push(b"o\r"), []);
+        assert_eq!(lines.push(b"\n\nthree"), [line("two"), line("")]);
+        assert_eq!(lines.rest(), [line("three")]);
         assert!(lines.rest().is_empty());
         assert_eq!(lines.push(&vec![b'x'; MAX_LINE + 1]).len(), 1);
     }
 
     #[test]
-    fn macros_are_replaced_as_pythons_templates_do() {
-        let values = [("rank", "7"), ("role_name", "trainer")];
-        for (template, text) in [
-            ("[${role_name}${rank}]: ", "[trainer7]: "),
-            ("$rank:", "7:"),
-            ("$$rank", "$rank"),
-            ("${unknown} $5", "${unknown} $5"),
-            ("${rank", "${rank"),
-            ("", ""),
-        ] {
-            assert_eq!(substitute(template, &values), text, "{template}");
-        }
+    fn a_progress_bar_is_one_line_that_is_overwritten() {
+        let mut lines = Lines::default();
+        assert_eq!(lines.push(b"\r 10%"), []);
+        assert_eq!(lines.overwritten(), Some(&b" 10%".to_vec()));
+        assert_eq!(lines.push(b"\r 20%"), [Said::Overwritten(b" 10%".to_vec())]);
+        assert_eq!(lines.push(b"\r100%\nnext"), [Said::Overwritten(b" 20%".to_vec()), line("100%")]);
+        assert_eq!(lines.overwritten(), None, "a line that has just begun is no bar");
+        assert_eq!(lines.push(b"\n\r\r"), [line("next")]);
+        assert!(lines.rest().is_empty(), "nothing follows");
     }
 
     #[test]

@@ -25,13 +25,25 @@ impl Default for Stopper {
 }
 
 impl Stopper {
-    /// Asked once, it means in good order; asked again, at once.
-    pub fn ask(&self, signal: Signal) {
-        self.0.send_modify(|stop| {
-            *stop = match stop {
-                Stop::No => Stop::InOrder(signal),
-                Stop::InOrder(first) | Stop::Now(first) => Stop::Now(*first),
-            };
+    /// Asks for the end in good order. Whether it is news; if not, nothing changes.
+    pub fn ask(&self, signal: Signal) -> bool {
+        self.0.send_if_modified(|stop| {
+            let news = *stop == Stop::No;
+            if news {
+                *stop = Stop::InOrder(signal);
+            }
+            news
+        })
+    }
+
+    /// Asks for the end at once, where it was asked for before.
+    pub fn hurry(&self) {
+        self.0.send_if_modified(|stop| match *stop {
+            Stop::InOrder(signal) => {
+                *stop = Stop::Now(signal);
+                true
+            }
+            Stop::No | Stop::Now(_) => false,
         });
     }
 

@@ -56,6 +56,27 @@ impl StreamChoice {
     }
 }
 
+impl StreamChoice {
+    /// Whether it chooses any at all.
+    #[must_use]
+    pub fn any(&self) -> bool {
+        let chosen = |streams: &Streams| streams.out || streams.err;
+        match self {
+            StreamChoice::All(streams) => chosen(streams),
+            StreamChoice::Some(streams) => streams.values().any(chosen),
+        }
+    }
+
+    /// The highest local rank that is named.
+    #[must_use]
+    pub fn last_named(&self) -> Option<usize> {
+        match self {
+            StreamChoice::All(_) => None,
+            StreamChoice::Some(streams) => streams.keys().next_back().copied(),
+        }
+    }
+}
+
 /// A choice that is not understood.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
@@ -96,6 +117,8 @@ mod tests {
         let both = Streams { out: true, err: true };
         assert_eq!("3".parse(), Ok(StreamChoice::All(both)));
         let some: StreamChoice = "0:3,12:0".parse().unwrap();
+        assert_eq!((some.any(), some.last_named()), (true, Some(12)));
+        assert!(!"0".parse::<StreamChoice>().unwrap().any());
         assert_eq!((some.of(0), some.of(12), some.of(1)), (both, Streams::default(), Streams::default()));
         for text in ["", "4", "0:", "a:1", "0:1,2", "-1"] {
             assert!(text.parse::<StreamChoice>().is_err(), "{text}");

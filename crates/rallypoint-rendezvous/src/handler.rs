@@ -41,6 +41,10 @@ pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
     /// Waits until the group of the last round is no longer as it was, and says why. At once if it is not.
     async fn changed(&self) -> GroupChange;
 
+    /// How long after a member's death [`changed`](RendezvousHandler::changed) tells of it at the latest, while etcd
+    /// answers.
+    fn time_to_notice(&self) -> Duration;
+
     /// Who is in the last round this node was in, by rank. Read when asked for.
     async fn members(&self) -> Result<Vec<Member>>;
 

@@ -64,6 +64,18 @@ fn lines_of_many_workers_stay_whole() {
     assert!(lines.iter().all(|line| line.ends_with("]: aaaaaaaaaaaaaaaaaaaabbbbbbbbbb")), "{}", ended.text());
 }
 
+/// `2>&1 | tee log`
+#[test]
+fn lines_stay_whole_where_both_streams_are_one() {
+    let text = "x".repeat(300);
+    let script = format!("for i in $(seq 300); do echo {text}; echo {text} >&2; done");
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &format!("exec {RALLYPOINT} run --nproc-per-node 4 -- sh -c '{script}' 2>&1")]);
+    let ended = Launcher::spawn(command).ended().expect(0);
+    let whole = |line: &&str| line.split_once("]: ").is_some_and(|(_, said)| said == text);
+    assert_eq!(ended.with("xxx").into_iter().filter(whole).count(), 2400, "{}", ended.text());
+}
+
 #[test]
 fn the_prefix_is_the_users_choice() {
     let with = |template: &str| {
@@ -102,6 +114,26 @@ fn a_python_script_and_a_module_are_run_by_python() {
 }
 
 #[test]
+fn everything_after_the_program_is_the_programs() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("args.py"), "import sys; print('ARGS', sys.argv[1:])").unwrap();
+    let theirs =
+        ["--log-dir", "--role", "-m", "--module", "--help", "--nproc-per-node", "--no-such", "--", "-r"];
+    for first in 0..theirs.len() {
+        for before in [&["--standalone"][..], &["--standalone", "--"]] {
+            let args = [before, &["args.py"], &theirs[first..], &["x"]].concat();
+            let launcher = Launcher::start_with(&args, |command| {
+                command.current_dir(folder.path()).env("PYTHON_EXEC", "python3");
+            });
+            let said: Vec<String> =
+                theirs[first..].iter().chain(&["x"]).map(|arg| format!("'{arg}'")).collect();
+            let ended = launcher.ended().expect(0);
+            assert_eq!(ended.with("ARGS"), [format!("[0]: ARGS [{}]", said.join(", "))], "{}", ended.text());
+        }
+    }
+}
+
+#[test]
 fn a_failure_is_told_with_all_that_is_known() {
     let script = r#"
         if [ $RANK = 1 ]; then
@@ -119,13 +151,13 @@ fn a_failure_is_told_with_all_that_is_known() {
         "local rank 1, process ",
         "ended with  exit code 7",
         "error       ValueError: no data",
-        "error.json",
         "    Traceback: here",
         "    last words",
     ] {
         assert!(text.contains(part), "{part:?} is missing:\n{text}");
     }
-    assert!(!text.contains("then rank"), "those that were stopped did not fail:\n{text}");
+    assert!(!text.contains("error.json"), "a file that is gone is not named:\n{text}");
+    assert!(!text.contains("after that, rank"), "those that were stopped did not fail:\n{text}");
 }
 
 #[test]
@@ -140,7 +172,7 @@ fn for_machines_a_failure_is_one_line_of_json() {
         Launcher::run(&["--log-format", "json", "--", "sh", "-c", "echo dying >&2; exit 3"]).expect(1);
     let line = ended.with("\"failure\"")[0];
     let json: serde_json::Value = serde_json::from_str(line).unwrap();
-    let failure = &json["fields"]["failure"]["failures"][0];
+    let failure = &json["fields"]["failure"]["first"];
     assert_eq!((failure["rank"].as_u64(), failure["exit_code"].as_i64()), (Some(0), Some(3)), "{line}");
     assert_eq!(failure["stderr"][0], "dying");
     // Every line but the workers' is an object of its own.
@@ -230,6 +262,42 @@ fn chosen_lines_go_to_a_file_of_their_own_and_chosen_workers_to_the_console() {
 }
 
 #[test]
+fn log_files_without_a_folder_for_them_are_kept_and_it_is_said_where() {
+    let folder = tempfile::tempdir().unwrap();
+    for flag in ["--redirects", "--tee"] {
+        let launcher =
+            Launcher::start_with(&[flag, "3", "--", "sh", "-c", "echo out; echo err >&2"], |command| {
+                command.env("TMPDIR", folder.path());
+            });
+        let ended = launcher.ended().expect(0);
+        let logs = only(folder.path());
+        let run = only(&logs);
+        assert!(!ended.with("log files are kept in").is_empty(), "{}", ended.text());
+        assert!(ended.with("log files are kept in")[0].contains(run.to_str().unwrap()), "{}", ended.text());
+        assert_eq!(std::fs::read_to_string(run.join("attempt_0/0/stdout.log")).unwrap(), "out\n");
+        assert_eq!(std::fs::read_to_string(run.join("attempt_0/0/stderr.log")).unwrap(), "err\n");
+        std::fs::remove_dir_all(logs).unwrap();
+    }
+    let ended = Launcher::run(&["--log-dir", "/dev/null", "-r", "3", "--", "echo", "shown"]).expect(0);
+    assert_eq!(ended.with("[0]: shown").len(), 1, "what has no file is shown: {}", ended.text());
+}
+
+#[test]
+fn a_log_folder_alone_keeps_no_empty_folders() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("logs");
+    let ended =
+        Launcher::run(&["--log-dir", dir.to_str().unwrap(), "--nproc-per-node", "2", "true"]).expect(0);
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
+    assert!(ended.with("logs=").is_empty(), "{}", ended.text());
+    let script = "[ $RANK = 0 ] || exit 0; echo '{\"message\": \"x\"}' > $TORCHELASTIC_ERROR_FILE; exit 1";
+    let args = ["--log-dir", dir.to_str().unwrap(), "--nproc-per-node", "2", "--", "sh", "-c", script];
+    Launcher::run(&args).expect(1);
+    let attempt = only(&only(&dir));
+    assert_eq!(only(&attempt), attempt.join("0"), "only where there is an error");
+}
+
+#[test]
 fn nothing_stays_in_the_temporary_folder() {
     let folder = tempfile::tempdir().unwrap();
     for (script, code) in [("echo $TORCHELASTIC_ERROR_FILE", 0), ("echo $TORCHELASTIC_ERROR_FILE; exit 1", 1)]
@@ -287,6 +355,17 @@ fn bad_input_is_one_line_and_an_exit_code() {
         (&["--rdzv-backend", "c10d", "true"], 2, &["c10d", "rallypoint"]),
         (&["--module", "--no-python", "x"], 2, &["--no-python"]),
         (&["--log-level", "lo=ud=er", "true"], 2, &["log level"]),
+        (&["--log-level", "chatty", "true"], 2, &["chatty", "info, debug"]),
+        (&["--tee", "9:1", "true"], 2, &["--tee", "local rank 9"]),
+        (&["-r", "0:1,2:3", "--nproc-per-node", "2", "true"], 2, &["--redirects", "local rank 2", "0 to 1"]),
+        (&["--local-ranks-filter", "7", "true"], 2, &["--local-ranks-filter", "local rank 7"]),
+        (&["--log-line-prefix-template", "${host}", "true"], 2, &["${host}", "${hostname}"]),
+        (&["--standalone", "--rdzv-endpoint", "a:1", "true"], 2, &["--standalone", "--rdzv-endpoint", "a:1"]),
+        (
+            &["--signals-to-handle", "SIGTERM,SIGFOO", "true"],
+            2,
+            &["--signals-to-handle", "SIGFOO", "SIGUSR1"],
+        ),
         (&["no-such-program"], 127, &["no-such-program", "PATH"]),
         (&["./no/such/program"], 127, &["./no/such/program", "check the path"]),
         (&["no_such_script.py"], 127, &["no_such_script.py"]),

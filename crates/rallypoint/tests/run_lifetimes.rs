@@ -93,7 +93,8 @@ fn ctrl_c_twice_ends_at_once() {
     launcher.signal("INT");
     launcher.wait_for("[0]: no");
     launcher.signal("INT");
-    launcher.ended().expect(130);
+    let ended = launcher.ended().expect(130);
+    assert_eq!(ended.with("asked to end again: ending at once").len(), 1, "{}", ended.text());
 }
 
 #[test]

@@ -342,10 +342,11 @@ impl Presence {
 }
 
 /// Whether a key is what an earlier process of this name has left, and stands there again because etcd was restored
-/// from a snapshot. `written`: when this process wrote it. A key that was modified before that tells of a loss; and who
-/// had the name before this process did not take it away.
+/// from a snapshot. A process that was started before this one has not taken its name away. Of those that were started in
+/// the same second, a key that was modified before this process wrote its own (`written`) tells of a loss.
 fn is_of_the_past(context: &Context<'_>, written: i64, entry: &Entry, record: Option<&NodeRecord>) -> bool {
-    entry.mod_revision < written && record.is_some_and(|record| record.since <= context.config.since)
+    let ours = context.config.since;
+    record.is_some_and(|it| it.since < ours || it.since == ours && entry.mod_revision < written)
 }
 
 pub(super) fn put_leader(context: &Context<'_>, lease: i64) -> Op {

@@ -86,7 +86,7 @@ pub struct NodeRecord {
     /// Whatever it wants the others to know.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub about: String,
-    /// When it was started, in seconds since 1970; only for people to read.
+    /// When it was started, in seconds since 1970: of two processes of one name, the later one has it.
     #[serde(default)]
     pub since: u64,
 }

@@ -236,6 +236,10 @@ impl RendezvousHandler for EtcdBarrier {
         }
     }
 
+    fn time_to_notice(&self) -> Duration {
+        KEEP_ALIVE_TTL + Duration::from_secs(5)
+    }
+
     async fn members(&self) -> Result<Vec<Member>> {
         let Some(place) = self.group.borrow().place else { return Ok(Vec::new()) };
         let (members, _) = self.wire.list(place.version).await?;

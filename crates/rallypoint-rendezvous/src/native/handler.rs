@@ -338,6 +338,11 @@ impl RendezvousHandler for NativeHandler {
         }
     }
 
+    fn time_to_notice(&self) -> Duration {
+        // The lease may just have been refreshed; then the leader says so, or another one takes over from it first.
+        self.settings.lease + Duration::from_secs(5)
+    }
+
     async fn members(&self) -> Result<Vec<Member>> {
         let plan = self.group.borrow().plan.clone();
         let members = operator::members(&self.client, &self.keys, &plan).await;

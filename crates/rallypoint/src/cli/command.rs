@@ -9,8 +9,7 @@ use clap_complete::Shell;
 use rallypoint_rendezvous::Registry;
 
 use super::bench::{self, Bench};
-use super::exit::Problem;
-use super::exit::one_line;
+use super::exit::{Problem, one_line, say};
 use super::run::{self, Run};
 use super::status::{self, Close, Status};
 use super::{LogFormat, failed, serve, start_log};
@@ -101,7 +100,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Ok(cli) => cli.command,
         Err(problem) => {
             if problem.use_stderr() {
-                eprintln!("{}", one_line(&problem.render().to_string()));
+                say(format!("{}\n", one_line(&problem.render().to_string())));
             } else {
                 // Help and the version; nothing is left to do where they cannot be written.
                 let _ = problem.print();

@@ -1,11 +1,15 @@
 //! The exit codes of `rallypoint run`, and one line for each thing that can go wrong.
 
 use std::error::Error;
+use std::io::Write as _;
+use std::time::Duration;
 
 use rallypoint_agent::AgentError;
 use rallypoint_core::text::plain;
 use rallypoint_etcd::ErrorKind;
 use rallypoint_rendezvous::RendezvousError;
+
+use super::run::limits;
 
 /// Workers failed more often than they may be started again.
 pub(crate) const WORKERS_FAILED: u8 = 1;
@@ -71,6 +75,9 @@ impl Problem {
     }
 
     pub(crate) fn agent(error: &AgentError) -> Self {
+        if let Some(advice) = error.source().and_then(limit) {
+            return Problem::new(NODE, format!("cannot start the workers: {advice}"));
+        }
         match error {
             AgentError::Rendezvous(error) => Problem::rendezvous(error),
             AgentError::Start { source, .. } => {
@@ -88,8 +95,24 @@ impl Problem {
     pub(crate) fn report(&self) -> u8 {
         // The words of others are among it: a reason to close a run may hold anything.
         let lines: Vec<String> = self.text.lines().map(plain).collect();
-        eprintln!("error: {}", lines.join("\n"));
+        say(format!("error: {}\n", lines.join("\n")));
         self.code
+    }
+}
+
+/// For a message that is the last thing before the end.
+const SAY_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Writes to stderr, from a thread of its own: nobody may be there to read it, and the end does not wait for that.
+pub(crate) fn say(text: String) {
+    let (done, written) = std::sync::mpsc::channel();
+    let write = move || {
+        // A terminal that is gone has nothing to show.
+        let _ = std::io::stderr().write_all(text.as_bytes());
+        let _ = done.send(());
+    };
+    if std::thread::Builder::new().spawn(write).is_ok() {
+        let _ = written.recv_timeout(SAY_TIMEOUT);
     }
 }
 
@@ -108,6 +131,12 @@ pub(crate) fn advice(kind: Option<ErrorKind>) -> &'static str {
         Some(ErrorKind::Tls) => "; check --cacert, --cert and --key",
         _ => "; check --rdzv-endpoint, and that an etcd runs there",
     }
+}
+
+/// What to do where a limit of the system is the cause.
+fn limit(error: &(dyn Error + 'static)) -> Option<String> {
+    let own = error.downcast_ref().and_then(limits::advice);
+    own.or_else(|| error.source().and_then(limit))
 }
 
 /// An error with its causes, in one line.

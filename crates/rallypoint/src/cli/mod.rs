@@ -36,6 +36,7 @@ fn start_log_to<W>(level: &str, format: LogFormat, colours: bool, writer: W) -> 
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
+    check_level(level)?;
     let filter =
         EnvFilter::try_new(level).map_err(|error| format!("{level:?} is not a log level: {error}"))?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_target(false);
@@ -44,6 +45,18 @@ where
         LogFormat::Text => log.with_ansi(colours).init(),
     }
     Ok(())
+}
+
+/// A filter takes any word for the name of a part, and then shows nothing but that.
+fn check_level(level: &str) -> Result<(), String> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let means_something = |part: &&str| {
+        part.contains(['=', '[']) || LEVELS.iter().any(|level| part.trim().eq_ignore_ascii_case(level))
+    };
+    match level.split(',').find(|part| !means_something(part)) {
+        Some(part) => Err(format!("{part:?} is not a log level: write error, warn, info, debug or trace")),
+        None => Ok(()),
+    }
 }
 
 /// Serves until Ctrl-C or SIGTERM; a second one ends it at once.

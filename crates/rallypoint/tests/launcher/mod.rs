@@ -16,7 +16,7 @@ const MARK: &str = "RALLYPOINT_TEST_MARK";
 
 /// A launcher that runs. Dropped, it and all that it started are killed.
 pub(crate) struct Launcher {
-    child: Child,
+    pub(crate) child: Child,
     mark: String,
     lines: Receiver<String>,
     said: Vec<String>,
@@ -47,6 +47,13 @@ impl Ended {
     }
 }
 
+/// A command that heeds signals, also where the tests run in the background and are to ignore some.
+pub(crate) fn heeding(program: &str) -> Command {
+    let mut command = Command::new("env");
+    command.args(["--default-signal=TERM,INT,HUP,QUIT,USR1,USR2", program]);
+    command
+}
+
 impl Launcher {
     pub(crate) fn start(args: &[&str]) -> Self {
         Self::start_with(args, |_| {})
@@ -54,14 +61,24 @@ impl Launcher {
 
     /// `change` can set the folder, the environment and so on.
     pub(crate) fn start_with(args: &[&str], change: impl FnOnce(&mut Command)) -> Self {
-        let mut command = Command::new(RALLYPOINT);
+        let mut command = heeding(RALLYPOINT);
         command.arg("run").args(args);
         change(&mut command);
         Self::spawn(command)
     }
 
     /// Any command that ends up as a launcher.
-    pub(crate) fn spawn(mut command: Command) -> Self {
+    pub(crate) fn spawn(command: Command) -> Self {
+        let mut launcher = Self::spawn_unread(command);
+        let (sender, lines) = mpsc::channel();
+        read(launcher.child.stdout.take().unwrap(), sender.clone());
+        read(launcher.child.stderr.take().unwrap(), sender);
+        launcher.lines = lines;
+        launcher
+    }
+
+    /// The same with streams that nobody reads; they are in `child`.
+    pub(crate) fn spawn_unread(mut command: Command) -> Self {
         let mark = format!("{}-{}", std::process::id(), fastrand::u64(..));
         // What the tests run under must not choose for them; what a test sets itself stays.
         let set: Vec<_> = command.get_envs().map(|(name, _)| name.to_owned()).collect();
@@ -71,11 +88,22 @@ impl Launcher {
             }
         }
         command.env(MARK, &mark).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let (sender, lines) = mpsc::channel();
-        read(child.stdout.take().unwrap(), sender.clone());
-        read(child.stderr.take().unwrap(), sender);
-        Launcher { child, mark, lines, said: Vec::new() }
+        let child = command.spawn().unwrap();
+        Launcher { child, mark, lines: mpsc::channel().1, said: Vec::new() }
+    }
+
+    /// The same with the arguments of `rallypoint run`.
+    pub(crate) fn start_unread(args: &[&str]) -> Self {
+        let mut command = heeding(RALLYPOINT);
+        command.arg("run").args(args);
+        Self::spawn_unread(command)
+    }
+
+    /// Waits for its end, whatever becomes of its streams; the exit code.
+    #[track_caller]
+    pub(crate) fn code(&mut self) -> Option<i32> {
+        let child = &mut self.child;
+        wait_until("it ends", || child.try_wait().unwrap()).code()
     }
 
     /// Runs it to its end.
@@ -87,20 +115,20 @@ impl Launcher {
         self.child.id()
     }
 
-    /// The process that does the work: the command's only child that is a launcher.
-    pub(crate) fn working(&self) -> u32 {
-        let parent = |pid: u32| {
-            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-            stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse::<u32>().ok()
+    /// The three processes: the command, the second guard, and the one that works.
+    pub(crate) fn chain(&self) -> [u32; 3] {
+        let child = |of: u32| {
+            wait_until("there is a launcher", || {
+                self.marked().into_iter().find(|pid| parent(*pid) == Some(of))
+            })
         };
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
-            if let Some(pid) = self.marked().into_iter().find(|pid| parent(*pid) == Some(self.pid())) {
-                return pid;
-            }
-            assert!(Instant::now() < deadline, "the command started no launcher: {}", self.said.join("\n"));
-            thread::sleep(Duration::from_millis(5));
-        }
+        let guard = child(self.pid());
+        [self.pid(), guard, child(guard)]
+    }
+
+    /// The process that does the work.
+    pub(crate) fn working(&self) -> u32 {
+        self.chain()[2]
     }
 
     /// Waits for a line with this in it; the line.
@@ -207,13 +235,38 @@ pub(crate) fn signal(pid: u32, name: &str) {
     let _ = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
-fn is_stopped(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(')')
-        .is_none_or(|(_, rest)| matches!(rest.split_whitespace().next(), Some("T" | "Z" | "X")))
+/// A field of what `/proc` says of a process, counted from its state.
+fn stat(pid: u32, field: usize) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(field).map(str::to_owned)
 }
 
-fn command_line(pid: u32) -> String {
+pub(crate) fn parent(pid: u32) -> Option<u32> {
+    stat(pid, 1)?.parse().ok()
+}
+
+pub(crate) fn runs(pid: u32) -> bool {
+    stat(pid, 0).is_some_and(|state| !matches!(&*state, "Z" | "X"))
+}
+
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    stat(pid, 0).is_none_or(|state| matches!(&*state, "T" | "Z" | "X"))
+}
+
+/// Waits until there is something.
+#[track_caller]
+pub(crate) fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub(crate) fn command_line(pid: u32) -> String {
     let text = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&text).replace('\0', " ")
 }

@@ -231,10 +231,7 @@ impl Leader {
             return;
         }
         self.drive_plan(context, view);
-        // One of them at a time: each is on the condition that the record is as it was.
-        if !self.planner.is_tidying() {
-            self.newsroom.publish(context, self.term, view, &self.roster, &self.planner);
-        }
+        self.newsroom.publish(context, self.term, view, &self.roster, &self.planner);
         if let Some(known) = view.known().filter(|_| !self.newsroom.is_writing()) {
             self.planner.tidy(context, self.term, &self.roster, known.modified, known.record.lease);
         }
@@ -455,7 +452,10 @@ impl Leader {
             }
             (LeaderTask::Tidy { stale, .. }, Reply::Txn(reply)) => {
                 if !reply.held {
-                    return self.refused(context, view, reply);
+                    // Most often the group was told something in between. Nothing else waits for this.
+                    let word = self.refused(context, view, reply);
+                    self.retry.succeeded();
+                    return word;
                 }
                 self.planner.removed(&stale, reply.revision);
             }

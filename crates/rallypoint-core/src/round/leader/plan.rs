@@ -98,11 +98,6 @@ impl Planner {
         self.plan.is_some()
     }
 
-    /// Whether places are being removed.
-    pub(super) fn is_tidying(&self) -> bool {
-        self.tidying
-    }
-
     /// When the last call is over, once it runs.
     pub(super) fn last_call(&self) -> Option<Duration> {
         self.last_call
@@ -191,7 +186,7 @@ impl Planner {
         let last_call = *self.last_call.get_or_insert(context.now + context.config.last_call);
         // Of whom it is not known whether he died, it will be soon.
         let over = last_call <= context.now && !roster.is_unsure();
-        if (all_here || over) && !writing && !self.tidying {
+        if (all_here || over) && !writing {
             self.begin(context, term, roster, start);
             self.advance(context, term, roster, writing);
         }

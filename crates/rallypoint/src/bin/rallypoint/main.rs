@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    ExitCode::from(rallypoint::cli::command::run(std::env::args_os()))
+    ExitCode::from(rallypoint::cli::command::run(rallypoint_agent::arguments()))
 }

@@ -1,35 +1,39 @@
 //! `rallypoint run`: from the options to the agent, and from its outcome to an exit code.
 
+mod checks;
 mod devices;
+pub(super) mod limits;
 mod options;
 mod program;
 mod progress;
 mod server;
+mod signals;
 mod terminal;
+mod writer;
 
-use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rallypoint_agent::{
-    Agent, Console, DEFAULT_GRACE, Guarded, LogDir, LogSettings, Logs, Outcome, Part, Prefix, Stopper,
-    Stream, WorkerSpec,
+    Agent, Console, DEFAULT_GRACE, Guarded, LogDir, LogSettings, Logs, Orders, Outcome, Part, Prefix,
+    Stopper, Stream, WorkerSpec, Workers, parse_signals,
 };
 use rallypoint_core::Backoff;
 use rallypoint_etcd::ErrorKind;
 use rallypoint_rendezvous::native::DEFAULT_JOIN_TIMEOUT;
 use rallypoint_rendezvous::{Registry, RendezvousError, RendezvousHandler, RendezvousParameters};
-use rustix::process::Signal;
-use tokio::signal::unix::{SignalKind, signal};
+use rustix::process::{Pid, Signal};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 pub(super) use self::options::Run;
 use self::program::Program;
+use self::progress::Waiting;
 use self::server::Meeting;
 use self::terminal::{LogWriter, Terminal};
-use super::exit::{CLOSED, NODE, Problem, SIGNAL, WORKERS_FAILED, kind};
+use super::exit::{CLOSED, NODE, Problem, SIGNAL, WORKERS_FAILED, kind, say};
 use super::{LogFormat, start_log_to};
 
 const GRACE_VARIABLE: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
@@ -37,14 +41,28 @@ const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 /// For nodes that have met on our embedded server to go away in good order.
 const LAST_GUESTS: Duration = Duration::from_secs(10);
 
+/// For what was said last, where nobody reads and the end was asked for.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 /// Runs the command; the exit code.
 pub(super) fn run(options: &Run) -> u8 {
-    let guarded = match rallypoint_agent::guard() {
-        Ok(Part::Launcher(guarded)) => guarded,
-        Ok(Part::Guard(status)) => return guard_code(status),
-        Err(error) => return Problem::new(NODE, format!("cannot start the launcher: {error}")).report(),
+    let orders = match orders(options) {
+        Ok(orders) => orders,
+        Err(problem) => return problem.report(),
     };
-    let terminal = Terminal::new();
+    let cannot = |error| Problem::new(NODE, format!("cannot start the launcher: {error}")).report();
+    let guarded = match rallypoint_agent::guard(&orders) {
+        Ok(Part::Launcher(guarded)) => guarded,
+        Ok(Part::Guard { status, left }) => {
+            name_left(&left);
+            return guard_code(status);
+        }
+        Err(error) => return cannot(error),
+    };
+    let terminal = match Terminal::new() {
+        Ok(terminal) => terminal,
+        Err(error) => return cannot(error),
+    };
     let writer = LogWriter(Arc::clone(&terminal));
     let colours = terminal.colours(Stream::Err);
     // That there is a server inside is told by what the launcher says itself.
@@ -57,17 +75,41 @@ pub(super) fn run(options: &Run) -> u8 {
     }
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
-        Err(error) => return Problem::new(NODE, format!("cannot start the launcher: {error}")).report(),
+        Err(error) => return cannot(error),
     };
-    let code = runtime.block_on(launch(options, &guarded, &terminal)).unwrap_or_else(|problem| {
-        terminal.show(None);
-        problem.report()
+    let stopper = Stopper::default();
+    let code = runtime.block_on(launch(options, &orders, &guarded, &terminal, &stopper));
+    terminal.show(None);
+    let code = code.unwrap_or_else(|problem| {
+        terminal.say(&format!("error: {}\n", problem.text));
+        problem.code
     });
+    runtime.block_on(last_words(&terminal, &stopper, orders.grace));
     runtime.shutdown_background();
     if guarded.alone() {
-        guarded.clean_up();
+        name_left(&guarded.clean_up());
     }
     code
+}
+
+/// Waits for all to be shown: while workers' output is read, and a little longer where the end was asked for.
+async fn last_words(terminal: &Terminal, stopper: &Stopper, grace: Duration) {
+    let mut asked = stopper.listen();
+    tokio::select! {
+        biased;
+        _ = asked.asked() => terminal.done(LAST_WORDS).await,
+        () = terminal.done(grace) => {}
+    }
+}
+
+fn name_left(left: &[Pid]) {
+    if !left.is_empty() {
+        let pids: Vec<String> = left.iter().map(|pid| pid.as_raw_pid().to_string()).collect();
+        say(format!(
+            "error: processes do not end even by SIGKILL and are left behind: {}\n",
+            pids.join(", ")
+        ));
+    }
 }
 
 /// The launcher's own code; one that was killed could say nothing.
@@ -80,33 +122,70 @@ fn guard_code(status: std::process::ExitStatus) -> u8 {
     Problem::new(SIGNAL.saturating_add(u8::try_from(number).unwrap_or_default()), text).report()
 }
 
-async fn launch(options: &Run, guarded: &Guarded, terminal: &Arc<Terminal>) -> Result<u8, Problem> {
-    let stopper = Stopper::default();
-    tokio::spawn(listen(stopper.clone(), guarded.clone(), options.signals_to_handle.clone()));
+fn orders(options: &Run) -> Result<Orders, Problem> {
+    let ends = parse_signals(&options.signals_to_handle)
+        .map_err(|error| Problem::usage(format!("--signals-to-handle: {error}")))?;
+    Ok(Orders { ends, grace: grace(options)? })
+}
+
+fn grace(options: &Run) -> Result<Duration, Problem> {
+    if let Some(seconds) = options.shutdown_timeout {
+        return Ok(seconds.0);
+    }
+    match std::env::var(GRACE_VARIABLE) {
+        Err(_) => Ok(DEFAULT_GRACE),
+        Ok(text) => match text.parse::<options::Seconds>() {
+            Ok(seconds) => Ok(seconds.0),
+            Err(error) => Err(Problem::usage(format!("{GRACE_VARIABLE} is {text:?}: {error}"))),
+        },
+    }
+}
+
+async fn launch(
+    options: &Run,
+    orders: &Orders,
+    guarded: &Guarded,
+    terminal: &Arc<Terminal>,
+    stopper: &Stopper,
+) -> Result<u8, Problem> {
+    let workers = Workers::default();
+    signals::listen(&orders.ends, stopper, guarded, &workers);
+    tokio::spawn(signals::follow(guarded.clone(), workers.clone()));
     for (flag, why) in options.without_meaning.given() {
         warn!("{flag} has no effect: {why}");
     }
-    let spec = spec(options)?;
+    let spec = spec(options, orders.grace)?;
+    checks::check(options, spec.local_world_size)?;
+    limits::make_room(spec.local_world_size);
     let alone = options.standalone || (options.nnodes.max == 1 && options.connection.endpoints().is_empty());
     let run_id = run_id(options, alone)?;
     let logs = logs(options, guarded, &run_id)?;
-    let kept = logs.kept().map(|path| path.display().to_string());
-    let meeting = if alone { server::alone()? } else { server::find(&options.connection).await? };
+    let kept = logs.kept().map(Path::to_owned);
+    if let (None, Some(kept)) = (&options.log_dir, &kept) {
+        info!("without --log-dir, the workers' log files are kept in {}", kept.display());
+    }
+    let mut listener = stopper.listen();
+    let meeting = tokio::select! {
+        meeting = async { if alone { server::alone() } else { server::find(&options.connection).await } } => meeting?,
+        signal = listener.asked() => return Ok(signal_code(signal)),
+    };
     let parameters = parameters(options, &meeting.endpoints, &run_id)?;
     let timeout = ["join_timeout", "timeout"].iter().find_map(|name| parameters.seconds(name).ok().flatten());
     let timeout = timeout.unwrap_or(DEFAULT_JOIN_TIMEOUT);
-    let mut listener = stopper.listen();
     let handler = tokio::select! {
         handler = connect(&parameters, &meeting, options.connect_timeout.0) => handler?,
         signal = listener.asked() => return Ok(signal_code(signal)),
     };
     let shown = handler.progress();
     let console: Arc<dyn Console> = Arc::<Terminal>::clone(terminal);
-    let agent = Agent::new(spec, handler, logs, console).adopting_orphans();
-    let progress = tokio::spawn(progress::show(Arc::clone(terminal), shown, agent.phase(), timeout));
+    let agent = Agent::new(spec, handler, logs, console).adopting_orphans().with_workers(workers);
+    let waiting = Waiting { run: run_id.clone(), endpoint: parameters.endpoint.clone(), timeout };
+    let progress = tokio::spawn(progress::show(Arc::clone(terminal), shown, agent.phase(), waiting));
     let outcome = agent.run(listener).await;
     progress.abort();
     terminal.show(None);
+    // One without a file in it is not kept.
+    let kept = kept.filter(|folder| folder.exists()).map(|folder| folder.display().to_string());
     let code = report(outcome, options.log_format, &run_id, kept.as_deref(), terminal);
     if let Some(server) = meeting.server {
         let mut asked = stopper.listen();
@@ -118,55 +197,13 @@ async fn launch(options: &Run, guarded: &Guarded, terminal: &Arc<Terminal>) -> R
     code
 }
 
-/// Turns signals into requests to end: the first in good order, the second at once.
-async fn listen(stopper: Stopper, guarded: Guarded, names: String) {
-    const KNOWN: [(&str, SignalKind, Signal); 6] = [
-        ("SIGINT", SignalKind::interrupt(), Signal::INT),
-        ("SIGTERM", SignalKind::terminate(), Signal::TERM),
-        ("SIGHUP", SignalKind::hangup(), Signal::HUP),
-        ("SIGQUIT", SignalKind::quit(), Signal::QUIT),
-        ("SIGUSR1", SignalKind::user_defined1(), Signal::USR1),
-        ("SIGUSR2", SignalKind::user_defined2(), Signal::USR2),
-    ];
-    let names: Vec<&str> = names.split(',').map(str::trim).collect();
-    for (name, kind, number) in KNOWN {
-        // The guard's end is told by SIGTERM, and nobody can do without Ctrl-C.
-        if !names.contains(&name) && !["SIGINT", "SIGTERM"].contains(&name) {
-            continue;
-        }
-        let Ok(mut signals) = signal(kind) else {
-            warn!("{name} cannot be handled");
-            continue;
-        };
-        let (stopper, guarded) = (stopper.clone(), guarded.clone());
-        tokio::spawn(async move {
-            while signals.recv().await.is_some() {
-                if guarded.alone() {
-                    // The workers end at once, and the others are told all the same.
-                    warn!("this command was killed; killing its workers");
-                    stopper.ask(Signal::KILL);
-                } else {
-                    info!("{name}: ending in good order; once more to end at once");
-                    stopper.ask(number);
-                }
-            }
-        });
-    }
-}
-
-fn spec(options: &Run) -> Result<WorkerSpec, Problem> {
-    let program = Program::choose(&options.program, &options.args, options.module, options.no_python)?;
-    let grace = match options.shutdown_timeout {
-        Some(seconds) => seconds.0,
-        None => match std::env::var(GRACE_VARIABLE) {
-            Err(_) => DEFAULT_GRACE,
-            Ok(text) => {
-                let parsed = text.parse::<options::Seconds>();
-                parsed.map_err(|error| Problem::usage(format!("{GRACE_VARIABLE} is {text:?}: {error}")))?.0
-            }
-        },
-    };
+fn spec(options: &Run, grace: Duration) -> Result<WorkerSpec, Problem> {
+    let (program, args) =
+        options.command.split_first().ok_or_else(|| Problem::usage("there is no program"))?;
+    let program = Program::choose(program, args, options.module, options.no_python)?;
     let template = options.log_line_prefix_template.clone().or_else(|| std::env::var(PREFIX_VARIABLE).ok());
+    let prefix = template.map_or_else(|| Ok(Prefix::default()), |template| template.parse());
+    let prefix = prefix.map_err(|error| Problem::usage(format!("--log-line-prefix-template: {error}")))?;
     // torchrun tells its Python the same with -u; a program that is a Python gets it this way.
     let unbuffered = program.unbuffered.then(|| ("PYTHONUNBUFFERED", "1".into()));
     let mut spec = WorkerSpec::new(program.path, devices::workers(options.nproc_per_node)?);
@@ -174,10 +211,11 @@ fn spec(options: &Run) -> Result<WorkerSpec, Problem> {
     spec.role.clone_from(&options.role);
     spec.max_restarts = options.max_restarts;
     spec.grace = grace;
+    spec.exit_barrier_timeout = options.exit_barrier_timeout.0;
     spec.signals.clone_from(&options.signals_to_handle);
     spec.virtual_local_rank = options.virtual_local_rank;
     spec.environment = unbuffered.into_iter().collect();
-    spec.prefix = template.map_or_else(Prefix::default, Prefix);
+    spec.prefix = prefix;
     Ok(spec)
 }
 
@@ -207,6 +245,11 @@ fn run_id(options: &Run, alone: bool) -> Result<String, Problem> {
 
 fn logs(options: &Run, guarded: &Guarded, run_id: &str) -> Result<Logs, Problem> {
     let dir = match &options.log_dir {
+        // As torchrun does: what was asked for stays.
+        None if options.redirects.any() || options.tee.any() => {
+            let name = format!("rallypoint_logs_{:08x}", fastrand::u32(..));
+            LogDir::Kept(std::env::temp_dir().join(name))
+        }
         None => LogDir::Temporary(guarded.folder().to_owned()),
         Some(path) if path.as_os_str() == "/dev/null" => LogDir::Nowhere,
         Some(path) => LogDir::Kept(path.clone()),
@@ -319,9 +362,7 @@ fn report(
                     format!("{}\n", serde_json::json!({ "level": "ERROR", "fields": fields }))
                 }
             };
-            let mut out = LogWriter(Arc::clone(terminal));
-            // Where nobody reads, the exit code still tells.
-            let _ = out.write_all(text.as_bytes());
+            terminal.say(&text);
             Ok(WORKERS_FAILED)
         }
         Outcome::Closed { reason } => {

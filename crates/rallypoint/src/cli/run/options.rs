@@ -85,7 +85,7 @@ pub(crate) struct Run {
         help_heading = "Workers"
     )]
     pub(crate) max_restarts: u32,
-    /// From SIGTERM to SIGKILL when workers are stopped; TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or else 30.
+    /// From SIGTERM to SIGKILL when workers are stopped; TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or else 25.
     #[arg(
         long,
         alias = "shutdown_timeout",
@@ -94,6 +94,16 @@ pub(crate) struct Run {
         help_heading = "Workers"
     )]
     pub(crate) shutdown_timeout: Option<Seconds>,
+    /// When this node's workers have finished, how long an etcd that does not answer is waited for before that is a
+    /// success.
+    #[arg(
+        long,
+        alias = "exit_barrier_timeout",
+        env = "RALLYPOINT_EXIT_BARRIER_TIMEOUT",
+        value_name = "SECONDS"
+    )]
+    #[arg(default_value = "60", help_heading = "Workers")]
+    pub(crate) exit_barrier_timeout: Seconds,
     /// The role of this node's workers.
     #[arg(long, env = "PET_ROLE", value_name = "NAME", default_value = "default", help_heading = "Workers")]
     pub(crate) role: String,
@@ -106,11 +116,11 @@ pub(crate) struct Run {
     /// Run the program itself, even if its name ends with .py.
     #[arg(long, alias = "no_python", env = "PET_NO_PYTHON", value_parser = FalseyValueParser::new(), help_heading = "Workers")]
     pub(crate) no_python: bool,
-    /// The signals that workers are told about in TORCHELASTIC_SIGNALS_TO_HANDLE.
+    /// The signals that end the run on this node. Of others, SIGUSR1 and SIGUSR2 are passed on to workers that handle them.
     #[arg(long, alias = "signals_to_handle", env = "PET_SIGNALS_TO_HANDLE", value_name = "NAMES", default_value = DEFAULT_SIGNALS, help_heading = "Workers")]
     pub(crate) signals_to_handle: String,
 
-    /// Folder for log files; each run makes one of its own in it. Without it they are removed at the end.
+    /// Folder for log files; each run makes one of its own in it. Without it, a temporary one.
     #[arg(long, alias = "log_dir", env = "PET_LOG_DIR", value_name = "FOLDER", help_heading = "Output")]
     pub(crate) log_dir: Option<PathBuf>,
     /// Streams that go to log files: 1 stdout, 2 stderr, 3 both, or by local rank.
@@ -190,12 +200,10 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) without_meaning: WithoutMeaning,
 
-    /// What the workers run; a .py file is run with Python, as torchrun does.
-    #[arg(value_name = "PROGRAM", required = true)]
-    pub(crate) program: OsString,
-    /// Its arguments; ${local_rank} in them is replaced.
-    #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
-    pub(crate) args: Vec<OsString>,
+    /// What the workers run, and its arguments: all that follows is the program's. A .py file is run with Python, as
+    /// torchrun does; ${local_rank} in arguments is replaced.
+    #[arg(value_name = "PROGRAM", required = true, num_args = 1.., trailing_var_arg = true)]
+    pub(crate) command: Vec<OsString>,
 }
 
 /// torchrun's options that have no meaning here; each is accepted, with a word in the log.

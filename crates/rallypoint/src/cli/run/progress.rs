@@ -16,55 +16,76 @@ const TICK: Duration = Duration::from_secs(1);
 /// Where the line cannot change, how often it is said again that nothing has.
 const REMINDER: Duration = Duration::from_secs(30);
 
-/// Shows how far the rendezvous is, until the agent has ended.
+/// What is waited for, and where.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub(crate) run: String,
+    pub(crate) endpoint: String,
+    /// For how long at most.
+    pub(crate) timeout: Duration,
+}
+
+/// Shows what this node waits for, until the agent has ended.
 pub(crate) async fn show(
     terminal: Arc<Terminal>,
     mut progress: watch::Receiver<Progress>,
     mut phase: watch::Receiver<Phase>,
-    timeout: Duration,
+    waiting: Waiting,
 ) {
     loop {
-        if phase.wait_for(|phase| matches!(phase, Phase::Meeting | Phase::Ended)).await.is_err() {
-            return;
-        }
-        if *phase.borrow() == Phase::Ended {
-            return;
-        }
-        meeting(&terminal, &mut progress, &mut phase, timeout).await;
+        let waits = |phase: &Phase| matches!(phase, Phase::Meeting | Phase::Finishing | Phase::Ended);
+        let now = match phase.wait_for(waits).await.as_deref() {
+            Err(_) | Ok(Phase::Ended) => return,
+            Ok(now) => *now,
+        };
+        waiting.show(now, &terminal, &mut progress, &mut phase).await;
         terminal.show(None);
     }
 }
 
-async fn meeting(
-    terminal: &Terminal,
-    progress: &mut watch::Receiver<Progress>,
-    phase: &mut watch::Receiver<Phase>,
-    timeout: Duration,
-) {
-    let began = Instant::now();
-    let mut said: Option<(String, Instant)> = None;
-    let mut pause = QUIET;
-    loop {
-        tokio::select! {
-            _ = phase.wait_for(|phase| *phase != Phase::Meeting) => return,
-            () = tokio::time::sleep(pause) => {}
-            // The first half second counts from the beginning.
-            Ok(()) = progress.changed(), if pause == TICK => {}
-        }
-        pause = TICK;
-        let text = describe(&progress.borrow());
-        let waited = began.elapsed();
-        if terminal.has_line() {
-            terminal.show(Some(format!("{text}{}", time(waited, timeout))));
-        } else if said.as_ref().is_none_or(|(before, at)| *before != text || at.elapsed() >= REMINDER) {
-            info!("{text}{}", time(waited, timeout));
-            said = Some((text, Instant::now()));
+impl Waiting {
+    /// As long as it is this phase.
+    async fn show(
+        &self,
+        now: Phase,
+        terminal: &Terminal,
+        progress: &mut watch::Receiver<Progress>,
+        phase: &mut watch::Receiver<Phase>,
+    ) {
+        let began = Instant::now();
+        let mut said: Option<(String, Instant)> = None;
+        let mut pause = QUIET;
+        loop {
+            tokio::select! {
+                _ = phase.wait_for(|phase| *phase != now) => return,
+                () = tokio::time::sleep(pause) => {}
+                // The first half second counts from the beginning.
+                Ok(()) = progress.changed(), if pause == TICK => {}
+            }
+            pause = TICK;
+            let text = match now {
+                Phase::Meeting => describe(&progress.borrow()),
+                _ => "this node's workers have finished; waiting for those of other nodes".to_owned(),
+            };
+            let limit = (now == Phase::Meeting).then_some(self.timeout);
+            let line =
+                format!("{text} {}, run {} at {}", time(began.elapsed(), limit), self.run, self.endpoint);
+            if terminal.has_line() {
+                terminal.show(Some(line));
+            } else if said.as_ref().is_none_or(|(before, at)| *before != text || at.elapsed() >= REMINDER) {
+                info!("{line}");
+                said = Some((text, Instant::now()));
+            }
         }
     }
 }
 
-fn time(waited: Duration, timeout: Duration) -> String {
-    format!(" ({} s so far, {} s left)", waited.as_secs(), timeout.saturating_sub(waited).as_secs())
+fn time(waited: Duration, timeout: Option<Duration>) -> String {
+    let so_far = waited.as_secs();
+    match timeout {
+        Some(timeout) => format!("({so_far} s so far, {} s left)", timeout.saturating_sub(waited).as_secs()),
+        None => format!("({so_far} s so far)"),
+    }
 }
 
 fn describe(progress: &Progress) -> String {
@@ -80,7 +101,10 @@ fn describe(progress: &Progress) -> String {
     }
     if joined < min_nodes {
         let missing = nodes(min_nodes - joined);
-        return format!("waiting for {missing}: {joined} of {min_nodes} are here");
+        return format!(
+            "waiting for {missing}: {joined} of {min_nodes} {} here",
+            if joined == 1 { "is" } else { "are" }
+        );
     }
     match progress.last_call {
         Some(left) if joined < max_nodes => {
@@ -99,13 +123,15 @@ mod tests {
     fn it_says_who_is_missing_and_what_happens_next() {
         let mut progress = Progress::default();
         (progress.min_nodes, progress.max_nodes) = (3, 4);
-        assert_eq!(describe(&progress), "waiting for 2 nodes: 1 of 3 are here");
+        assert_eq!(describe(&progress), "waiting for 2 nodes: 1 of 3 is here");
         (progress.joined, progress.last_call) = (3, Some(Duration::from_secs(12)));
         assert_eq!(describe(&progress), "3 nodes here, up to 4 may come: starting in 12 s");
         progress.joined = 4;
         assert_eq!(describe(&progress), "4 nodes here: starting");
         (progress.joined, progress.last_call, progress.spare) = (0, None, true);
         assert_eq!(describe(&progress), "standing by as a spare: the group has its 4 nodes");
-        assert_eq!(time(Duration::from_secs(9), Duration::from_secs(60)), " (9 s so far, 51 s left)");
+        let waited = Duration::from_secs(9);
+        assert_eq!(time(waited, Some(Duration::from_secs(60))), "(9 s so far, 51 s left)");
+        assert_eq!(time(waited, None), "(9 s so far)");
     }
 }

@@ -1,0 +1,280 @@
+//! How the nodes of a round tell each other of failures, through the round's store.
+//!
+//! One key holds the notice of what happened first. Whoever has a failure writes it there, unless an earlier one stands
+//! there already. All nodes watch that key, and count themselves in another one when they have seen it: when all have,
+//! nobody is dead, and the notice is the first of all.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rallypoint_store::{Store, StoreError};
+use serde::{Deserialize, Serialize};
+use tracing::debug;
+
+use crate::failure::{ErrorRecord, Exit, Failure};
+
+const NOTICE: &[u8] = b"rallypoint/notice";
+const ANSWERS: &[u8] = b"rallypoint/notice/answers";
+const ALL_ANSWERED: &[u8] = b"rallypoint/notice/all_answered";
+/// A wait without end is made of waits of this length, since a store's waits have one.
+const LONG: Duration = Duration::from_secs(24 * 60 * 60);
+/// Between tries where the store fails.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Of a traceback and of the last lines, what others need to see.
+const MAX_TEXT: usize = 8 << 10;
+
+/// What a node tells the others.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Notice {
+    /// The node's place in the round.
+    pub(crate) node: usize,
+    /// When it happened, by the clock of that node.
+    pub(crate) at: SystemTime,
+    pub(crate) what: What,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum What {
+    /// A worker failed.
+    Failed(Box<Failure>),
+    /// The node was told to end.
+    Leaves { host: String },
+}
+
+/// The same, as it stands in the store.
+#[derive(Debug, Serialize, Deserialize)]
+struct Record {
+    node: usize,
+    at_ms: u64,
+    host: String,
+    /// None: the node leaves.
+    worker: Option<WorkerRecord>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct WorkerRecord {
+    rank: usize,
+    local_rank: usize,
+    pid: u32,
+    #[serde(flatten)]
+    exit: Exit,
+    error: Option<String>,
+    traceback: Option<String>,
+    #[serde(default)]
+    stderr: Vec<String>,
+}
+
+impl Notice {
+    pub(crate) fn failed(node: usize, failure: Failure) -> Self {
+        let at = failure.moment().unwrap_or_else(SystemTime::now);
+        Notice { node, at, what: What::Failed(Box::new(failure)) }
+    }
+
+    /// This node was told to end.
+    pub(crate) fn leaves(node: usize, host: &str) -> Self {
+        Notice { node, at: SystemTime::now(), what: What::Leaves { host: host.to_owned() } }
+    }
+
+    pub(crate) fn is_leave(&self) -> bool {
+        matches!(self.what, What::Leaves { .. })
+    }
+
+    /// The failure that it tells of.
+    pub(crate) fn failure(self) -> Option<Failure> {
+        if let What::Failed(failure) = self.what { Some(*failure) } else { None }
+    }
+
+    fn write(&self) -> Vec<u8> {
+        let at_ms = self.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+        let at_ms = u64::try_from(at_ms).unwrap_or(u64::MAX);
+        let (host, worker) = match &self.what {
+            What::Leaves { host } => (host.clone(), None),
+            What::Failed(failure) => (failure.host.clone(), Some(WorkerRecord::of(failure))),
+        };
+        let record = Record { node: self.node, at_ms, host, worker };
+        serde_json::to_vec(&record).unwrap_or_default()
+    }
+
+    fn read(text: &[u8]) -> Option<Self> {
+        let Record { node, at_ms, host, worker } = serde_json::from_slice(text).ok()?;
+        let at = UNIX_EPOCH + Duration::from_millis(at_ms);
+        let what = match worker {
+            None => What::Leaves { host },
+            Some(worker) => What::Failed(Box::new(worker.failure(host, at))),
+        };
+        Some(Notice { node, at, what })
+    }
+
+    /// In a few words.
+    pub(crate) fn in_short(&self) -> String {
+        match &self.what {
+            What::Failed(failure) => failure.in_short(),
+            What::Leaves { host } => format!("node {} ({host}) leaves", self.node),
+        }
+    }
+}
+
+impl WorkerRecord {
+    fn of(failure: &Failure) -> Self {
+        let cut = |text: &str| text.chars().take(MAX_TEXT).collect::<String>();
+        let error = failure.error.as_ref();
+        WorkerRecord {
+            rank: failure.rank,
+            local_rank: failure.local_rank,
+            pid: failure.pid,
+            exit: failure.exit,
+            error: error.map(|error| cut(&error.message)),
+            traceback: error.and_then(|error| error.traceback.as_deref()).map(cut),
+            stderr: failure.stderr.clone(),
+        }
+    }
+
+    fn failure(self, host: String, at: SystemTime) -> Failure {
+        let traceback = self.traceback;
+        let error = self.error.map(|message| ErrorRecord { file: None, message, traceback, time: Some(at) });
+        Failure {
+            rank: self.rank,
+            local_rank: self.local_rank,
+            host,
+            pid: self.pid,
+            exit: self.exit,
+            time: Some(at),
+            error,
+            stderr: self.stderr,
+            log: None,
+        }
+    }
+}
+
+/// Where the nodes of one round tell each other.
+#[derive(Debug, Clone)]
+pub(crate) struct Board {
+    store: Arc<dyn Store>,
+    nodes: usize,
+}
+
+impl Board {
+    pub(crate) fn new(store: Arc<dyn Store>, nodes: usize) -> Self {
+        Board { store, nodes }
+    }
+
+    /// Tells of this, unless something earlier was told; what stands there then.
+    pub(crate) async fn tell(&self, notice: &Notice) -> Result<Notice, StoreError> {
+        let (mut expected, ours) = (Vec::new(), notice.write());
+        loop {
+            let stands = self.store.compare_set(NOTICE, &expected, &ours).await?;
+            if stands == ours {
+                return Ok(notice.clone());
+            }
+            match Notice::read(&stands) {
+                // A failure that comes after somebody left may follow from that.
+                Some(theirs) if theirs.at <= notice.at || notice.is_leave() => return Ok(theirs),
+                _ => expected = stands,
+            }
+        }
+    }
+
+    /// Waits until a node tells of something.
+    pub(crate) async fn told(&self) -> Notice {
+        self.after(NOTICE).await
+    }
+
+    /// Says that this node is there and has said all it has to say.
+    pub(crate) async fn answer(&self) -> Result<(), StoreError> {
+        let answers = self.store.add(ANSWERS, 1).await?;
+        if usize::try_from(answers).is_ok_and(|answers| answers >= self.nodes) {
+            self.store.set(ALL_ANSWERED, b"1").await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until all have; what was told first.
+    pub(crate) async fn all_answered(&self) -> Notice {
+        self.after(ALL_ANSWERED).await
+    }
+
+    /// The notice, once there is this key. It waits out whatever the store has; other news end the wait.
+    async fn after(&self, key: &[u8]) -> Notice {
+        loop {
+            match self.store.wait(&[key], Some(LONG)).await {
+                Ok(()) => match self.store.get(NOTICE).await.map(|text| Notice::read(&text)) {
+                    Ok(Some(notice)) => return notice,
+                    Ok(None) => debug!("a notice of another version is passed over"),
+                    Err(error) => debug!(%error, "the notice cannot be read"),
+                },
+                Err(StoreError::Timeout { .. }) => continue,
+                Err(error) => debug!(%error, "notices cannot be waited for"),
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+    use rallypoint_store::MemoryStore;
+
+    use super::*;
+
+    fn board(nodes: usize) -> Board {
+        Board::new(Arc::new(MemoryStore::new()), nodes)
+    }
+
+    fn failed(node: usize, millis: u64) -> Notice {
+        let time = UNIX_EPOCH + Duration::from_millis(millis);
+        let error = ErrorRecord {
+            file: None,
+            message: "ValueError: no data".into(),
+            traceback: Some("Traceback\n  line 1".into()),
+            time: Some(time),
+        };
+        let failure = Failure {
+            rank: node,
+            local_rank: 0,
+            host: format!("host{node}"),
+            pid: 7,
+            exit: Exit::Signal(9),
+            time: Some(time),
+            error: Some(error),
+            stderr: vec!["last words".into()],
+            log: None,
+        };
+        Notice::failed(node, failure)
+    }
+
+    #[tokio::test]
+    async fn all_nodes_hear_of_the_earliest_failure_whoever_told_first() {
+        let board = board(3);
+        assert_eq!(board.tell(&failed(0, 500)).await.unwrap(), failed(0, 500));
+        assert_eq!(board.told().await, failed(0, 500));
+        assert_eq!(board.tell(&failed(1, 700)).await.unwrap(), failed(0, 500), "it followed");
+        assert_eq!(board.tell(&failed(2, 300)).await.unwrap(), failed(2, 300), "it came first");
+        for _ in 0..3 {
+            board.answer().await.unwrap();
+        }
+        assert_eq!(board.all_answered().await, failed(2, 300));
+    }
+
+    #[tokio::test]
+    async fn a_node_that_does_not_answer_is_waited_for() {
+        let board = board(2);
+        board.tell(&failed(0, 1)).await.unwrap();
+        board.answer().await.unwrap();
+        let wait = tokio::time::timeout(Duration::from_millis(50), board.all_answered());
+        assert!(wait.await.is_err());
+        board.answer().await.unwrap();
+        board.all_answered().await;
+    }
+
+    #[tokio::test]
+    async fn who_leaves_does_not_hide_a_failure() {
+        let board = board(2);
+        let leave = Notice { at: UNIX_EPOCH, ..Notice::leaves(1, "host1") };
+        board.tell(&failed(0, 500)).await.unwrap();
+        assert_eq!(board.tell(&leave).await.unwrap(), failed(0, 500));
+        let board = self::board(2);
+        assert_eq!(board.tell(&leave).await.unwrap(), leave);
+        assert_eq!(board.tell(&failed(0, 500)).await.unwrap(), leave, "it may follow from that");
+    }
+}

@@ -1,0 +1,301 @@
+//! One round on one node: from the moment the nodes have met until they meet again, or never.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rallypoint_rendezvous::{GroupChange, Rendezvous, RendezvousHandler};
+use rallypoint_store::{Store, StoreError};
+use rustix::process::Signal;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{debug, info, warn};
+
+use crate::agent::{Agent, AgentError, FINISHED, Phase};
+use crate::decision::{Decision, Event, Rules, Stage, Verdict};
+use crate::descendants;
+use crate::environment::{Common, Place, environment};
+use crate::failure::Failure;
+use crate::group::{Group, Start};
+use crate::guard::GUARD_VARIABLE;
+use crate::notice::{Board, Notice};
+use crate::ranks::{IDENTICAL_VARIABLE, NodeWorkers, agree};
+use crate::stop::StopListener;
+
+/// Where the nodes of a round wait for each other's success, by torchrun's names: how many have come...
+const ARRIVED: &[u8] = b"torchelastic/agent/terminal_state/num_members";
+/// ...and that all have.
+const PASSED: &[u8] = b"torchelastic/agent/terminal_state/last_member";
+/// A wait without end is made of waits of this length, since a store's waits have one.
+const LONG: Duration = Duration::from_secs(24 * 60 * 60);
+/// A change that was heard of is told again at once; nothing tells of the next one but asking again.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// A store that was lost is told of as a change of the group, but not always at once.
+const LOSS_IS_TOLD: Duration = Duration::from_secs(5);
+
+/// A round that is over on this node. Its workers are gone.
+#[derive(Debug)]
+pub(crate) struct Over {
+    pub(crate) verdict: Verdict,
+    pub(crate) nodes: usize,
+    pub(crate) workers: usize,
+    /// What failed by itself on this node.
+    pub(crate) failures: Vec<Failure>,
+}
+
+/// Runs the workers of a round.
+pub(crate) async fn run(
+    agent: &Agent,
+    mut met: Rendezvous,
+    stop: &mut StopListener,
+) -> Result<Over, AgentError> {
+    let board = Board::new(Arc::clone(&met.store), met.world_size);
+    let rules = Rules { node: met.rank, restarts_left: agent.restarts_left() };
+    let mut round =
+        Round { agent, board, nodes: met.world_size, decision: Decision::new(rules), heard: None };
+    let places = round.places(&met, stop).await?;
+    let workers = places.first().map_or(0, |place| place.world_size);
+    if let Some(verdict) = round.decision.verdict() {
+        return Ok(Over { verdict: verdict.clone(), nodes: met.world_size, workers, failures: Vec::new() });
+    }
+    info!(
+        round = met.round,
+        node = met.rank,
+        nodes = met.world_size,
+        workers,
+        master = format!("{}:{}", met.master.address, met.master.port),
+        restarts = agent.restarts(),
+        "starting workers"
+    );
+    // The worker with rank 0 listens there.
+    drop(met.held_port.take());
+    let mut group = round.start(&met, &places)?;
+    agent.enter(Phase::Running);
+    round.work(&mut group, &*met.store, stop).await?;
+    let mut failures = group.failures(agent.keeps_logs());
+    failures.sort_by_key(Failure::moment);
+    let signal =
+        if let Some(Verdict::Stop(signal)) = round.decision.verdict() { *signal } else { Signal::TERM };
+    let (mut asked_again, grace) = (stop.clone(), agent.spec().grace);
+    // The others are told while the workers end, not after.
+    let (verdict, ()) = tokio::join!(
+        round.settle(failures.first().cloned(), stop),
+        group.stop(signal, grace, asked_again.asked_again()),
+    );
+    let failures = group.failures(agent.keeps_logs());
+    Ok(Over { verdict, nodes: met.world_size, workers, failures })
+}
+
+struct Round<'a> {
+    agent: &'a Agent,
+    board: Board,
+    nodes: usize,
+    decision: Decision,
+    /// The last change of the group.
+    heard: Option<GroupChange>,
+}
+
+impl Round<'_> {
+    fn handler(&self) -> &dyn RendezvousHandler {
+        self.agent.handler()
+    }
+
+    /// The ranks of this node's workers; none if the round is over before they are known.
+    async fn places(&mut self, met: &Rendezvous, stop: &mut StopListener) -> Result<Vec<Place>, AgentError> {
+        let spec = self.agent.spec();
+        let ours =
+            NodeWorkers { role: spec.role.clone(), rank: met.rank, local_world_size: spec.local_world_size };
+        let identical = std::env::var(IDENTICAL_VARIABLE).is_ok_and(|value| value == "1");
+        let event = tokio::select! {
+            places = agree(&*met.store, &ours, met.world_size, identical) => match places {
+                Ok(places) => return Ok(places),
+                Err(error) => match self.loss().await {
+                    Some(change) => Event::Changed(change),
+                    None => return Err(error.into()),
+                }
+            },
+            // A node that is gone says nothing any more.
+            change = self.handler().changed() => Event::Changed(change),
+            signal = stop.asked() => Event::Asked(signal),
+        };
+        self.decision.handle(event);
+        Ok(Vec::new())
+    }
+
+    /// The next change of the group that is not the last one again.
+    async fn change(&mut self) -> GroupChange {
+        loop {
+            let change = self.handler().changed().await;
+            if self.heard.as_ref() != Some(&change) {
+                self.heard = Some(change.clone());
+                return change;
+            }
+            tokio::time::sleep(ASK_AGAIN).await;
+        }
+    }
+
+    /// The round's store has failed. Where etcd has lost it with the rest of the round, the group is told.
+    async fn loss(&self) -> Option<GroupChange> {
+        tokio::time::timeout(LOSS_IS_TOLD, self.handler().changed()).await.ok()
+    }
+
+    fn start(&self, met: &Rendezvous, places: &[Place]) -> Result<Group, AgentError> {
+        let (agent, spec) = (self.agent, self.agent.spec());
+        let attempt = agent.logs().attempt(agent.restarts(), places.len())?;
+        let common = Common {
+            role: &spec.role,
+            run_id: self.handler().run_id(),
+            master_addr: &met.master.address,
+            master_port: met.master.port,
+            restart_count: agent.restarts(),
+            max_restarts: spec.max_restarts,
+            signals: &spec.signals,
+            virtual_local_rank: spec.virtual_local_rank,
+        };
+        let mut starts = Vec::new();
+        for (place, plan) in places.iter().zip(&attempt.plans) {
+            let mut environment =
+                environment(&common, place, &plan.error_file, |name| std::env::var_os(name))?;
+            environment.extend(spec.environment.iter().cloned());
+            let local_rank = place.local_rank.to_string();
+            let args = spec.args.iter().map(|arg| match arg.to_str() {
+                // Nothing else is: `$$` and the like belong to the program.
+                Some(text) => text.replace("${local_rank}", &local_rank).into(),
+                None => arg.clone(),
+            });
+            starts.push(Start {
+                program: &spec.program,
+                args: args.collect(),
+                environment,
+                without: &[GUARD_VARIABLE],
+                place: place.clone(),
+                prefix: spec.prefix.of(place, &spec.role, agent.host()),
+            });
+        }
+        Group::start(starts, attempt, agent.logs().settings(), agent.console(), agent.host(), agent.workers())
+            .map(|group| group.adopting(agent.adopts()))
+            .map_err(|error| AgentError::Start { program: spec.program.clone(), source: error.source })
+    }
+
+    /// Waits for the first thing that ends the work.
+    async fn work(
+        &mut self,
+        group: &mut Group,
+        store: &dyn Store,
+        stop: &mut StopListener,
+    ) -> Result<(), AgentError> {
+        let mut child_ended = signal(SignalKind::child()).map_err(AgentError::Signals)?;
+        let (known, board) = (group.pids(), self.board.clone());
+        let told = board.told();
+        tokio::pin!(told);
+        while *self.decision.stage() == Stage::Working {
+            let event = tokio::select! {
+                biased;
+                signal = stop.asked() => Event::Asked(signal),
+                finished = group.finished() => finished,
+                notice = &mut told => Event::Told(notice),
+                change = self.change() => Event::Changed(change),
+                _ = child_ended.recv(), if self.agent.adopts() => {
+                    descendants::reap(&known);
+                    continue;
+                }
+            };
+            self.decision.handle(event);
+        }
+        if *self.decision.stage() == Stage::Finishing {
+            self.agent.enter(Phase::Finishing);
+            self.finish(store, stop).await;
+        }
+        Ok(())
+    }
+
+    /// Waits until all nodes of the round have finished, so that nobody who still works misses anybody.
+    async fn finish(&mut self, store: &dyn Store, stop: &mut StopListener) {
+        let (board, nodes) = (self.board.clone(), self.nodes);
+        let (done, told) = (finished(store, nodes, self.agent.spec().exit_barrier_timeout), board.told());
+        tokio::pin!(done, told);
+        while *self.decision.stage() == Stage::Finishing {
+            let event = tokio::select! {
+                biased;
+                done = &mut done => match done {
+                    Ok(()) => Event::AllSucceeded,
+                    Err(error) => match self.loss().await {
+                        Some(change) => Event::Changed(change),
+                        None => {
+                            warn!(%error, "the workers have finished, and etcd does not say whether those of others have");
+                            Event::NoWord
+                        }
+                    },
+                },
+                signal = stop.asked() => Event::Asked(signal),
+                notice = &mut told => Event::Told(notice),
+                change = self.change() => match change {
+                    // Whoever closed it so had passed the barrier, which needs all. torchrun gives no reason, and
+                    // what it closed may be heard of before the end of the barrier is.
+                    GroupChange::Closed { reason }
+                        if reason == FINISHED || store.check(&[PASSED]).await.unwrap_or(false) =>
+                    {
+                        Event::AllSucceeded
+                    }
+                    change => Event::Changed(change),
+                },
+            };
+            self.decision.handle(event);
+        }
+    }
+
+    /// Finds out, with the other nodes, what came first; `own` did here.
+    async fn settle(&mut self, own: Option<Failure>, stop: &mut StopListener) -> Verdict {
+        let (board, node) = (self.board.clone(), self.decision.node());
+        if let Some(Verdict::Stop(_)) = self.decision.verdict() {
+            let notice = Notice::leaves(node, self.agent.host());
+            let told = tokio::time::timeout(LOSS_IS_TOLD, board.tell(&notice)).await;
+            debug!(?told, "the others were told");
+        }
+        let telling = async {
+            if let Some(own) = own
+                && let Err(error) = board.tell(&Notice::failed(node, own)).await
+            {
+                warn!(%error, "the other nodes cannot be told of the failure");
+            }
+            if let Err(error) = board.answer().await {
+                debug!(%error, "the other nodes cannot be answered");
+            }
+            board.all_answered().await
+        };
+        let time = tokio::time::sleep(self.handler().time_to_notice());
+        tokio::pin!(telling, time);
+        let mut all_answered = false;
+        loop {
+            if let Some(verdict) = self.decision.verdict() {
+                return verdict.clone();
+            }
+            let event = tokio::select! {
+                biased;
+                signal = stop.asked() => Event::Asked(signal),
+                notice = &mut telling, if !all_answered => {
+                    all_answered = true;
+                    self.decision.handle(Event::Told(notice));
+                    Event::AllAnswered
+                }
+                change = self.change() => Event::Changed(change),
+                () = &mut time => Event::TimeUp,
+            };
+            self.decision.handle(event);
+        }
+    }
+}
+
+/// The barrier of c10d, without a limit: work takes as long as it takes, and a node that dies is known.
+async fn finished(store: &dyn Store, nodes: usize, patience: Duration) -> Result<(), StoreError> {
+    let writes = store.clone_store();
+    writes.set_timeout(patience);
+    let arrived = writes.add(ARRIVED, 1).await?;
+    if usize::try_from(arrived).is_ok_and(|arrived| arrived >= nodes) {
+        writes.set(PASSED, b"1").await?;
+    }
+    loop {
+        match store.wait(&[PASSED], Some(LONG)).await {
+            Err(StoreError::Timeout { .. }) => {}
+            done => return done,
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! The workers that run now, for those who pass signals on to them.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use crate::signals::is_handled;
+
+/// The workers of an agent that run now, whichever round they are of.
+#[derive(Debug, Clone, Default)]
+pub struct Workers(Arc<Mutex<Running>>);
+
+#[derive(Debug, Default)]
+struct Running {
+    /// The rank and the process of each. Only those that nobody has waited for: the numbers are theirs.
+    workers: Vec<(usize, Pid)>,
+    paused: bool,
+}
+
+impl Workers {
+    /// Sends a signal to the workers that have a handler for it; the ranks of the others, which it would end.
+    pub fn pass_on(&self, signal: Signal) -> Vec<usize> {
+        let running = self.lock();
+        let (told, spared): (Vec<_>, Vec<_>) =
+            running.workers.iter().copied().partition(|(_, pid)| is_handled(*pid, signal));
+        for (_, pid) in told {
+            // It fails only for one that has ended.
+            let _ = kill_process(pid, signal);
+        }
+        spared.into_iter().map(|(rank, _)| rank).collect()
+    }
+
+    /// Stops the workers where they are, or lets them go on. Whether that is news.
+    pub fn pause(&self, pause: bool) -> bool {
+        let mut running = self.lock();
+        if running.paused == pause {
+            return false;
+        }
+        running.paused = pause;
+        let signal = if pause { Signal::STOP } else { Signal::CONT };
+        for (_, pid) in &running.workers {
+            let _ = kill_process_group(*pid, signal);
+        }
+        true
+    }
+
+    pub(crate) fn add(&self, rank: usize, pid: Pid) {
+        let mut running = self.lock();
+        running.workers.push((rank, pid));
+        if running.paused {
+            let _ = kill_process_group(pid, Signal::STOP);
+        }
+    }
+
+    /// To be called before the process is waited for.
+    pub(crate) fn remove(&self, pid: Pid) {
+        self.lock().workers.retain(|(_, known)| *known != pid);
+    }
+
+    /// Nothing that holds the lock can leave the list half done.
+    fn lock(&self) -> MutexGuard<'_, Running> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

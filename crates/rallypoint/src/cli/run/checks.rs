@@ -1,0 +1,31 @@
+//! Options that would be taken without a word, though they cannot mean anything.
+
+use rallypoint_agent::StreamChoice;
+
+use super::options::Run;
+use crate::cli::exit::Problem;
+
+/// Refuses what cannot be meant, on a node with so many workers.
+pub(crate) fn check(options: &Run, workers: usize) -> Result<(), Problem> {
+    let named = [
+        ("--redirects", options.redirects.last_named()),
+        ("--tee", StreamChoice::last_named(&options.tee)),
+        ("--local-ranks-filter", options.local_ranks_filter.iter().max().copied()),
+    ];
+    for (flag, last) in named {
+        if let Some(last) = last.filter(|last| *last >= workers) {
+            let there =
+                if workers == 1 { "is only 0".to_owned() } else { format!("are 0 to {}", workers - 1) };
+            return Err(Problem::usage(format!(
+                "{flag} names the local rank {last}, and on this node there {there}"
+            )));
+        }
+    }
+    if options.standalone && !options.connection.endpoints().is_empty() {
+        return Err(Problem::usage(format!(
+            "--standalone needs no --rdzv-endpoint, and there is {}: leave one of them out",
+            options.connection.endpoints()
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! What signals mean to the launcher.
+
+use std::time::{Duration, Instant};
+
+use rallypoint_agent::{AT_ONCE, Guarded, KNOWN_SIGNALS, Stopper, Workers, is_ignored};
+use rustix::process::Signal;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{debug, info, warn};
+
+/// A site may send a signal to each of this command's processes; the workers get it once.
+const LULL: Duration = Duration::from_secs(1);
+/// How often it is looked whether the command was stopped, of which nothing tells.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Acts on signals from now on. Those in `ends` ask for the end in good order; SIGUSR1 and SIGUSR2 are passed on to the
+/// workers, and others do nothing.
+pub(crate) fn listen(ends: &[Signal], stopper: &Stopper, guarded: &Guarded, workers: &Workers) {
+    for (name, number) in KNOWN_SIGNALS {
+        let ignored = is_ignored(number);
+        // The end of a guard is told by SIGTERM, also to those who ignore it.
+        if ignored && number != Signal::TERM {
+            continue;
+        }
+        let asks = ends.contains(&number);
+        let (stopper, guarded, workers) = (stopper.clone(), guarded.clone(), workers.clone());
+        let mut passed: Option<Instant> = None;
+        on(name, number, move || {
+            if guarded.alone() {
+                // The workers end at once, and the others are told all the same.
+                if !stopper.ask(Signal::KILL) {
+                    stopper.hurry();
+                }
+                warn!("this command was killed; killing its workers");
+            } else if ignored {
+                debug!("{name} is ignored");
+            } else if asks {
+                if stopper.ask(number) {
+                    info!("{name}: ending in good order; once more to end at once");
+                }
+            } else if matches!(number, Signal::USR1 | Signal::USR2) {
+                if passed.replace(Instant::now()).is_none_or(|passed| passed.elapsed() > LULL) {
+                    pass_on(name, number, &workers);
+                }
+            } else {
+                info!("{name} is not one of --signals-to-handle: going on");
+            }
+        });
+    }
+    let stopper = stopper.clone();
+    on("a second request", AT_ONCE, move || {
+        stopper.hurry();
+        info!("asked to end again: ending at once; the workers are killed");
+    });
+}
+
+fn on(name: &'static str, number: Signal, mut act: impl FnMut() + Send + 'static) {
+    let Ok(mut signals) = signal(SignalKind::from_raw(number.as_raw())) else {
+        warn!("{name} cannot be handled");
+        return;
+    };
+    tokio::spawn(async move {
+        while signals.recv().await.is_some() {
+            act();
+        }
+    });
+}
+
+fn pass_on(name: &str, signal: Signal, workers: &Workers) {
+    let spared = workers.pass_on(signal);
+    if spared.is_empty() {
+        info!("{name} is passed on to the workers");
+    } else {
+        info!(ranks = ?spared, "{name} is passed on to the workers that handle it; it would end those that do not");
+    }
+}
+
+/// Stops the workers while the command is stopped, as by Ctrl-Z. The launcher itself goes on, so that this node
+/// keeps its place among the others.
+pub(crate) async fn follow(guarded: Guarded, workers: Workers) {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let paused = guarded.paused();
+        if workers.pause(paused) {
+            info!(
+                "{}",
+                if paused { "this command is stopped, and its workers with it" } else { "the workers go on" }
+            );
+        }
+    }
+}
