@@ -7,6 +7,7 @@ use rallypoint_rendezvous::{GroupChange, Rendezvous, RendezvousHandler};
 use rallypoint_store::{Store, StoreError};
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use crate::agent::{Agent, AgentError, FINISHED, Phase};
@@ -288,13 +289,27 @@ impl Round<'_> {
 async fn finished(store: &dyn Store, nodes: usize, patience: Duration) -> Result<(), StoreError> {
     let writes = store.clone_store();
     writes.set_timeout(patience);
-    let arrived = writes.add(ARRIVED, 1).await?;
+    let deadline = Instant::now() + patience;
+    // What etcd refuses now it may take later.
+    let refused = |error: &StoreError| error.is_refusal() && Instant::now() < deadline;
+    let arrived = loop {
+        match writes.add(ARRIVED, 1).await {
+            Err(error) if refused(&error) => tokio::time::sleep(ASK_AGAIN).await,
+            arrived => break arrived?,
+        }
+    };
     if usize::try_from(arrived).is_ok_and(|arrived| arrived >= nodes) {
-        writes.set(PASSED, b"1").await?;
+        loop {
+            match writes.set(PASSED, b"1").await {
+                Err(error) if refused(&error) => tokio::time::sleep(ASK_AGAIN).await,
+                set => break set?,
+            }
+        }
     }
     loop {
         match store.wait(&[PASSED], Some(LONG)).await {
             Err(StoreError::Timeout { .. }) => {}
+            Err(error) if refused(&error) => tokio::time::sleep(ASK_AGAIN).await,
             done => return done,
         }
     }

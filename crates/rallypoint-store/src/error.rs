@@ -104,6 +104,15 @@ pub enum StoreError {
     Etcd(#[from] rallypoint_etcd::Error),
 }
 
+impl StoreError {
+    /// Whether etcd has refused it, for want of a permission or of space, and it was not carried out. That may pass.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        use rallypoint_etcd::ErrorKind::{Auth, NoSpace, PermissionDenied};
+        matches!(self, StoreError::Etcd(error) if matches!(error.kind(), Auth | NoSpace | PermissionDenied))
+    }
+}
+
 fn names(keys: &[Vec<u8>]) -> String {
     const SHOWN: usize = 8;
     let mut text: Vec<String> = keys.iter().take(SHOWN).map(|key| Key(key).to_string()).collect();

@@ -510,3 +510,30 @@ fn too_few_nodes_in_time_is_an_error_that_says_so() {
     assert!(ended.text().contains("1 were there") && ended.text().contains("--rdzv-id"), "{}", ended.text());
     assert!(ended.with("waiting for 1 node")[0].contains(" s left)"), "{}", ended.text());
 }
+
+#[test]
+fn work_that_is_done_has_succeeded_though_etcd_refuses_for_a_while() {
+    let (etcd, folder) = (Etcd::start(Version::V35), tempfile::tempdir().unwrap());
+    etcd.ask_for_passwords("trainer", "secret", "rallypoint/job/");
+    let file = folder.path().join("end");
+    let script = format!("echo at work; while [ ! -e {} ]; do sleep 0.05; done", file.display());
+    let start = |_| {
+        let args = ["--nnodes", "2", "--rdzv-id", "job", "--rdzv-endpoint", &etcd.endpoint()];
+        let args = [&args[..], &["--user", "trainer", "--", "sh", "-c", &script]].concat();
+        Launcher::start_with(&args, |command| {
+            command.env("RALLYPOINT_PASSWORD", "secret");
+        })
+    };
+    let mut nodes: Vec<_> = (0..2).map(start).collect();
+    nodes.iter_mut().for_each(|node| {
+        node.wait_for("at work");
+    });
+    etcd.revoke_role("trainer");
+    std::fs::write(&file, "").unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    etcd.grant_role("trainer");
+    for node in nodes {
+        let ended = node.ended().expect(0);
+        assert_eq!(ended.with("at work").len(), 1, "no round again: {}", ended.text());
+    }
+}
