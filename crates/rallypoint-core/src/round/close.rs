@@ -44,7 +44,8 @@ enum Stage {
 
 #[derive(Debug, Clone)]
 struct Found {
-    condition: Condition,
+    /// It still stands there, and not something that another history has at the same revision.
+    when: Vec<Condition>,
     record: Box<RoundRecord>,
 }
 
@@ -75,7 +76,7 @@ impl CloseRun {
         let mut close = CloseRun::new(keys, reason, mark_ttl, Some(member));
         if let Some(known) = known {
             let lease = known.lease;
-            close.stage = close.decide(known.record.clone(), known.modified, lease);
+            close.stage = close.decide(known.record.clone(), known.modified, lease, None);
         }
         close
     }
@@ -97,7 +98,7 @@ impl CloseRun {
                 let closed = RoundRecord { closed: Some(self.reason.clone()), ..(*found.record).clone() };
                 let put = Op::Put { key: self.key.clone(), value: json(&closed), lease };
                 let otherwise = vec![Op::Get(self.key.clone())];
-                Request::Txn(Txn { when: vec![found.condition.clone()], then: vec![put], otherwise })
+                Request::Txn(Txn { when: found.when.clone(), then: vec![put], otherwise })
             }
             (Stage::Granting(_) | Stage::Writing(_), _) => Request::Grant(self.mark_ttl),
         })
@@ -164,21 +165,21 @@ impl CloseRun {
                 None => (0, None),
             };
             let record = Box::new(RoundRecord::without_round(round, settings, 0));
-            return self.write(Found { condition: Condition::Missing(self.key.clone()), record });
+            return self.write(Found { when: vec![Condition::Missing(self.key.clone())], record });
         };
         match parse(&entry) {
-            Ok(record) => self.decide(record, entry.mod_revision, entry.lease),
+            Ok(record) => self.decide(record, entry.mod_revision, entry.lease, Some(entry.value)),
             // An operator ends also what no node can read.
             Err(_) if self.member.is_none() => {
-                let condition = Condition::ModifiedAt(self.key.clone(), entry.mod_revision);
-                self.write(Found { condition, record: Box::new(RoundRecord::without_round(0, None, 0)) })
+                let when = vec![Condition::ModifiedAt(self.key.clone(), entry.mod_revision)];
+                self.write(Found { when, record: Box::new(RoundRecord::without_round(0, None, 0)) })
             }
             Err(corrupt) => Stage::Done(Err(corrupt)),
         }
     }
 
     /// What to do with a record as it stands.
-    fn decide(&self, record: RoundRecord, modified: i64, lease: i64) -> Stage {
+    fn decide(&self, record: RoundRecord, modified: i64, lease: i64, value: Option<String>) -> Stage {
         if record.closed.is_some() {
             let ours = self.mark == Some(lease);
             return Stage::Done(Ok(if ours { CloseOutcome::Closed } else { CloseOutcome::AlreadyClosed }));
@@ -187,8 +188,9 @@ impl CloseRun {
         if record.has_round() && self.member.as_ref().is_some_and(|(seat, _)| seat.plan != record.plan) {
             return Stage::Done(Ok(CloseOutcome::NotAMember));
         }
-        let condition = Condition::ModifiedAt(self.key.clone(), modified);
-        self.write(Found { condition, record: Box::new(record) })
+        let mut when = vec![Condition::ModifiedAt(self.key.clone(), modified)];
+        when.extend(value.map(|value| Condition::Holds(self.key.clone(), value)));
+        self.write(Found { when, record: Box::new(record) })
     }
 
     fn write(&self, found: Found) -> Stage {

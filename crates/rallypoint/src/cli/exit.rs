@@ -93,10 +93,14 @@ impl Problem {
 
     /// Says it, and returns the code.
     pub(crate) fn report(&self) -> u8 {
-        // The words of others are among it: a reason to close a run may hold anything.
-        let lines: Vec<String> = self.text.lines().map(plain).collect();
-        say(format!("error: {}\n", lines.join("\n")));
+        say(self.shown());
         self.code
+    }
+
+    /// As it is shown. The words of others are among it: a reason to close a run may hold anything.
+    pub(crate) fn shown(&self) -> String {
+        let lines: Vec<String> = self.text.lines().map(plain).collect();
+        format!("error: {}\n", lines.join("\n"))
     }
 }
 

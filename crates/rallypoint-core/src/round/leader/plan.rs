@@ -312,6 +312,7 @@ impl Planner {
         let when = vec![
             Condition::unchanged_since(context.keys.round(), plan.last_modified),
             Condition::ModifiedAt(context.keys.plan(), fence),
+            Condition::Holds(context.keys.plan(), plan.record.plan.clone()),
             Condition::ModifiedAt(context.keys.node(&plan.seats[0].0), plan.master_modified),
         ];
         let request = term.txn(context, when, vec![put_round(context, &plan.record)]);

@@ -81,7 +81,7 @@ pub(super) fn run(options: &Run) -> u8 {
     let code = runtime.block_on(launch(options, &orders, &guarded, &terminal, &stopper));
     terminal.show(None);
     let code = code.unwrap_or_else(|problem| {
-        terminal.say(&format!("error: {}\n", problem.text));
+        terminal.say(&problem.shown());
         problem.code
     });
     runtime.block_on(last_words(&terminal, &stopper, orders.grace));
