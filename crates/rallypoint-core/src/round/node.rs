@@ -189,6 +189,10 @@ impl Node {
     /// What happened to the keys of a watch.
     pub fn handle_update(&mut self, now: Duration, watch: WatchId, update: Update) {
         self.heard(now);
+        if let Update::Snapshot { .. } = update {
+            // etcd can be reached again: who has lost its key is missed from now on.
+            self.presence.retry().succeeded();
+        }
         if watch == WatchId::Nodes {
             if let Some(leader) = &mut self.leader {
                 let context = context!(self, now);
