@@ -192,6 +192,7 @@ impl Node {
         if let Update::Snapshot { .. } = update {
             // etcd can be reached again: who has lost its key is missed from now on.
             self.presence.retry().succeeded();
+            self.silence.cut(now);
         }
         if watch == WatchId::Nodes {
             if let Some(leader) = &mut self.leader {

@@ -24,6 +24,8 @@ const RETURN: Duration = Duration::from_secs(1);
 pub(super) struct Silence {
     lease: Duration,
     served: Option<Served>,
+    /// When a watch last read afresh.
+    cut: Option<Duration>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -35,7 +37,7 @@ struct Served {
 
 impl Silence {
     pub(super) fn new(lease: Duration) -> Self {
-        Silence { lease, served: None }
+        Silence { lease, served: None, cut: None }
     }
 
     /// A lease is refreshed several times within its time: none runs out in a shorter gap.
@@ -63,6 +65,12 @@ impl Silence {
         self.served = None;
     }
 
+    /// A watch was cut off and has read afresh. etcd may have been restored meanwhile, to a moment at which a node had no
+    /// key; its owner has noticed the same, and takes up its place again.
+    pub(super) fn cut(&mut self, now: Duration) {
+        self.cut = Some(now);
+    }
+
     /// Whether a key that is gone is a death.
     pub(super) fn is_sure(&self, now: Duration) -> bool {
         self.sure_at(now).is_some_and(|at| at <= now)
@@ -70,7 +78,8 @@ impl Silence {
 
     /// When that will be so if etcd goes on serving; none if it has been silent.
     pub(super) fn sure_at(&self, now: Duration) -> Option<Duration> {
-        self.unbroken(now).map(|served| served.since + self.lease + RETURN)
+        let after_cut = self.cut.map_or(Duration::ZERO, |cut| cut + RETURN);
+        self.unbroken(now).map(|served| (served.since + self.lease + RETURN).max(after_cut))
     }
 }
 
