@@ -390,8 +390,12 @@ impl Leader {
         let reply = match reply {
             Ok(reply) => reply,
             Err(Failure::LeaseGone) => {
+                let lease = self.lease_of(&task);
+                if matches!(task, LeaderTask::Place { .. } | LeaderTask::Commit { .. }) && lease.is_some() {
+                    self.planner.forget();
+                }
                 // The run's lease is gone, and what hung on it, if it is still the run's. The watch tells of that.
-                if self.is_run_lease(view, self.lease_of(&task)) {
+                if self.is_run_lease(view, lease) {
                     self.planner.forget();
                     self.grant_run(context);
                 }
