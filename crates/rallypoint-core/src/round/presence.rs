@@ -312,8 +312,14 @@ impl Presence {
         if self.registering || matches!(&self.key, OwnKey::Ours { key, epoch, .. } if later(key, *epoch)) {
             return Found::Nothing;
         }
+        let ours = |entry: &Entry| {
+            parse::<NodeRecord>(entry).is_ok_and(|record| record.incarnation == context.config.incarnation)
+        };
         match (&self.key, &sight.own) {
-            (OwnKey::Ours { key, .. }, Some(entry)) if entry.mod_revision == key.modified => Found::Nothing,
+            // Another process's key may have been written at the same revision of another history.
+            (OwnKey::Ours { key, .. }, Some(entry)) if entry.mod_revision == key.modified && ours(entry) => {
+                Found::Nothing
+            }
             (_, own) => self.found(context, own.as_ref(), None),
         }
     }
