@@ -124,9 +124,13 @@ impl Departure {
         }
         let (keys, id) = (context.keys, &context.config.id);
         let own = standing.key.map(|_| [Op::Delete(keys.node(id)), Op::Delete(keys.rank(id))]);
+        // Without a key of its own: nobody's is there, which etcd compares as if it were made at revision 0.
+        let mut when =
+            vec![Condition::OnlyCreatedAt(keys.nodes(), standing.key.map_or(0, |key| key.created))];
+        // That of another node may be as old, in another history.
+        when.extend(standing.key.map(|key| Condition::ModifiedAt(keys.node(id), key.modified)));
         let txn = Txn {
-            // Without a key of its own: nobody's is there, which etcd compares as if it were made at revision 0.
-            when: vec![Condition::OnlyCreatedAt(keys.nodes(), standing.key.map_or(0, |key| key.created))],
+            when,
             then: leftovers(context).into_iter().chain([Op::DeletePrefix(keys.ranks())]).collect(),
             otherwise: own.into_iter().flatten().collect(),
         };

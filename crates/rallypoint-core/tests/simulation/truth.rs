@@ -35,7 +35,9 @@ impl World {
                 // A member that has left, or was taken for dead, and is back again waits as others do.
                 let waits = |it: &Process| it.alive && (it.has_left || it.harmed);
                 let waits = self.check.somebody_waited || self.processes.iter().any(waits);
-                lie(waits || self.check.losses > 0, "nobody waits")
+                // Who is late may still hear how it was.
+                let late = self.check.round().plan != plan;
+                lie(waits || late || self.check.losses > 0, "nobody waits")
             }
             Change::Died { node, rank } | Change::Left { node, rank } => {
                 let members = &self.check.committed_as(&plan)?.members;
