@@ -42,6 +42,7 @@ mod guard;
 mod logs;
 mod notice;
 mod output;
+mod patience;
 mod prefix;
 mod ranks;
 mod round;

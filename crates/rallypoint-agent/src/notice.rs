@@ -12,12 +12,11 @@ use serde::{Deserialize, Serialize};
 use tracing::debug;
 
 use crate::failure::{ErrorRecord, Exit, Failure};
+use crate::patience;
 
 const NOTICE: &[u8] = b"rallypoint/notice";
 const ANSWERS: &[u8] = b"rallypoint/notice/answers";
 const ALL_ANSWERED: &[u8] = b"rallypoint/notice/all_answered";
-/// A wait without end is made of waits of this length, since a store's waits have one.
-const LONG: Duration = Duration::from_secs(24 * 60 * 60);
 /// Between tries where the store fails.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Of a traceback and of the last lines, what others need to see.
@@ -196,13 +195,12 @@ impl Board {
     /// The notice, once there is this key. It waits out whatever the store has; other news end the wait.
     async fn after(&self, key: &[u8]) -> Notice {
         loop {
-            match self.store.wait(&[key], Some(LONG)).await {
+            match patience::wait(&*self.store, key).await {
                 Ok(()) => match self.store.get(NOTICE).await.map(|text| Notice::read(&text)) {
                     Ok(Some(notice)) => return notice,
                     Ok(None) => debug!("a notice of another version is passed over"),
                     Err(error) => debug!(%error, "the notice cannot be read"),
                 },
-                Err(StoreError::Timeout { .. }) => continue,
                 Err(error) => debug!(%error, "notices cannot be waited for"),
             }
             tokio::time::sleep(AGAIN).await;

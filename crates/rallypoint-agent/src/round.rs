@@ -18,6 +18,7 @@ use crate::failure::Failure;
 use crate::group::{Group, Start};
 use crate::guard::GUARD_VARIABLE;
 use crate::notice::{Board, Notice};
+use crate::patience;
 use crate::ranks::{IDENTICAL_VARIABLE, NodeWorkers, agree};
 use crate::stop::StopListener;
 
@@ -25,8 +26,6 @@ use crate::stop::StopListener;
 const ARRIVED: &[u8] = b"torchelastic/agent/terminal_state/num_members";
 /// ...and that all have.
 const PASSED: &[u8] = b"torchelastic/agent/terminal_state/last_member";
-/// A wait without end is made of waits of this length, since a store's waits have one.
-const LONG: Duration = Duration::from_secs(24 * 60 * 60);
 /// A change that was heard of is told again at once; nothing tells of the next one but asking again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// A store that was lost is told of as a change of the group, but not always at once.
@@ -71,16 +70,13 @@ pub(crate) async fn run(
     let mut group = round.start(&met, &places)?;
     agent.enter(Phase::Running);
     round.work(&mut group, &*met.store, stop).await?;
-    let mut failures = group.failures(agent.keeps_logs());
-    failures.sort_by_key(Failure::moment);
+    let first = group.failures(agent.keeps_logs()).into_iter().min_by_key(Failure::moment);
     let signal =
         if let Some(Verdict::Stop(signal)) = round.decision.verdict() { *signal } else { Signal::TERM };
     let (mut asked_again, grace) = (stop.clone(), agent.spec().grace);
     // The others are told while the workers end, not after.
-    let (verdict, ()) = tokio::join!(
-        round.settle(failures.first().cloned(), stop),
-        group.stop(signal, grace, asked_again.asked_again()),
-    );
+    let (verdict, ()) =
+        tokio::join!(round.settle(first, stop), group.stop(signal, grace, asked_again.asked_again()),);
     let failures = group.failures(agent.keeps_logs());
     Ok(Over { verdict, nodes: met.world_size, workers, failures })
 }
@@ -286,31 +282,13 @@ impl Round<'_> {
 }
 
 /// The barrier of c10d, without a limit: work takes as long as it takes, and a node that dies is known.
-async fn finished(store: &dyn Store, nodes: usize, patience: Duration) -> Result<(), StoreError> {
+async fn finished(store: &dyn Store, nodes: usize, timeout: Duration) -> Result<(), StoreError> {
     let writes = store.clone_store();
-    writes.set_timeout(patience);
-    let deadline = Instant::now() + patience;
-    // What etcd refuses now it may take later.
-    let refused = |error: &StoreError| error.is_refusal() && Instant::now() < deadline;
-    let arrived = loop {
-        match writes.add(ARRIVED, 1).await {
-            Err(error) if refused(&error) => tokio::time::sleep(ASK_AGAIN).await,
-            arrived => break arrived?,
-        }
-    };
+    writes.set_timeout(timeout);
+    let deadline = Instant::now() + timeout;
+    let arrived = patience::until(deadline, async || writes.add(ARRIVED, 1).await).await?;
     if usize::try_from(arrived).is_ok_and(|arrived| arrived >= nodes) {
-        loop {
-            match writes.set(PASSED, b"1").await {
-                Err(error) if refused(&error) => tokio::time::sleep(ASK_AGAIN).await,
-                set => break set?,
-            }
-        }
+        patience::until(deadline, async || writes.set(PASSED, b"1").await).await?;
     }
-    loop {
-        match store.wait(&[PASSED], Some(LONG)).await {
-            Err(StoreError::Timeout { .. }) => {}
-            Err(error) if refused(&error) => tokio::time::sleep(ASK_AGAIN).await,
-            done => return done,
-        }
-    }
+    patience::until(deadline, async || patience::wait(store, PASSED).await).await
 }

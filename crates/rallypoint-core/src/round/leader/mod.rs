@@ -391,12 +391,13 @@ impl Leader {
             Ok(reply) => reply,
             Err(Failure::LeaseGone) => {
                 let lease = self.lease_of(&task);
-                if matches!(task, LeaderTask::Place { .. } | LeaderTask::Commit { .. }) && lease.is_some() {
+                let of_plan = matches!(task, LeaderTask::Place { .. } | LeaderTask::Commit { .. });
+                let of_run = self.is_run_lease(view, lease);
+                if of_run || (of_plan && lease.is_some()) {
                     self.planner.forget();
                 }
                 // The run's lease is gone, and what hung on it, if it is still the run's. The watch tells of that.
-                if self.is_run_lease(view, lease) {
-                    self.planner.forget();
+                if of_run {
                     self.grant_run(context);
                 }
                 return Word::Nothing;

@@ -149,8 +149,9 @@ impl Roster {
     }
 
     /// The round that a node says it had a seat in, where that is later than the last one that is known, or another of
-    /// the same number: etcd has lost it. In one history there is no such thing. A group that is there and may be at work counts for more: who comes
-    /// from a lost one is a newcomer to it. After a loss of data (`lost`) numbers tell nothing: a run may have begun anew.
+    /// the same number: etcd has lost it. In one history there is no such thing. A group that is there and may be at
+    /// work counts for more: who comes from a lost one is a newcomer to it. After a loss of data (`lost`) numbers tell
+    /// nothing: a run may have begun anew.
     pub(super) fn claimed(&self, lost: bool) -> Option<LastRound> {
         if self.latest_claim < self.round && !lost
             || self.members.keys().any(|id| self.may_be_in_last_round(id))
