@@ -192,6 +192,7 @@ impl Node {
         if let Update::Snapshot { .. } = update {
             // etcd can be reached again: who has lost its key is missed from now on.
             self.presence.retry().succeeded();
+            self.look.retry.succeeded();
             self.silence.cut(now);
         }
         if watch == WatchId::Nodes {
@@ -273,7 +274,11 @@ impl Node {
         self.lead_or_not(now);
         match self.membership.goal() {
             Goal::Out => {}
-            Goal::Joining { .. } | Goal::Working => {
+            Goal::Working => {
+                self.drive_in(now);
+                self.drive_election(now);
+            }
+            Goal::Joining { .. } => {
                 // Whoever closes the run asks for no round before that is done.
                 if self.close.is_none() {
                     self.drive_in(now);

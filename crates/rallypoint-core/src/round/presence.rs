@@ -140,30 +140,36 @@ impl Presence {
     pub(super) fn register(
         &mut self,
         context: &mut Context<'_>,
-        record: impl FnOnce() -> NodeRecord,
+        record: impl Fn() -> NodeRecord,
         enough: impl FnOnce(&NodeRecord) -> bool,
     ) -> bool {
         let Lease::Held(lease) = self.lease else { return false };
         if self.registering || self.retry.waits() {
             return false;
         }
-        match &self.key {
-            OwnKey::Ours { record, lease: on, said: Said::Last, .. } if *on == lease && enough(record) => {
+        if let OwnKey::Ours { record: stands, lease: on, said, .. } = &mut self.key
+            && *on == lease
+        {
+            let is_said = match said {
+                Said::Last => enough(stands),
+                // Said again it would be another request to whoever plans, and this one may have been planned with.
+                Said::Earlier => **stands == record(),
+            };
+            if is_said {
+                *said = Said::Last;
                 self.evict(context);
-                true
-            }
-            _ => {
-                self.registering = true;
-                let record = record();
-                let request = self.registration(context, lease, &record);
-                let created = match &self.key {
-                    OwnKey::Missing => None,
-                    OwnKey::Ours { key, .. } | OwnKey::Others(key) => Some(key.created),
-                };
-                context.out.request(Task::Register { lease, record, created }, request);
-                false
+                return true;
             }
         }
+        self.registering = true;
+        let record = record();
+        let request = self.registration(context, lease, &record);
+        let created = match &self.key {
+            OwnKey::Missing => None,
+            OwnKey::Ours { key, .. } | OwnKey::Others(key) => Some(key.created),
+        };
+        context.out.request(Task::Register { lease, record, created }, request);
+        false
     }
 
     /// One request to join, whatever is there: the node's key, the leader's where there is none, and a look at the

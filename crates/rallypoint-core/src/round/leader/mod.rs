@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use self::news::Newsroom;
 use self::plan::{Planned, Planner, Start};
-use self::roster::{LastRound, Member, Roster};
+use self::roster::{LastRound, Member, Present, Roster};
 use self::run_lease::RunLease;
 use self::term::{Term, put_round};
 use super::context::{Context, LeaderTask, Retry, Task};
@@ -560,13 +560,16 @@ impl Leader {
         for entry in ranks {
             let id = context.keys.id_of(&entry.key);
             let Ok(place) = parse::<RankRecord>(entry) else { continue };
-            if let Some((rank, incarnation)) = place.in_plan(&record.plan) {
-                let left = place.left && place.incarnation == incarnation;
+            let seat = place.in_plan(&record.plan);
+            let left = place.left && seat.is_some_and(|(_, incarnation)| place.incarnation == incarnation);
+            if let Some((rank, incarnation)) = seat {
                 last.members.insert(id.to_owned(), Member { left, ..Member::new(rank, incarnation) });
-            } else if place.round < record.round
-                && self.roster.get(id).is_some_and(|node| node.record.incarnation == place.incarnation)
-            {
-                // Who has a place in an earlier round may be in it still. If not, it asks again when it hears of this.
+            }
+            // Who has left, or has a place in an earlier round and may be in it still, wants what it says after that. If
+            // not, it asks again when it hears of this.
+            let over = left || seat.is_none() && place.round < record.round;
+            let same = |node: &Present| node.record.incarnation == place.incarnation;
+            if over && self.roster.get(id).is_some_and(same) {
                 self.roster.spend(id, entry.mod_revision, place.round);
             }
         }

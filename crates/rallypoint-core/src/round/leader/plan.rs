@@ -33,7 +33,7 @@ pub(super) struct Planner {
     begun: u64,
     /// When the key of the plan was last written; 0 if it is not there.
     fence: i64,
-    /// Nodes whose place stands in etcd.
+    /// Nodes whose place stands in etcd, or may.
     placed: BTreeSet<String>,
     tidying: bool,
     /// Places may stand there that nobody has a use for.
@@ -125,9 +125,9 @@ impl Planner {
         self.fence = plan.map_or(0, |entry| entry.mod_revision);
     }
 
-    /// The places that stand in etcd.
+    /// The places that stand in etcd. Those of a plan that was given up may be on their way still.
     pub(super) fn places_are(&mut self, ids: impl Iterator<Item = String>) {
-        self.placed = ids.collect();
+        self.placed.extend(ids);
         self.untidy = true;
     }
 

@@ -58,7 +58,7 @@ pub(super) struct Member {
     pub(super) left: bool,
     /// It was told to the others that the group has lost this one.
     pub(super) lost: bool,
-    /// It is gone for good: who comes by its name is a newcomer.
+    /// It is gone, and has not come back: who comes by its name is a newcomer.
     pub(super) gone: bool,
 }
 
@@ -223,7 +223,8 @@ impl Roster {
             (None, Some(node)) if joins(node) && !node.spent => Class::Newcomer,
             (None, _) => Class::None,
             // It has given its place up, and came back.
-            (Some(member), Some(node)) if member.left && joins(node) => Class::Newcomer,
+            (Some(member), Some(node)) if member.left && joins(node) && !node.spent => Class::Newcomer,
+            (Some(member), Some(_)) if member.left => Class::None,
             (Some(member), None) if member.lost => Class::None,
             (Some(_), None) => Class::Missing,
             (Some(member), Some(node)) if member.incarnation != node.record.incarnation => {
@@ -262,6 +263,9 @@ impl Roster {
         }
         self.latest_claim = self.latest_claim.max(node.record.seat.as_ref().map_or(0, |seat| seat.round));
         self.change(id, |roster| {
+            if let Some(member) = roster.members.get_mut(id) {
+                member.gone &= member.incarnation != node.record.incarnation;
+            }
             roster.nodes.insert(id.to_owned(), node);
             roster.adopt(id);
         });
