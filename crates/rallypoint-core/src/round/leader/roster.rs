@@ -426,3 +426,71 @@ impl Roster {
         seating::seats(&self.settings, candidates.collect()).into_iter().map(str::to_owned).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::record::{RECORD_VERSION, json};
+    use super::super::super::settings::RankPolicy;
+    use super::*;
+
+    const SETTINGS: RunSettings = RunSettings { min_nodes: 1, max_nodes: 4, policy: RankPolicy::Sticky };
+
+    /// What the process of that number says under the name `n`.
+    fn said(incarnation: u64, wants: Wants, modified: i64) -> Entry {
+        let record = NodeRecord {
+            version: RECORD_VERSION,
+            incarnation,
+            address: "n.example".to_owned(),
+            port: 1,
+            wants,
+            round: 0,
+            seat: None,
+            settings: SETTINGS,
+            rack: String::new(),
+            hint: String::new(),
+            about: String::new(),
+            since: 0,
+        };
+        let (key, value) = ("node/n".to_owned(), json(&record));
+        Entry { key, value, create_revision: modified, mod_revision: modified, lease: 1 }
+    }
+
+    /// A roster in whose last round the first process by the name `n` is a member.
+    fn roster(member: Member) -> Roster {
+        let mut roster = Roster::new(SETTINGS);
+        roster.read("n", &said(1, Wants::Join, 2), true);
+        if member.left {
+            roster.spend("n", 5, 1);
+        }
+        let members = HashMap::from([("n".to_owned(), member)]);
+        let plan = "plan".to_owned();
+        roster.begin(LastRound { round: 1, plan, world_size: 1, members, ..LastRound::default() });
+        roster
+    }
+
+    #[test]
+    fn who_follows_a_dead_member_is_a_newcomer_unless_the_member_had_come_back() {
+        let mut roster = roster(Member::new(0, 1));
+        roster.remove("n", true);
+        let mut returned = said(2, Wants::Join, 9);
+        roster.read("n", &returned, true);
+        assert_eq!(roster.class("n"), Class::Newcomer);
+        roster.remove("n", true);
+        roster.read("n", &said(1, Wants::Stay, 10), true);
+        assert_eq!(roster.class("n"), Class::Running);
+        returned.mod_revision = 11;
+        roster.read("n", &returned, true);
+        assert_eq!(roster.class("n"), Class::Survivor);
+    }
+
+    #[test]
+    fn what_a_member_wanted_before_it_left_counts_no_more() {
+        let mut roster = roster(Member { left: true, ..Member::new(0, 1) });
+        // The nodes were read before it left, and the places after.
+        assert_eq!((roster.class("n"), roster.news().waiting), (Class::None, 0));
+        roster.read("n", &said(1, Wants::Leave, 5), true);
+        assert_eq!(roster.class("n"), Class::None);
+        roster.read("n", &said(1, Wants::Join, 7), true);
+        assert_eq!(roster.class("n"), Class::Newcomer);
+    }
+}
