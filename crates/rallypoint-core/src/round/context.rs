@@ -60,6 +60,7 @@ pub(super) enum LeaderTask {
     WriteRound(Box<RoundRecord>),
     Place { plan: u64, chunk: usize },
     Commit { plan: u64 },
+    Ask { ids: Vec<String> },
     Tidy { stale: Vec<String>, lease: i64 },
 }
 

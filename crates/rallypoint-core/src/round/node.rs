@@ -42,6 +42,8 @@ pub struct Node {
     look: Look,
     /// When etcd was last found to have lost data.
     lost_at: Option<Duration>,
+    /// When the leader has last asked whether this node is there, as a revision.
+    asked: i64,
     /// When all parts were last asked what they have to do.
     driven: Duration,
 }
@@ -101,6 +103,7 @@ impl Node {
             close: None,
             look: Look::default(),
             lost_at: None,
+            asked: 0,
             driven: Duration::ZERO,
         }
     }
@@ -177,7 +180,7 @@ impl Node {
             Task::Leader { term, task } => {
                 if let Some(leader) = self.leader.as_mut().filter(|leader| leader.term() == term) {
                     let context = context!(self, now);
-                    let word = leader.handle(context, &mut self.view, &self.silence, task, reply);
+                    let word = leader.handle(context, &mut self.view, task, reply);
                     self.leaders_word(now, word);
                 }
             }
@@ -199,7 +202,7 @@ impl Node {
             if let Some(leader) = &mut self.leader {
                 let context = context!(self, now);
                 context.out.saw(update.revision());
-                let word = leader.update(context, &self.silence, update);
+                let word = leader.update(context, update);
                 self.leaders_word(now, word);
             }
         } else {
@@ -270,6 +273,7 @@ impl Node {
         if self.view.take_loss() {
             self.data_was_lost(now);
         }
+        self.answer_leader();
         self.decide();
         self.lead_or_not(now);
         match self.membership.goal() {
@@ -299,6 +303,18 @@ impl Node {
         self.silence.forget();
         if let Some(leader) = &mut self.leader {
             leader.data_was_lost(now);
+        }
+    }
+
+    /// Registers again if the leader asks whether this node is there.
+    fn answer_leader(&mut self) {
+        let asked = self
+            .view
+            .place()
+            .filter(|place| place.record.asked && place.record.incarnation == self.config.incarnation);
+        if let Some(place) = asked.filter(|place| place.modified != self.asked) {
+            self.asked = place.modified;
+            self.presence.is_missed();
         }
     }
 

@@ -330,6 +330,14 @@ impl Presence {
         }
     }
 
+    /// The leader misses the key, and has asked whether this node is there.
+    pub(super) fn is_missed(&mut self) {
+        if !self.registering {
+            self.key = OwnKey::Missing;
+            self.retry.succeeded();
+        }
+    }
+
     /// The key is gone, or another process's.
     pub(super) fn key_is_gone(&mut self) {
         self.key = OwnKey::Missing;

@@ -141,6 +141,9 @@ pub struct RankRecord {
     /// The process has left in good order. It says so here too, since the leader may be gone with it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub left: bool,
+    /// The leader misses this node's key, and asks whether it is there: if so, it registers again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub asked: bool,
     /// The place that this node's name had in the last round when this plan was begun: it still has it if the plan
     /// comes to nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -50,9 +50,11 @@ pub(crate) enum Fault {
     Denied,
     DeniedAll,
     Full,
+    /// etcd ends a lease that was refreshed in time.
+    LeaseEnded,
 }
 
-const FAULTS: [Fault; 29] = [
+const FAULTS: [Fault; 30] = [
     Fault::Crash,
     Fault::CrashLeader,
     Fault::CrashAtRequest,
@@ -82,6 +84,7 @@ const FAULTS: [Fault; 29] = [
     Fault::Denied,
     Fault::DeniedAll,
     Fault::Full,
+    Fault::LeaseEnded,
 ];
 
 /// What came of a seed.
@@ -238,7 +241,10 @@ fn strike(world: &mut World, rng: &mut Rng, fault: Fault, names: usize) -> Resul
             let time = world.up_to(Duration::from_secs(60));
             world.hang(index, time);
         }
-        (Fault::Lag, Some(index)) => world.processes[index].lag = world.up_to(Duration::from_secs(3)),
+        (Fault::Lag, Some(index)) => {
+            let lag = world.up_to(Duration::from_secs(3));
+            world.lag(index, lag);
+        }
         (Fault::BackUp, _) => world.back_up(),
         (Fault::DataLost, _) if world.now >= world.etcd_away_until => {
             let (empty, overtakes, compacted) = (rng.bool(), rng.bool(), rng.bool());
@@ -256,6 +262,7 @@ fn strike(world: &mut World, rng: &mut Rng, fault: Fault, names: usize) -> Resul
             let time = world.up_to(lease * 3);
             world.fill(time);
         }
+        (Fault::LeaseEnded, Some(index)) => world.end_lease(index)?,
         (Fault::Stall, Some(index)) => stall(world, rng, index),
         (Fault::StallLeader, _) => leader.into_iter().for_each(|index| stall(world, rng, index)),
         (Fault::Cut, Some(index)) => {

@@ -90,6 +90,23 @@ impl World {
         self.publish()
     }
 
+    /// etcd ends a lease that was refreshed in time, as it may when its leader was stopped and goes on. Its owner lives.
+    pub(crate) fn end_lease(&mut self, index: usize) -> Result<(), Violation> {
+        if let Some(lease) = self.processes[index].kept.filter(|_| self.now >= self.etcd_away_until) {
+            self.trace(|| format!("  etcd ends lease {lease} of {} too early", self.name(index)));
+            self.etcd.revoke(lease);
+            self.lag(index, self.processes[index].lag);
+        }
+        self.publish()
+    }
+
+    /// What the watches of a process tell comes late. If its key is gone, it does not hear in time that it is missed.
+    pub(crate) fn lag(&mut self, index: usize, lag: Duration) {
+        let process = &mut self.processes[index];
+        process.lag = lag;
+        process.harmed |= !lag.is_zero() && !process.kept.is_some_and(|lease| self.etcd.has_keys(lease));
+    }
+
     /// etcd forgets its history up to some revision.
     pub(crate) fn compact(&mut self) {
         let revision = self.etcd.revision();

@@ -76,6 +76,24 @@ fn a_newcomer_that_leads_after_an_outage_takes_nobody_for_dead() {
     });
 }
 
+/// etcd's own leader was stopped, and ends leases that were refreshed in time (etcd issue 15247). Nobody has died.
+#[test]
+fn a_lease_that_etcd_ends_too_early_is_no_death() {
+    tell(60, |seed| {
+        let mut world = world(seed, 3, 3);
+        start(&mut world, 3)?;
+        settle(&mut world, MOMENT)?;
+        world.run_for(second(20))?;
+        let news = world.news;
+        for index in 0..=usize::try_from(seed % 3).unwrap() {
+            world.end_lease(index)?;
+        }
+        world.run_for(second(20))?;
+        assert_eq!(world.news, news, "the group was disturbed: {}", state(&world));
+        Ok(())
+    });
+}
+
 /// Finding 3: the leader dies at each of its requests while the group meets again. It costs neither the last call, which
 /// is an hour long here, nor anybody's rank.
 #[test]

@@ -38,11 +38,13 @@ pub(crate) enum Planted {
     NobodyTidies,
     /// Nodes do not say which seat they had.
     SeatsUnsaid,
+    /// A member whose key is gone is called dead without being asked.
+    NobodyAsks,
     /// A write that was refused is sent again at once, many times.
     Spin,
 }
 
-pub(crate) const ALL: [Planted; 13] = [
+pub(crate) const ALL: [Planted; 14] = [
     Planted::CommitUnfenced,
     Planted::RankFromAnyPlan,
     Planted::LostWakeUp,
@@ -55,6 +57,7 @@ pub(crate) const ALL: [Planted; 13] = [
     Planted::NobodySweeps,
     Planted::NobodyTidies,
     Planted::SeatsUnsaid,
+    Planted::NobodyAsks,
     Planted::Spin,
 ];
 
@@ -91,6 +94,7 @@ impl Planted {
             Planted::ReplacedUntold => &[Fault::Double],
             Planted::RefusalUnanswered => &[Fault::Full, Fault::Denied],
             Planted::NobodyTidies => &[Fault::Crash, Fault::Newcomer],
+            Planted::NobodyAsks => &[Fault::LeaseEnded],
             _ => &[],
         }
     }
@@ -116,6 +120,13 @@ impl Planted {
                         let mut place: RankRecord = serde_json::from_str(value).expect("a place can be read");
                         place.previous = None;
                         *value = serde_json::to_string(&place).expect("a place can be written");
+                    }
+                }
+            }
+            Planted::NobodyAsks => {
+                for op in &mut txn.then {
+                    if let Op::Put { value, .. } = op {
+                        *value = value.replace(r#","asked":true"#, "");
                     }
                 }
             }

@@ -25,8 +25,8 @@ mod term;
 use std::time::Duration;
 
 use self::news::Newsroom;
-use self::plan::{Planned, Planner, Start};
-use self::roster::{LastRound, Member, Present, Roster};
+use self::plan::{PLACES, Planned, Planner, Start};
+use self::roster::{Asked, LastRound, Member, Present, Roster};
 use self::run_lease::RunLease;
 use self::term::{Term, put_round};
 use super::context::{Context, LeaderTask, Retry, Task};
@@ -172,7 +172,8 @@ impl Leader {
         }
         let sure = self.roster.is_unsure().then(|| silence.sure_at(now)).flatten();
         let progress = self.newsroom.timeout(view, &self.roster, &self.planner);
-        let all = [sure, progress, self.planner.timeout(), Some(renew_at), self.not_before()];
+        let answer = self.roster.answer_due();
+        let all = [sure, answer, progress, self.planner.timeout(), Some(renew_at), self.not_before()];
         all.into_iter().flatten().filter(|at| *at > now).min()
     }
 
@@ -208,7 +209,10 @@ impl Leader {
             if self.read_at < silence.sure_at(context.now) {
                 return self.read_all(context);
             }
-            self.roster.look_at_all(true);
+            if !view.is_closed() {
+                self.roster.lose_the_silent(context.now);
+                self.ask_the_missing(context, view);
+            }
         }
         if view.known().is_none_or(|known| !known.record.has_round()) {
             self.roster.lose_state();
@@ -237,6 +241,25 @@ impl Leader {
         }
     }
 
+    /// Asks members whose key is gone whether they are there: at their place, which they watch.
+    fn ask_the_missing(&mut self, context: &mut Context<'_>, view: &View) {
+        if self.planner.is_planning() || self.newsroom.is_writing() {
+            return;
+        }
+        let missing = self.roster.unasked();
+        let ids = |part: &[(String, Member)]| part.iter().map(|(id, _)| id.clone()).collect::<Vec<_>>();
+        let Some(known) = view.known().filter(|known| known.record.plan == self.roster.plan()) else {
+            // Where etcd has lost their round they notice by themselves.
+            return self.roster.ask(&ids(&missing), Asked::At(context.now));
+        };
+        for part in missing.chunks(PLACES) {
+            let ids = ids(part);
+            self.roster.ask(&ids, Asked::Asking);
+            let request = self.planner.question(context, self.term, known, part);
+            self.term.send(context, LeaderTask::Ask { ids }, request);
+        }
+    }
+
     fn drive_plan(&mut self, context: &mut Context<'_>, view: &View) {
         if self.not_before().is_some_and(|at| context.now < at) || !self.spoken {
             return;
@@ -259,9 +282,11 @@ impl Leader {
             LeaderTask::RenewRun { lease } | LeaderTask::Tidy { lease, .. } => Some(*lease),
             LeaderTask::WriteRound(record) => Some(record.lease),
             LeaderTask::Place { plan, .. } | LeaderTask::Commit { plan } => self.planner.lease_of(*plan),
-            LeaderTask::ReadNodes | LeaderTask::ReadRanks | LeaderTask::ReadGroup | LeaderTask::GrantRun => {
-                None
-            }
+            LeaderTask::ReadNodes
+            | LeaderTask::ReadRanks
+            | LeaderTask::ReadGroup
+            | LeaderTask::Ask { .. }
+            | LeaderTask::GrantRun => None,
         }
     }
 
@@ -370,6 +395,7 @@ impl Leader {
             LeaderTask::GrantRun
             | LeaderTask::RenewRun { .. }
             | LeaderTask::WriteRound(_)
+            | LeaderTask::Ask { .. }
             | LeaderTask::Tidy { .. } => {}
         }
     }
@@ -378,13 +404,13 @@ impl Leader {
         &mut self,
         context: &mut Context<'_>,
         view: &mut View,
-        silence: &Silence,
         task: LeaderTask,
         reply: Result<Reply, Failure>,
     ) -> Word {
         match &task {
             LeaderTask::WriteRound(_) => self.newsroom.written(),
             LeaderTask::Tidy { .. } => self.planner.tidied(),
+            LeaderTask::Ask { ids } => self.roster.ask(ids, Asked::No),
             _ => {}
         }
         let reply = match reply {
@@ -417,13 +443,13 @@ impl Leader {
                 if let Some(reading) = &mut self.reading {
                     reading.nodes = Some((revision, entries));
                 }
-                self.begin(context, view, silence);
+                self.begin(context, view);
             }
             (LeaderTask::ReadRanks, Reply::Range { revision, entries }) => {
                 if let Some(reading) = &mut self.reading {
                     reading.ranks = Some((revision, entries));
                 }
-                self.begin(context, view, silence);
+                self.begin(context, view);
             }
             (LeaderTask::ReadGroup, Reply::Txn(reply)) => {
                 if let Some(reading) = &mut self.reading {
@@ -432,7 +458,7 @@ impl Leader {
                 let mut found = reply.results.into_iter().map(got);
                 view.see_round(reply.revision, found.next().flatten().as_ref());
                 self.planner.fence_is(found.next().flatten().as_ref());
-                self.begin(context, view, silence);
+                self.begin(context, view);
             }
             (LeaderTask::GrantRun, Reply::Granted(lease)) => {
                 if matches!(self.run_lease, RunLease::Granting) {
@@ -449,11 +475,17 @@ impl Leader {
             }
             (LeaderTask::Place { plan, chunk }, Reply::Txn(reply)) => {
                 let planned = self.planner.placed(plan, chunk, reply);
-                return self.planned(context, view, silence, planned);
+                return self.planned(context, view, planned);
             }
             (LeaderTask::Commit { plan }, Reply::Txn(reply)) => {
                 let planned = self.planner.committed(context, plan, reply);
-                return self.planned(context, view, silence, planned);
+                return self.planned(context, view, planned);
+            }
+            (LeaderTask::Ask { ids }, Reply::Txn(reply)) => {
+                if !reply.held {
+                    return self.refused(context, view, reply);
+                }
+                self.roster.ask(&ids, Asked::At(context.now));
             }
             (LeaderTask::Tidy { stale, .. }, Reply::Txn(reply)) => {
                 if !reply.held {
@@ -469,19 +501,13 @@ impl Leader {
         Word::Nothing
     }
 
-    fn planned(
-        &mut self,
-        context: &mut Context<'_>,
-        view: &mut View,
-        silence: &Silence,
-        planned: Planned,
-    ) -> Word {
+    fn planned(&mut self, context: &mut Context<'_>, view: &mut View, planned: Planned) -> Word {
         match planned {
             Planned::Nothing => {}
             Planned::Refused(reply) => return self.refused(context, view, reply),
             Planned::Complete(last, record, revision) => {
                 self.roster.begin(last);
-                self.roster.look_at_all(silence.is_sure(context.now));
+                self.roster.look_at_all();
                 self.newsroom.told(context.now, record.world_size);
                 self.wrote(context, view, *record, revision);
             }
@@ -515,7 +541,7 @@ impl Leader {
     }
 
     /// Leads, once all is read that it takes.
-    fn begin(&mut self, context: &mut Context<'_>, view: &View, silence: &Silence) {
+    fn begin(&mut self, context: &mut Context<'_>, view: &View) {
         let Some(Reading { nodes: Some(_), ranks: Some((read, _)), group: true }) = &mut self.reading else {
             return;
         };
@@ -535,7 +561,7 @@ impl Leader {
         self.read_at = Some(context.now);
         let keys = context.keys;
         for entry in &nodes {
-            self.roster.read(keys.id_of(&entry.key), entry, false);
+            self.roster.read(keys.id_of(&entry.key), entry);
         }
         self.planner.places_are(ranks.iter().map(|entry| keys.id_of(&entry.key).to_owned()));
         if let Some(known) = view.known().filter(|known| known.record.has_round()) {
@@ -543,7 +569,7 @@ impl Leader {
             self.roster.begin(last);
         }
         self.take_claims(context.now, view);
-        self.roster.look_at_all(silence.is_sure(context.now));
+        self.roster.look_at_all();
         let keys = Watched::Prefix(context.keys.nodes());
         context.out.push(Output::Watch { id: WatchId::Nodes, keys, from: Some(revision + 1) });
     }
@@ -577,7 +603,7 @@ impl Leader {
     }
 
     /// What the watch on the nodes tells.
-    pub(super) fn update(&mut self, context: &mut Context<'_>, silence: &Silence, update: Update) -> Word {
+    pub(super) fn update(&mut self, context: &mut Context<'_>, update: Update) -> Word {
         if self.reading.is_some() {
             return Word::Nothing;
         }
@@ -586,7 +612,6 @@ impl Leader {
             self.epoch = None;
             return Word::Nothing;
         };
-        let sure = silence.is_sure(context.now);
         for event in events {
             let key = match &event {
                 Event::Put(entry) => &entry.key,
@@ -594,8 +619,8 @@ impl Leader {
             };
             let id = context.keys.id_of(key).to_owned();
             match event {
-                Event::Put(entry) => self.roster.read(&id, &entry, sure),
-                Event::Delete { .. } => self.roster.remove(&id, sure),
+                Event::Put(entry) => self.roster.read(&id, &entry),
+                Event::Delete { .. } => self.roster.remove(&id),
             }
             self.planner.changed(&id, &self.roster);
         }

@@ -12,16 +12,16 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use super::super::context::{Context, LeaderTask};
-use super::super::etcd::{Condition, Entry, Op, TxnReply};
+use super::super::etcd::{Condition, Entry, Op, Request, TxnReply};
 use super::super::record::{
     MasterRecord, News, PreviousPlace, RECORD_VERSION, RankRecord, RoundRecord, Wants, json, parse,
 };
-use super::super::view::got;
+use super::super::view::{KnownRound, got};
 use super::roster::{LastRound, Member, Roster};
 use super::term::{Term, put_round};
 
 /// Places in one transaction; etcd takes 128 operations.
-const PLACES: usize = 120;
+pub(super) const PLACES: usize = 120;
 /// Transactions under way at a time.
 const IN_FLIGHT: usize = 8;
 
@@ -296,6 +296,7 @@ impl Planner {
                 rank,
                 incarnation: *incarnation,
                 left: false,
+                asked: false,
                 previous,
                 more: BTreeMap::new(),
             };
@@ -375,6 +376,33 @@ impl Planner {
             state_lost: false,
         };
         Planned::Complete(last, Box::new(record), revision)
+    }
+
+    /// Asks members at their places whether they are there. Not if another plan was begun by then: it has written there.
+    pub(super) fn question(
+        &self,
+        context: &Context<'_>,
+        term: Term,
+        known: &KnownRound,
+        members: &[(String, Member)],
+    ) -> Request {
+        let places = members.iter().map(|(id, member)| {
+            let place = RankRecord {
+                version: RECORD_VERSION,
+                round: known.record.round,
+                plan: known.record.plan.clone(),
+                rank: member.rank,
+                incarnation: member.incarnation,
+                left: false,
+                asked: true,
+                previous: None,
+                more: BTreeMap::new(),
+            };
+            Op::Put { key: context.keys.rank(id), value: json(&place), lease: known.record.lease }
+        });
+        let round = Condition::ModifiedAt(context.keys.round(), known.modified);
+        let plan = Condition::unchanged_since(context.keys.plan(), self.fence);
+        term.txn(context, vec![round, plan], places.collect())
     }
 
     /// Removes what only earlier rounds had a use for, a part at a time, if the record is as it was at `modified`. The

@@ -2,6 +2,7 @@
 //! here is counted anew for all.
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 use super::super::etcd::Entry;
 use super::super::record::{Lost, NAMED_LOSSES, News, NodeRecord, Wants, Why, parse};
@@ -60,11 +61,25 @@ pub(super) struct Member {
     pub(super) lost: bool,
     /// It is gone, and has not come back: who comes by its name is a newcomer.
     pub(super) gone: bool,
+    pub(super) asked: Asked,
 }
+
+/// Whether a member whose key is gone was asked if it is there. etcd may have ended a lease that was refreshed in time:
+/// it does so at times when its own leader was stopped and goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asked {
+    No,
+    /// The request is under way.
+    Asking,
+    At(Duration),
+}
+
+/// For a member to answer, by registering again.
+const ANSWER: Duration = Duration::from_millis(500);
 
 impl Member {
     pub(super) fn new(rank: usize, incarnation: u64) -> Self {
-        Member { rank, incarnation, left: false, lost: false, gone: false }
+        Member { rank, incarnation, left: false, lost: false, gone: false, asked: Asked::No }
     }
 }
 
@@ -265,6 +280,7 @@ impl Roster {
         self.change(id, |roster| {
             if let Some(member) = roster.members.get_mut(id) {
                 member.gone &= member.incarnation != node.record.incarnation;
+                member.asked = Asked::No;
             }
             roster.nodes.insert(id.to_owned(), node);
             roster.adopt(id);
@@ -273,11 +289,11 @@ impl Roster {
     }
 
     /// What stands under a node's key. What is not a node's record is no node.
-    pub(super) fn read(&mut self, id: &str, entry: &Entry, sure: bool) {
+    pub(super) fn read(&mut self, id: &str, entry: &Entry) {
         let (created, modified) = (entry.create_revision, entry.mod_revision);
         match parse(entry) {
             Ok(record) => self.put(id, Present { record, created, modified, spent: false }),
-            Err(_) => self.remove(id, sure),
+            Err(_) => self.remove(id),
         }
     }
 
@@ -302,30 +318,59 @@ impl Roster {
         self.lose(id, why);
     }
 
-    /// A node's key is gone. A member is dead with it, if that is `sure`: etcd itself may have been away.
-    pub(super) fn remove(&mut self, id: &str, sure: bool) {
-        self.change(id, |roster| drop(roster.nodes.remove(id)));
-        match self.members.get(id) {
-            Some(member) if member.lost => self.change(id, |roster| {
-                roster.members.entry(id.to_owned()).and_modify(|member| member.gone = true);
-            }),
-            Some(_) if sure => self.lose(id, Why::Died),
-            _ => {}
+    /// A node's key is gone. Whether a member is dead with it turns out later.
+    pub(super) fn remove(&mut self, id: &str) {
+        self.change(id, |roster| {
+            roster.nodes.remove(id);
+            roster.members.entry(id.to_owned()).and_modify(|member| member.gone |= member.lost);
+        });
+    }
+
+    /// Members whose key is gone, and that nobody has asked yet whether they are there.
+    pub(super) fn unasked(&self) -> Vec<(String, Member)> {
+        let missing = self.members.iter().filter(|(id, member)| {
+            member.asked == Asked::No && !member.left && self.class(id) == Class::Missing
+        });
+        missing.map(|(id, member)| (id.clone(), *member)).collect()
+    }
+
+    /// Members are asked whether they are there.
+    pub(super) fn ask(&mut self, ids: &[String], asked: Asked) {
+        for id in ids {
+            if let Some(member) = self.members.get_mut(id) {
+                member.asked = asked;
+            }
         }
     }
 
-    /// Looks at all members anew. Whoever is missing is dead, if that is `sure`.
-    pub(super) fn look_at_all(&mut self, sure: bool) {
-        if sure {
-            self.lost_count += std::mem::take(&mut self.unnamed);
+    /// When the first of those that were asked has had the time to answer.
+    pub(super) fn answer_due(&self) -> Option<Duration> {
+        let asked = self.members.values().filter(|member| !member.lost);
+        let asked = asked.filter_map(|member| if let Asked::At(at) = member.asked { Some(at) } else { None });
+        asked.min().map(|at| at + ANSWER)
+    }
+
+    /// Who was asked and has not answered by now is dead, and so is whom nobody can ask.
+    pub(super) fn lose_the_silent(&mut self, now: Duration) {
+        self.lost_count += std::mem::take(&mut self.unnamed);
+        let silent = |member: &Member| matches!(member.asked, Asked::At(at) if at + ANSWER <= now);
+        let dead =
+            self.members.iter().filter(|(id, member)| silent(member) && self.class(id) == Class::Missing);
+        let mut dead: Vec<_> = dead.map(|(id, member)| (member.rank, id.clone())).collect();
+        dead.sort();
+        for (_, id) in dead {
+            self.lose(&id, Why::Died);
         }
+    }
+
+    /// Looks at all members anew.
+    pub(super) fn look_at_all(&mut self) {
         let mut members: Vec<_> =
             self.members.iter().map(|(id, member)| (member.rank, member.left, id.clone())).collect();
         members.sort();
         for (_, left, id) in members {
             match self.class(&id) {
                 Class::Missing if left => self.lose(&id, Why::Left),
-                Class::Missing if sure => self.lose(&id, Why::Died),
                 _ => self.look_at(&id),
             }
         }
@@ -458,7 +503,7 @@ mod tests {
     /// A roster in whose last round the first process by the name `n` is a member.
     fn roster(member: Member) -> Roster {
         let mut roster = Roster::new(SETTINGS);
-        roster.read("n", &said(1, Wants::Join, 2), true);
+        roster.read("n", &said(1, Wants::Join, 2));
         if member.left {
             roster.spend("n", 5, 1);
         }
@@ -469,17 +514,39 @@ mod tests {
     }
 
     #[test]
+    fn a_member_is_dead_once_it_was_asked_and_has_not_answered() {
+        let mut roster = roster(Member::new(0, 1));
+        let (asked, ids) = (Duration::from_secs(1), ["n".to_owned()]);
+        roster.remove("n");
+        roster.lose_the_silent(asked);
+        assert_eq!((roster.unasked().len(), roster.lost_count), (1, 0));
+        roster.ask(&ids, Asked::At(asked));
+        roster.lose_the_silent(asked);
+        assert_eq!((roster.unasked().len(), roster.lost_count), (0, 0));
+        roster.read("n", &said(1, Wants::Stay, 9));
+        roster.remove("n");
+        roster.lose_the_silent(asked + ANSWER);
+        assert_eq!((roster.unasked().len(), roster.lost_count), (1, 0), "it had answered");
+        roster.ask(&ids, Asked::At(asked));
+        assert_eq!(roster.answer_due(), Some(asked + ANSWER));
+        roster.lose_the_silent(asked + ANSWER);
+        assert_eq!((roster.class("n"), roster.lost_count), (Class::None, 1));
+    }
+
+    #[test]
     fn who_follows_a_dead_member_is_a_newcomer_unless_the_member_had_come_back() {
         let mut roster = roster(Member::new(0, 1));
-        roster.remove("n", true);
+        roster.remove("n");
+        roster.ask(&["n".to_owned()], Asked::At(Duration::ZERO));
+        roster.lose_the_silent(ANSWER);
         let mut returned = said(2, Wants::Join, 9);
-        roster.read("n", &returned, true);
+        roster.read("n", &returned);
         assert_eq!(roster.class("n"), Class::Newcomer);
-        roster.remove("n", true);
-        roster.read("n", &said(1, Wants::Stay, 10), true);
+        roster.remove("n");
+        roster.read("n", &said(1, Wants::Stay, 10));
         assert_eq!(roster.class("n"), Class::Running);
         returned.mod_revision = 11;
-        roster.read("n", &returned, true);
+        roster.read("n", &returned);
         assert_eq!(roster.class("n"), Class::Survivor);
     }
 
@@ -488,9 +555,9 @@ mod tests {
         let mut roster = roster(Member { left: true, ..Member::new(0, 1) });
         // The nodes were read before it left, and the places after.
         assert_eq!((roster.class("n"), roster.news().waiting), (Class::None, 0));
-        roster.read("n", &said(1, Wants::Leave, 5), true);
+        roster.read("n", &said(1, Wants::Leave, 5));
         assert_eq!(roster.class("n"), Class::None);
-        roster.read("n", &said(1, Wants::Join, 7), true);
+        roster.read("n", &said(1, Wants::Join, 7));
         assert_eq!(roster.class("n"), Class::Newcomer);
     }
 }
