@@ -50,6 +50,11 @@ impl World {
         self.trace(|| format!("etcd is away for {time:?}, restarted: {restarted}"));
         self.etcd_away_until = self.now + time;
         self.etcd_restarts = restarted;
+        for index in 0..self.processes.len() {
+            let late = self.rng.bool();
+            let pause = self.up_to(Duration::from_millis(800));
+            self.processes[index].reconnect = if late { pause } else { Duration::ZERO };
+        }
         self.after(time, Step::Resume { restarted });
     }
 

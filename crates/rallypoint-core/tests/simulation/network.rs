@@ -94,13 +94,13 @@ impl World {
         request: Request,
         history: u64,
     ) -> Result<(), Violation> {
-        let at = self.now.max(self.etcd_away_until) + self.delay();
+        let at = self.now.max(self.reached_again(from)) + self.delay();
         if history != self.etcd.history || (self.now < self.etcd_away_until && self.etcd_restarts) {
             // No connection outlives the server, and its end is noticed once there is another.
             self.at(at, Step::Answer { to: from, id, reply: Err(Failure::Unknown) });
             return Ok(());
         }
-        if self.now < self.etcd_away_until {
+        if self.now < self.reached_again(from) {
             self.at(at, Step::Arrive { from, id, request, history });
             return Ok(());
         }
@@ -130,6 +130,11 @@ impl World {
             self.trace(|| format!("{} the reply to #{id} is lost", self.name(from)));
         }
         Ok(())
+    }
+
+    /// When a process has a connection again after etcd was away: it may have waited for the next try.
+    fn reached_again(&self, from: usize) -> Duration {
+        self.etcd_away_until + self.processes[from].reconnect
     }
 
     /// Whether etcd refuses a request, for want of space or of a permission.
@@ -179,10 +184,11 @@ impl World {
         if history != self.etcd.history {
             return;
         }
-        if self.now < self.etcd_away_until {
-            if !self.etcd_restarts {
-                let at = self.etcd_away_until + self.delay();
-                self.at(at, Step::Refresh { from, lease, history });
+        let at = self.reached_again(from);
+        if self.now < at {
+            if self.now >= self.etcd_away_until || !self.etcd_restarts {
+                let delay = self.delay();
+                self.at(at + delay, Step::Refresh { from, lease, history });
             }
             return;
         }

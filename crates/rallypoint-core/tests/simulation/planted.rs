@@ -22,7 +22,7 @@ pub(crate) enum Planted {
     LostWakeUp,
     /// After its stream was cut, a watch goes on from where it was, whatever etcd has lost.
     TrustEveryHistory,
-    /// A node that has just been started takes every missing key for a death.
+    /// A node that has just been started takes every missing key for a death, and asks nobody.
     NoGraceForNewcomers,
     /// A plan that comes to nothing costs the members their places.
     PlacesWithoutPrevious,
@@ -123,7 +123,7 @@ impl Planted {
                     }
                 }
             }
-            Planted::NobodyAsks => {
+            Planted::NobodyAsks | Planted::NoGraceForNewcomers => {
                 for op in &mut txn.then {
                     if let Op::Put { value, .. } = op {
                         *value = value.replace(r#","asked":true"#, "");

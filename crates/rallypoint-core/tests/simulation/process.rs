@@ -31,6 +31,8 @@ pub(crate) struct Process {
     pub(crate) hung_until: Duration,
     /// What its watches tell comes so much later.
     pub(crate) lag: Duration,
+    /// How long it takes to reach etcd again after that was away.
+    pub(crate) reconnect: Duration,
     /// etcd refuses what it asks for until then.
     pub(crate) denied_until: Duration,
     /// The requests of the second that it is.
@@ -122,6 +124,7 @@ impl Process {
             has_left: false,
             hung_until: Duration::ZERO,
             lag: Duration::ZERO,
+            reconnect: Duration::ZERO,
             denied_until: Duration::ZERO,
             this_second: (0, 0),
             refusal: None,
