@@ -410,7 +410,10 @@ impl Leader {
         match &task {
             LeaderTask::WriteRound(_) => self.newsroom.written(),
             LeaderTask::Tidy { .. } => self.planner.tidied(),
-            LeaderTask::Ask { ids } => self.roster.ask(ids, Asked::No),
+            LeaderTask::Ask { ids } => {
+                let held = matches!(&reply, Ok(Reply::Txn(reply)) if reply.held);
+                self.roster.were_asked(ids, if held { Asked::At(context.now) } else { Asked::No });
+            }
             _ => {}
         }
         let reply = match reply {
@@ -481,11 +484,8 @@ impl Leader {
                 let planned = self.planner.committed(context, plan, reply);
                 return self.planned(context, view, planned);
             }
-            (LeaderTask::Ask { ids }, Reply::Txn(reply)) => {
-                if !reply.held {
-                    return self.refused(context, view, reply);
-                }
-                self.roster.ask(&ids, Asked::At(context.now));
+            (LeaderTask::Ask { .. }, Reply::Txn(reply)) if !reply.held => {
+                return self.refused(context, view, reply);
             }
             (LeaderTask::Tidy { stale, .. }, Reply::Txn(reply)) => {
                 if !reply.held {

@@ -343,6 +343,15 @@ impl Roster {
         }
     }
 
+    /// What came of the request. Who has come back meanwhile need not be asked any more.
+    pub(super) fn were_asked(&mut self, ids: &[String], asked: Asked) {
+        for id in ids {
+            if let Some(member) = self.members.get_mut(id).filter(|member| member.asked == Asked::Asking) {
+                member.asked = asked;
+            }
+        }
+    }
+
     /// When the first of those that were asked has had the time to answer.
     pub(super) fn answer_due(&self) -> Option<Duration> {
         let asked = self.members.values().filter(|member| !member.lost);
@@ -520,10 +529,11 @@ mod tests {
         roster.remove("n");
         roster.lose_the_silent(asked);
         assert_eq!((roster.unasked().len(), roster.lost_count), (1, 0));
-        roster.ask(&ids, Asked::At(asked));
+        roster.ask(&ids, Asked::Asking);
         roster.lose_the_silent(asked);
         assert_eq!((roster.unasked().len(), roster.lost_count), (0, 0));
         roster.read("n", &said(1, Wants::Stay, 9));
+        roster.were_asked(&ids, Asked::At(asked));
         roster.remove("n");
         roster.lose_the_silent(asked + ANSWER);
         assert_eq!((roster.unasked().len(), roster.lost_count), (1, 0), "it had answered");
