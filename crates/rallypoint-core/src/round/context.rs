@@ -61,6 +61,7 @@ pub(super) enum LeaderTask {
     Place { plan: u64, chunk: usize },
     Commit { plan: u64 },
     Ask { ids: Vec<String> },
+    LookFor { ids: Vec<String> },
     Tidy { stale: Vec<String>, lease: i64 },
 }
 

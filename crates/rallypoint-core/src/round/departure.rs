@@ -81,8 +81,10 @@ impl Departure {
             return;
         }
         match (self.stage, standing.key, standing.lease) {
-            (Stage::Begin, _, _) if view.is_closed() => self.sweep(context, view, standing),
-            (Stage::NotLast, _, _) => self.sweep_after_members(context),
+            (Stage::Begin, _, _) if view.is_closed() && !view.is_blind() => {
+                self.sweep(context, view, standing)
+            }
+            (Stage::NotLast, _, _) => self.sweep_after_members(context, view),
             (Stage::Begin, Some(key), Some(lease)) => self.say(context, view, key, lease, farewell),
             (Stage::Begin | Stage::Revoking, _, lease) => self.revoke_or_go(context, lease),
             (Stage::Gone, _, _) => {}
@@ -129,6 +131,7 @@ impl Departure {
             vec![Condition::OnlyCreatedAt(keys.nodes(), standing.key.map_or(0, |key| key.created))];
         // That of another node may be as old, in another history.
         when.extend(standing.key.map(|key| Condition::ModifiedAt(keys.node(id), key.modified)));
+        when.extend(still_closed(context, view));
         let txn = Txn {
             when,
             then: leftovers(context).into_iter().chain([Op::DeletePrefix(keys.ranks())]).collect(),
@@ -138,8 +141,9 @@ impl Departure {
     }
 
     /// Does so if nobody is left who has a place: a spare has no use for it, and may have died.
-    fn sweep_after_members(&mut self, context: &mut Context<'_>) {
-        let when = vec![Condition::OnlyCreatedAt(context.keys.ranks(), 0)];
+    fn sweep_after_members(&mut self, context: &mut Context<'_>, view: &View) {
+        let mut when = vec![Condition::OnlyCreatedAt(context.keys.ranks(), 0)];
+        when.extend(still_closed(context, view));
         let txn = Txn { when, then: leftovers(context), otherwise: vec![] };
         self.request(context, DepartureTask::SweepAfterMembers, txn);
     }
@@ -206,6 +210,11 @@ impl Departure {
         }
         None
     }
+}
+
+/// The run is closed as it is known to be. An etcd that was restored may have a time before that.
+fn still_closed(context: &Context<'_>, view: &View) -> Option<Condition> {
+    view.known().map(|known| Condition::ModifiedAt(context.keys.round(), known.modified))
 }
 
 /// What only the members of a run had a use for, their places apart.

@@ -210,7 +210,8 @@ impl Leader {
                 return self.read_all(context);
             }
             if !view.is_closed() {
-                self.roster.lose_the_silent(context.now);
+                self.roster.lose_unnamed();
+                self.look_for_the_silent(context);
                 self.ask_the_missing(context, view);
             }
         }
@@ -260,6 +261,27 @@ impl Leader {
         }
     }
 
+    /// Who was asked and has not answered may have done so: the watch may lag behind.
+    fn look_for_the_silent(&mut self, context: &mut Context<'_>) {
+        for ids in self.roster.silent(context.now).chunks(PLACES) {
+            let then = ids.iter().map(|id| Op::Get(context.keys.node(id))).collect();
+            let request = Request::Txn(Txn { then, ..Txn::default() });
+            self.roster.ask(ids, Asked::Looking);
+            self.term.send(context, LeaderTask::LookFor { ids: ids.to_vec() }, request);
+        }
+    }
+
+    /// Who has come back in time is there. Who has not is dead.
+    fn looked_for(&mut self, ids: &[String], reply: TxnReply) {
+        for (id, found) in ids.iter().zip(reply.results) {
+            match got(found) {
+                Some(entry) => self.roster.read(id, &entry),
+                None => self.roster.is_dead(id),
+            }
+            self.planner.changed(id, &self.roster);
+        }
+    }
+
     fn drive_plan(&mut self, context: &mut Context<'_>, view: &View) {
         if self.not_before().is_some_and(|at| context.now < at) || !self.spoken {
             return;
@@ -286,6 +308,7 @@ impl Leader {
             | LeaderTask::ReadRanks
             | LeaderTask::ReadGroup
             | LeaderTask::Ask { .. }
+            | LeaderTask::LookFor { .. }
             | LeaderTask::GrantRun => None,
         }
     }
@@ -396,6 +419,7 @@ impl Leader {
             | LeaderTask::RenewRun { .. }
             | LeaderTask::WriteRound(_)
             | LeaderTask::Ask { .. }
+            | LeaderTask::LookFor { .. }
             | LeaderTask::Tidy { .. } => {}
         }
     }
@@ -412,7 +436,11 @@ impl Leader {
             LeaderTask::Tidy { .. } => self.planner.tidied(),
             LeaderTask::Ask { ids } => {
                 let held = matches!(&reply, Ok(Reply::Txn(reply)) if reply.held);
-                self.roster.were_asked(ids, if held { Asked::At(context.now) } else { Asked::No });
+                let asked = if held { Asked::At(context.now) } else { Asked::No };
+                self.roster.were_asked(ids, Asked::Asking, asked);
+            }
+            LeaderTask::LookFor { ids } if reply.is_err() => {
+                self.roster.were_asked(ids, Asked::Looking, Asked::At(Duration::ZERO));
             }
             _ => {}
         }
@@ -484,6 +512,7 @@ impl Leader {
                 let planned = self.planner.committed(context, plan, reply);
                 return self.planned(context, view, planned);
             }
+            (LeaderTask::LookFor { ids }, Reply::Txn(reply)) => self.looked_for(&ids, reply),
             (LeaderTask::Ask { .. }, Reply::Txn(reply)) if !reply.held => {
                 return self.refused(context, view, reply);
             }
@@ -620,7 +649,7 @@ impl Leader {
             let id = context.keys.id_of(key).to_owned();
             match event {
                 Event::Put(entry) => self.roster.read(&id, &entry),
-                Event::Delete { .. } => self.roster.remove(&id),
+                Event::Delete { revision, .. } => self.roster.remove(&id, revision),
             }
             self.planner.changed(&id, &self.roster);
         }

@@ -72,6 +72,8 @@ pub(super) enum Asked {
     /// The request is under way.
     Asking,
     At(Duration),
+    /// It had the time to answer, and its key is read once more: the watch may lag behind.
+    Looking,
 }
 
 /// For a member to answer, by registering again.
@@ -272,8 +274,8 @@ impl Roster {
 
     /// A node's key was written.
     pub(super) fn put(&mut self, id: &str, node: Present) {
-        // A fresh read tells what is known already, too.
-        if self.nodes.get(id).is_some_and(|known| known.modified == node.modified) {
+        // A fresh read tells what is known already, and what the watch has not told yet.
+        if self.nodes.get(id).is_some_and(|known| known.modified >= node.modified) {
             return;
         }
         self.latest_claim = self.latest_claim.max(node.record.seat.as_ref().map_or(0, |seat| seat.round));
@@ -293,7 +295,7 @@ impl Roster {
         let (created, modified) = (entry.create_revision, entry.mod_revision);
         match parse(entry) {
             Ok(record) => self.put(id, Present { record, created, modified, spent: false }),
-            Err(_) => self.remove(id),
+            Err(_) => self.remove(id, modified),
         }
     }
 
@@ -319,7 +321,10 @@ impl Roster {
     }
 
     /// A node's key is gone. Whether a member is dead with it turns out later.
-    pub(super) fn remove(&mut self, id: &str) {
+    pub(super) fn remove(&mut self, id: &str, revision: i64) {
+        if self.nodes.get(id).is_some_and(|known| known.modified > revision) {
+            return;
+        }
         self.change(id, |roster| {
             roster.nodes.remove(id);
             roster.members.entry(id.to_owned()).and_modify(|member| member.gone |= member.lost);
@@ -343,10 +348,10 @@ impl Roster {
         }
     }
 
-    /// What came of the request. Who has come back meanwhile need not be asked any more.
-    pub(super) fn were_asked(&mut self, ids: &[String], asked: Asked) {
+    /// What came of that request. Who has come back meanwhile need not be asked any more.
+    pub(super) fn were_asked(&mut self, ids: &[String], was: Asked, asked: Asked) {
         for id in ids {
-            if let Some(member) = self.members.get_mut(id).filter(|member| member.asked == Asked::Asking) {
+            if let Some(member) = self.members.get_mut(id).filter(|member| member.asked == was) {
                 member.asked = asked;
             }
         }
@@ -354,22 +359,33 @@ impl Roster {
 
     /// When the first of those that were asked has had the time to answer.
     pub(super) fn answer_due(&self) -> Option<Duration> {
+        if self.count(Class::Missing) == 0 {
+            return None;
+        }
         let asked = self.members.values().filter(|member| !member.lost);
         let asked = asked.filter_map(|member| if let Asked::At(at) = member.asked { Some(at) } else { None });
         asked.min().map(|at| at + ANSWER)
     }
 
-    /// Who was asked and has not answered by now is dead, and so is whom nobody can ask.
-    pub(super) fn lose_the_silent(&mut self, now: Duration) {
-        self.lost_count += std::mem::take(&mut self.unnamed);
+    /// Members that were asked, and have not answered by now.
+    pub(super) fn silent(&self, now: Duration) -> Vec<String> {
         let silent = |member: &Member| matches!(member.asked, Asked::At(at) if at + ANSWER <= now);
-        let dead =
-            self.members.iter().filter(|(id, member)| silent(member) && self.class(id) == Class::Missing);
-        let mut dead: Vec<_> = dead.map(|(id, member)| (member.rank, id.clone())).collect();
-        dead.sort();
-        for (_, id) in dead {
-            self.lose(&id, Why::Died);
+        let members = self.members.iter().filter(|(id, it)| silent(it) && self.class(id) == Class::Missing);
+        let mut members: Vec<_> = members.map(|(id, member)| (member.rank, id.clone())).collect();
+        members.sort();
+        members.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// A member was asked, and its key is still not there: it is dead.
+    pub(super) fn is_dead(&mut self, id: &str) {
+        if self.members.get(id).is_some_and(|member| member.asked == Asked::Looking) {
+            self.lose(id, Why::Died);
         }
+    }
+
+    /// Members that nobody can ask, since etcd has lost their places, are dead if they have not come back.
+    pub(super) fn lose_unnamed(&mut self) {
+        self.lost_count += std::mem::take(&mut self.unnamed);
     }
 
     /// Looks at all members anew.
@@ -526,33 +542,45 @@ mod tests {
     fn a_member_is_dead_once_it_was_asked_and_has_not_answered() {
         let mut roster = roster(Member::new(0, 1));
         let (asked, ids) = (Duration::from_secs(1), ["n".to_owned()]);
-        roster.remove("n");
-        roster.lose_the_silent(asked);
-        assert_eq!((roster.unasked().len(), roster.lost_count), (1, 0));
+        let none: [String; 0] = [];
+        roster.remove("n", 3);
+        assert_eq!((roster.unasked().len(), roster.silent(asked * 2)), (1, none.to_vec()));
         roster.ask(&ids, Asked::Asking);
-        roster.lose_the_silent(asked);
-        assert_eq!((roster.unasked().len(), roster.lost_count), (0, 0));
+        assert!(roster.unasked().is_empty());
         roster.read("n", &said(1, Wants::Stay, 9));
-        roster.were_asked(&ids, Asked::At(asked));
-        roster.remove("n");
-        roster.lose_the_silent(asked + ANSWER);
-        assert_eq!((roster.unasked().len(), roster.lost_count), (1, 0), "it had answered");
+        roster.were_asked(&ids, Asked::Asking, Asked::At(asked));
+        roster.remove("n", 10);
+        assert_eq!((roster.unasked().len(), roster.silent(asked * 2)), (1, none.to_vec()), "it had answered");
         roster.ask(&ids, Asked::At(asked));
         assert_eq!(roster.answer_due(), Some(asked + ANSWER));
-        roster.lose_the_silent(asked + ANSWER);
+        assert_eq!(roster.silent(asked), none);
+        assert_eq!(roster.silent(asked + ANSWER), ids);
+        roster.is_dead("n");
+        assert_eq!(roster.lost_count, 0, "nobody has looked for it");
+        roster.ask(&ids, Asked::Looking);
+        roster.is_dead("n");
         assert_eq!((roster.class("n"), roster.lost_count), (Class::None, 1));
+    }
+
+    #[test]
+    fn what_the_watch_tells_late_is_known_already() {
+        let mut roster = roster(Member::new(0, 1));
+        roster.read("n", &said(1, Wants::Stay, 9));
+        roster.remove("n", 8);
+        roster.read("n", &said(1, Wants::Join, 7));
+        assert_eq!(roster.class("n"), Class::Running);
     }
 
     #[test]
     fn who_follows_a_dead_member_is_a_newcomer_unless_the_member_had_come_back() {
         let mut roster = roster(Member::new(0, 1));
-        roster.remove("n");
-        roster.ask(&["n".to_owned()], Asked::At(Duration::ZERO));
-        roster.lose_the_silent(ANSWER);
+        roster.remove("n", 3);
+        roster.ask(&["n".to_owned()], Asked::Looking);
+        roster.is_dead("n");
         let mut returned = said(2, Wants::Join, 9);
         roster.read("n", &returned);
         assert_eq!(roster.class("n"), Class::Newcomer);
-        roster.remove("n");
+        roster.remove("n", 9);
         roster.read("n", &said(1, Wants::Stay, 10));
         assert_eq!(roster.class("n"), Class::Running);
         returned.mod_revision = 11;
