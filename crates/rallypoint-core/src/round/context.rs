@@ -52,7 +52,7 @@ pub(super) enum DepartureTask {
 
 #[derive(Debug, Clone)]
 pub(super) enum LeaderTask {
-    ReadNodes,
+    ReadNodes { reading: u64 },
     ReadRanks,
     ReadGroup,
     GrantRun,

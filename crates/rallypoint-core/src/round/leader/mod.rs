@@ -11,6 +11,9 @@
 //!      └── the watch on the nodes has read afresh ───┘
 //! ```
 //!
+//! It watches the nodes before it reads them. A watch from a revision that is over is one that etcd has to catch up on,
+//! ten times a second, while the group waits.
+//!
 //! - `roster`: whom it sees, and what has become of the members. `seating`: who sits where.
 //! - `plan`: the transactions that make a round. `news`: what else the group is told.
 //! - `run_lease`: what everything hangs on that outlives a node. `term`: what makes a late write harmless.
@@ -40,6 +43,8 @@ use super::view::{KnownRound, RoundKey, View, got};
 pub(super) struct Leader {
     term: Term,
     reading: Option<Reading>,
+    /// How often all was read: the nodes must be read after the watch on them has begun.
+    readings: u64,
     roster: Roster,
     planner: Planner,
     newsroom: Newsroom,
@@ -66,9 +71,23 @@ const LOSS: Duration = Duration::from_secs(60);
 /// What a leader has to know first.
 #[derive(Debug, Default)]
 struct Reading {
-    nodes: Option<(i64, Vec<Entry>)>,
+    nodes: Nodes,
     ranks: Option<(i64, Vec<Entry>)>,
     group: bool,
+}
+
+#[derive(Debug, Default)]
+enum Nodes {
+    /// The watch has not begun.
+    #[default]
+    Unwatched,
+    /// What has happened since the watch began, which is kept back until the read tells how things stood.
+    Watched(Vec<Event>),
+    Read {
+        revision: i64,
+        entries: Vec<Entry>,
+        since: Vec<Event>,
+    },
 }
 
 /// What concerns the node that leads.
@@ -90,6 +109,7 @@ impl Leader {
         Leader {
             term: Term::new(term),
             reading: Some(Reading::default()),
+            readings: 0,
             roster: Roster::new(context.config.settings),
             planner: Planner::default(),
             newsroom: Newsroom::new(context.now, context.config.settings.min_nodes),
@@ -116,17 +136,17 @@ impl Leader {
 
     /// Begins anew with what etcd has: as a new leader, or because events were missed.
     fn read_all(&mut self, context: &mut Context<'_>) {
-        if self.reading.is_none() {
-            context.out.push(Output::Unwatch(WatchId::Nodes));
-        }
+        let keys = Watched::Prefix(context.keys.nodes());
+        context.out.push(Output::Watch { id: WatchId::Nodes, keys, from: None });
         self.reading = Some(Reading::default());
+        self.readings += 1;
         self.epoch = Some(context.out.epoch());
         self.roster = Roster::new(context.config.settings);
         self.planner.forget();
         self.newsroom.forget();
         self.outdated = None;
         self.failed.retain(|task| matches!(task, LeaderTask::GrantRun));
-        for task in [LeaderTask::ReadNodes, LeaderTask::ReadRanks, LeaderTask::ReadGroup] {
+        for task in [LeaderTask::ReadRanks, LeaderTask::ReadGroup] {
             self.read(context, task);
         }
     }
@@ -134,7 +154,7 @@ impl Leader {
     fn read(&self, context: &mut Context<'_>, task: LeaderTask) {
         let keys = context.keys;
         let request = match &task {
-            LeaderTask::ReadNodes => Request::Range(keys.nodes()),
+            LeaderTask::ReadNodes { .. } => Request::Range(keys.nodes()),
             LeaderTask::ReadRanks => Request::Range(keys.ranks()),
             _ => {
                 let then = vec![Op::Get(keys.round()), Op::Get(keys.plan())];
@@ -157,9 +177,7 @@ impl Leader {
 
     /// Ends what a leader keeps open.
     pub(super) fn step_down(self, context: &mut Context<'_>) {
-        if self.reading.is_none() {
-            context.out.push(Output::Unwatch(WatchId::Nodes));
-        }
+        context.out.push(Output::Unwatch(WatchId::Nodes));
     }
 
     pub(super) fn timeout(&self, now: Duration, view: &View, silence: &Silence) -> Option<Duration> {
@@ -188,6 +206,11 @@ impl Leader {
             for task in std::mem::take(&mut self.failed) {
                 self.send_again(context, task);
             }
+        }
+        // A run without a record will need a lease, whatever else there is to read.
+        let recorded = matches!(self.run_lease, RunLease::Recorded { .. });
+        if recorded && matches!(view.round(), RoundKey::Missing) && !self.retry.waits() {
+            self.grant_run(context);
         }
         if self.reading.is_some() || self.retry.waits() {
             return;
@@ -259,9 +282,10 @@ impl Leader {
             LeaderTask::RenewRun { lease } | LeaderTask::Tidy { lease, .. } => Some(*lease),
             LeaderTask::WriteRound(record) => Some(record.lease),
             LeaderTask::Place { plan, .. } | LeaderTask::Commit { plan } => self.planner.lease_of(*plan),
-            LeaderTask::ReadNodes | LeaderTask::ReadRanks | LeaderTask::ReadGroup | LeaderTask::GrantRun => {
-                None
-            }
+            LeaderTask::ReadNodes { .. }
+            | LeaderTask::ReadRanks
+            | LeaderTask::ReadGroup
+            | LeaderTask::GrantRun => None,
         }
     }
 
@@ -358,7 +382,7 @@ impl Leader {
     /// Sends a request again that may have been carried out, if it is still of use.
     fn send_again(&mut self, context: &mut Context<'_>, task: LeaderTask) {
         match task {
-            LeaderTask::ReadNodes | LeaderTask::ReadRanks | LeaderTask::ReadGroup => {
+            LeaderTask::ReadNodes { .. } | LeaderTask::ReadRanks | LeaderTask::ReadGroup => {
                 self.read(context, task);
             }
             LeaderTask::GrantRun if matches!(self.run_lease, RunLease::Granting) => self.grant_run(context),
@@ -413,17 +437,21 @@ impl Leader {
             }
         };
         match (task, reply) {
-            (LeaderTask::ReadNodes, Reply::Range { revision, entries }) => {
-                if let Some(reading) = &mut self.reading {
-                    reading.nodes = Some((revision, entries));
+            (LeaderTask::ReadNodes { reading }, Reply::Range { revision, entries }) => {
+                if let Some(Reading { nodes, .. }) = &mut self.reading
+                    && let Nodes::Watched(since) = nodes
+                    && reading == self.readings
+                {
+                    let since = std::mem::take(since);
+                    *nodes = Nodes::Read { revision, entries, since };
                 }
-                self.begin(context, view, silence);
+                return self.begin(context, view, silence);
             }
             (LeaderTask::ReadRanks, Reply::Range { revision, entries }) => {
                 if let Some(reading) = &mut self.reading {
                     reading.ranks = Some((revision, entries));
                 }
-                self.begin(context, view, silence);
+                return self.begin(context, view, silence);
             }
             (LeaderTask::ReadGroup, Reply::Txn(reply)) => {
                 if let Some(reading) = &mut self.reading {
@@ -432,7 +460,7 @@ impl Leader {
                 let mut found = reply.results.into_iter().map(got);
                 view.see_round(reply.revision, found.next().flatten().as_ref());
                 self.planner.fence_is(found.next().flatten().as_ref());
-                self.begin(context, view, silence);
+                return self.begin(context, view, silence);
             }
             (LeaderTask::GrantRun, Reply::Granted(lease)) => {
                 if matches!(self.run_lease, RunLease::Granting) {
@@ -515,27 +543,35 @@ impl Leader {
     }
 
     /// Leads, once all is read that it takes.
-    fn begin(&mut self, context: &mut Context<'_>, view: &View, silence: &Silence) {
-        let Some(Reading { nodes: Some(_), ranks: Some((read, _)), group: true }) = &mut self.reading else {
-            return;
+    fn begin(&mut self, context: &mut Context<'_>, view: &View, silence: &Silence) -> Word {
+        let Some(Reading { nodes: Nodes::Read { .. }, ranks: Some((read, _)), group: true }) = &self.reading
+        else {
+            return Word::Nothing;
         };
         // The places of a round that was completed after they were read are not among them.
         if view.known().is_some_and(|known| known.modified > *read) {
             if let Some(reading) = &mut self.reading {
                 reading.ranks = None;
             }
-            return self.read(context, LeaderTask::ReadRanks);
+            self.read(context, LeaderTask::ReadRanks);
+            return Word::Nothing;
         }
-        let Some(Reading { nodes: Some((revision, nodes)), ranks: Some((_, ranks)), .. }) =
-            self.reading.take()
+        let Some(Reading {
+            nodes: Nodes::Read { revision, entries, since }, ranks: Some((_, ranks)), ..
+        }) = self.reading.take()
         else {
-            return;
+            return Word::Nothing;
         };
         self.retry.succeeded();
         self.read_at = Some(context.now);
         let keys = context.keys;
-        for entry in &nodes {
+        for entry in &entries {
             self.roster.read(keys.id_of(&entry.key), entry, false);
+        }
+        let since: Vec<Event> = since.into_iter().filter(|event| event.revision() > revision).collect();
+        let changed = !since.is_empty();
+        for event in since {
+            self.happened(context, event, false);
         }
         self.planner.places_are(ranks.iter().map(|entry| keys.id_of(&entry.key).to_owned()));
         if let Some(known) = view.known().filter(|known| known.record.has_round()) {
@@ -544,8 +580,7 @@ impl Leader {
         }
         self.take_claims(context.now, view);
         self.roster.look_at_all(silence.is_sure(context.now));
-        let keys = Watched::Prefix(context.keys.nodes());
-        context.out.push(Output::Watch { id: WatchId::Nodes, keys, from: Some(revision + 1) });
+        if changed { self.own_key(context) } else { Word::Nothing }
     }
 
     /// The last round, as its record and its members' places have it.
@@ -573,29 +608,46 @@ impl Leader {
         last
     }
 
+    /// Something has happened to a node's key. One that is gone is a death, if that is `sure`.
+    fn happened(&mut self, context: &Context<'_>, event: Event, sure: bool) {
+        let key = match &event {
+            Event::Put(entry) => &entry.key,
+            Event::Delete { key, .. } => key,
+        };
+        let id = context.keys.id_of(key).to_owned();
+        match event {
+            Event::Put(entry) => self.roster.read(&id, &entry, sure),
+            Event::Delete { .. } => self.roster.remove(&id, sure),
+        }
+        self.planner.changed(&id, &self.roster);
+    }
+
     /// What the watch on the nodes tells.
     pub(super) fn update(&mut self, context: &mut Context<'_>, silence: &Silence, update: Update) -> Word {
-        if self.reading.is_some() {
-            return Word::Nothing;
-        }
         let Update::Events(events) = update else {
             // What it says may be of another history than the rest of what is known.
             self.epoch = None;
             return Word::Nothing;
         };
+        if let Some(Reading { nodes, .. }) = &mut self.reading {
+            match nodes {
+                Nodes::Watched(since) | Nodes::Read { since, .. } => since.extend(events),
+                Nodes::Unwatched => {
+                    *nodes = Nodes::Watched(events);
+                    self.read(context, LeaderTask::ReadNodes { reading: self.readings });
+                }
+            }
+            return Word::Nothing;
+        }
         let sure = silence.is_sure(context.now);
         for event in events {
-            let key = match &event {
-                Event::Put(entry) => &entry.key,
-                Event::Delete { key, .. } => key,
-            };
-            let id = context.keys.id_of(key).to_owned();
-            match event {
-                Event::Put(entry) => self.roster.read(&id, &entry, sure),
-                Event::Delete { .. } => self.roster.remove(&id, sure),
-            }
-            self.planner.changed(&id, &self.roster);
+            self.happened(context, event, sure);
         }
+        self.own_key(context)
+    }
+
+    /// What stands under this node's own name.
+    fn own_key(&self, context: &Context<'_>) -> Word {
         match self.roster.get(&context.config.id) {
             Some(node) if node.record.incarnation != context.config.incarnation => {
                 Word::Replaced { by: node.record.address.clone() }
