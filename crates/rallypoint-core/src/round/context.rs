@@ -60,6 +60,7 @@ pub(super) enum LeaderTask {
     WriteRound(Box<RoundRecord>),
     Place { plan: u64, chunk: usize },
     Commit { plan: u64 },
+    Complete { plan: u64 },
     Tidy { stale: Vec<String>, lease: i64 },
 }
 

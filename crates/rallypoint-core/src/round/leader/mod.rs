@@ -281,7 +281,9 @@ impl Leader {
         match task {
             LeaderTask::RenewRun { lease } | LeaderTask::Tidy { lease, .. } => Some(*lease),
             LeaderTask::WriteRound(record) => Some(record.lease),
-            LeaderTask::Place { plan, .. } | LeaderTask::Commit { plan } => self.planner.lease_of(*plan),
+            LeaderTask::Place { plan, .. } | LeaderTask::Commit { plan } | LeaderTask::Complete { plan } => {
+                self.planner.lease_of(*plan)
+            }
             LeaderTask::ReadNodes { .. }
             | LeaderTask::ReadRanks
             | LeaderTask::ReadGroup
@@ -390,6 +392,9 @@ impl Leader {
                 self.planner.place(context, self.term, &self.roster, plan, chunk);
             }
             LeaderTask::Commit { plan } => self.planner.commit(context, self.term, plan),
+            LeaderTask::Complete { plan } => {
+                self.planner.complete(context, self.term, &self.roster, plan);
+            }
             // Made anew from what is known by then.
             LeaderTask::GrantRun
             | LeaderTask::RenewRun { .. }
@@ -415,7 +420,10 @@ impl Leader {
             Ok(reply) => reply,
             Err(Failure::LeaseGone) => {
                 let lease = self.lease_of(&task);
-                let of_plan = matches!(task, LeaderTask::Place { .. } | LeaderTask::Commit { .. });
+                let of_plan = matches!(
+                    task,
+                    LeaderTask::Place { .. } | LeaderTask::Commit { .. } | LeaderTask::Complete { .. }
+                );
                 let of_run = self.is_run_lease(view, lease);
                 if of_run || (of_plan && lease.is_some()) {
                     self.planner.forget();
@@ -428,7 +436,9 @@ impl Leader {
             }
             Err(Failure::Unknown | Failure::Refused) => {
                 // Whether a plan that was given up has begun is not known any more.
-                if matches!(task, LeaderTask::Place { plan, .. } if self.planner.lease_of(plan).is_none()) {
+                if let LeaderTask::Place { plan, .. } | LeaderTask::Complete { plan } = task
+                    && self.planner.lease_of(plan).is_none()
+                {
                     self.epoch = None;
                 }
                 self.failed.push(task);
@@ -481,6 +491,10 @@ impl Leader {
             }
             (LeaderTask::Commit { plan }, Reply::Txn(reply)) => {
                 let planned = self.planner.committed(context, plan, reply);
+                return self.planned(context, view, silence, planned);
+            }
+            (LeaderTask::Complete { plan }, Reply::Txn(reply)) => {
+                let planned = self.planner.completed(context, plan, reply);
                 return self.planned(context, view, silence, planned);
             }
             (LeaderTask::Tidy { stale, .. }, Reply::Txn(reply)) => {
