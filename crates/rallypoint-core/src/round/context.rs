@@ -52,7 +52,7 @@ pub(super) enum DepartureTask {
 
 #[derive(Debug, Clone)]
 pub(super) enum LeaderTask {
-    ReadNodes,
+    ReadNodes { reading: u64 },
     ReadRanks,
     ReadGroup,
     GrantRun,
@@ -60,6 +60,7 @@ pub(super) enum LeaderTask {
     WriteRound(Box<RoundRecord>),
     Place { plan: u64, chunk: usize },
     Commit { plan: u64 },
+    Complete { plan: u64 },
     Ask { ids: Vec<String> },
     LookFor { ids: Vec<String> },
     Tidy { stale: Vec<String>, lease: i64 },

@@ -163,9 +163,10 @@ impl Membership {
     }
 
     /// Asks for a round after the last one, if this node has waited through it. The leader may take it for a member of
-    /// an earlier round, whose place was lost before this node saw it.
-    pub(super) fn catch_up(&mut self, view: &View) {
-        if let Some(known) = view.known().filter(|_| self.is_joining()) {
+    /// an earlier round, whose place was lost before this node saw it. The look at its place was at `revision`: of a round
+    /// that was completed after that it tells nothing.
+    pub(super) fn catch_up(&mut self, view: &View, revision: i64) {
+        if let Some(known) = view.known().filter(|known| self.is_joining() && known.modified <= revision) {
             self.after = self.after.max(known.record.round);
         }
     }

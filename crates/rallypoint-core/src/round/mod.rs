@@ -43,5 +43,5 @@ pub use record::{
 };
 pub use settings::{
     DEFAULT_CLOSED_TTL, DEFAULT_LAST_CALL, DEFAULT_LEASE, DEFAULT_RUN_TTL, LONGEST_DEFAULT_LEASE, NodeConfig,
-    RankPolicy, RunSettings, SHORTEST_LEASE, default_lease,
+    PLACES_PER_REQUEST, RankPolicy, RunSettings, SHORTEST_LEASE, default_lease,
 };

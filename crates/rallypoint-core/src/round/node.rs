@@ -399,7 +399,7 @@ impl Node {
             self.look.lost_in = lost_in.map(str::to_owned);
         }
         self.decide();
-        self.membership.catch_up(&self.view);
+        self.membership.catch_up(&self.view, sight.revision);
     }
 
     /// What has turned out about this node's own key.

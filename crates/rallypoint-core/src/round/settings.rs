@@ -18,6 +18,8 @@ pub const DEFAULT_RUN_TTL: Duration = Duration::from_secs(600);
 pub const DEFAULT_CLOSED_TTL: Duration = Duration::from_secs(600);
 /// How long a round with enough nodes waits for more.
 pub const DEFAULT_LAST_CALL: Duration = Duration::from_secs(30);
+/// How many nodes a leader gives their places in one transaction: etcd takes 128 operations, and a few are for the rest.
+pub const PLACES_PER_REQUEST: usize = 120;
 
 /// A node of a group of up to so many that is not heard of for this long is dead: 5 s up to 1,000 nodes, and a second
 /// more for each further 600, up to 30 s.
@@ -141,6 +143,8 @@ pub struct NodeConfig {
     pub closed_ttl: Duration,
     /// See [`DEFAULT_LAST_CALL`].
     pub last_call: Duration,
+    /// See [`PLACES_PER_REQUEST`].
+    pub places_per_request: usize,
 }
 
 impl NodeConfig {
@@ -173,6 +177,7 @@ impl NodeConfig {
             run_ttl: DEFAULT_RUN_TTL,
             closed_ttl: DEFAULT_CLOSED_TTL,
             last_call: DEFAULT_LAST_CALL,
+            places_per_request: PLACES_PER_REQUEST,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use rallypoint_core::round::{RankPolicy, RunSettings};
+use rallypoint_core::round::{PLACES_PER_REQUEST, RankPolicy, RunSettings};
 
 use crate::check::Violation;
 use crate::etcd::MIN_TTL;
@@ -145,6 +145,7 @@ fn draw(rng: &mut Rng, planted: Planted) -> World {
         run_ttl: Duration::from_secs(if rng.u8(..4) == 0 { 12 } else { 90 }),
         // Longer than all that follows, so that whoever comes late can be told.
         closed_ttl: Duration::from_secs(300),
+        places: &[2, 5, PLACES_PER_REQUEST],
     };
     let mut some = |most: f64| if rng.bool() { most * rng.f64() } else { 0.0 };
     let mut weather = Weather {

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use rallypoint_core::round::{
-    Change, CloseOutcome, Joined, Op, RankPolicy, Refusal, Reply, Request, RoundRecord, RunSettings, Txn,
+    Change, CloseOutcome, Joined, Op, PLACES_PER_REQUEST, RankPolicy, Refusal, Reply, Request, RoundRecord,
+    RunSettings, Txn,
 };
 
 use crate::check::Violation;
@@ -308,6 +309,7 @@ fn the_places_of_many_dead_are_gone_after_one_round() {
             last_call: second(30),
             run_ttl: second(600),
             closed_ttl: second(600),
+            places: &[PLACES_PER_REQUEST],
         },
         Weather::default(),
     );

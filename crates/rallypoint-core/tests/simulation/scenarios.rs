@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use rallypoint_core::round::{Change, RankPolicy, Refusal, RunSettings};
+use rallypoint_core::round::{Change, PLACES_PER_REQUEST, RankPolicy, Refusal, RunSettings};
 
 use crate::check::Violation;
 use crate::faults::Loss;
@@ -22,6 +22,7 @@ pub(crate) fn world(seed: u64, min_nodes: usize, max_nodes: usize) -> World {
         last_call: LONG,
         run_ttl: Duration::from_secs(600),
         closed_ttl: Duration::from_secs(600),
+        places: &[PLACES_PER_REQUEST],
     };
     World::new(seed, setup, Weather::default())
 }

@@ -26,6 +26,8 @@ pub(crate) struct Setup {
     pub(crate) last_call: Duration,
     pub(crate) run_ttl: Duration,
     pub(crate) closed_ttl: Duration,
+    /// How many places a leader writes at once: one of these, so that a group is small to some and large to others.
+    pub(crate) places: &'static [usize],
 }
 
 /// Something that happens at a moment.
@@ -214,6 +216,7 @@ impl World {
         let index = self.processes.len();
         let before = self.processes.iter().filter(|process| process.id == id).count() as u64;
         let incarnation = 1 + before;
+        let seed = self.rng.u64(..);
         let config = NodeConfig {
             incarnation,
             address: format!("{id}-{incarnation}.sim"),
@@ -225,9 +228,9 @@ impl World {
             run_ttl: self.setup.run_ttl,
             closed_ttl: self.setup.closed_ttl,
             last_call: self.setup.last_call,
+            places_per_request: self.setup.places[(seed % self.setup.places.len() as u64) as usize],
             ..NodeConfig::new(RUN, id, settings)
         };
-        let seed = self.rng.u64(..);
         self.trace(|| format!("{id} starts, incarnation {incarnation}"));
         let mut process = Process::new(config, seed);
         process.harmed = self.weather.lost + self.weather.slow + self.weather.late > 0.0;

@@ -23,6 +23,7 @@ mod refresh;
 mod requests;
 mod watch;
 mod watch_hub;
+mod watch_ids;
 
 pub use client::Client;
 pub use entry::{Entry, Event};

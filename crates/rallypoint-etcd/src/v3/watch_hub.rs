@@ -19,6 +19,7 @@ use super::connections::{Connection, Connections};
 use super::entry::Event;
 use super::mailbox::Mailbox;
 use super::range::KeyRange;
+use super::watch_ids::{self, WatchIds};
 use crate::{Error, ErrorKind, Result};
 
 /// How many messages may lie between the hub and a slow reader. Beyond that the reader gets a fresh read
@@ -97,7 +98,12 @@ impl Drop for Subscription {
 impl WatchHub {
     pub(super) fn new(connections: Arc<Connections>) -> Self {
         let pause = Pause(Arc::new(Mutex::new(Instant::now())));
-        WatchHub(Arc::new(Shared { connections, next_id: AtomicI64::new(1), task: Mailbox::new(), pause }))
+        WatchHub(Arc::new(Shared {
+            connections,
+            next_id: AtomicI64::new(watch_ids::FIRST),
+            task: Mailbox::new(),
+            pause,
+        }))
     }
 
     /// When ranges may be read afresh.
@@ -113,8 +119,8 @@ impl WatchHub {
         self.0.task.send(Command::Subscribe(id, watcher), |commands| {
             let (connections, pause) = (Arc::clone(&self.0.connections), self.0.pause.clone());
             let watchers = HashMap::new();
-            let task =
-                Task { connections, commands, pause, watchers, heard: false, cluster: 0, answer_by: None };
+            let (ids, heard, cluster, answer_by) = (WatchIds::new(), false, 0, None);
+            let task = Task { connections, commands, pause, watchers, ids, heard, cluster, answer_by };
             tokio::spawn(task.run());
         });
         Subscription { hub: self.clone(), id, messages }
@@ -126,6 +132,8 @@ struct Task {
     commands: mpsc::UnboundedReceiver<Command>,
     pause: Pause,
     watchers: HashMap<i64, Watcher>,
+    /// What the server calls them.
+    ids: WatchIds,
     /// The server has said something on the stream that was no refusal.
     heard: bool,
     /// The cluster that answers on the stream; 0 before the first answer.
@@ -214,11 +222,12 @@ impl Task {
     /// Opens a stream with all watches on it, each from where it was.
     async fn open(&mut self) -> Result<(Arc<Connection>, Requests, WatchResponseStream)> {
         let connection = self.connections.current().await?;
-        (self.heard, self.cluster) = (false, 0);
+        (self.heard, self.cluster, self.ids) = (false, 0, WatchIds::new());
         let mut watchers = self.watchers.iter();
         let (&id, first) = watchers.next().expect("a stream is opened only for watches");
         let options = options(id, &first.range, first.next_revision);
         let mut client = connection.watch();
+        self.ids.ask(id);
         let opening = client.watch(first.range.start.clone(), Some(options));
         let opened = tokio::time::timeout(self.connections.settings.request_timeout, opening).await;
         let (sender, answers) = match opened {
@@ -234,6 +243,7 @@ impl Task {
         let (requests, queue) = mpsc::unbounded_channel();
         tokio::spawn(send_requests(sender, queue));
         for (&id, watcher) in watchers {
+            self.ids.ask(id);
             // A stream that is over already shows in its answers.
             let _ = requests.send(Request::Create(id, watcher.range.clone(), watcher.next_revision));
         }
@@ -278,7 +288,7 @@ impl Task {
                     Err(error) => return End::Failed(on.error("watch", error)),
                 },
                 () = on.suspected(), if self.answer_by.is_none() => {
-                    let _ = requests.send(Request::Progress);
+                    self.ask(requests);
                     self.answer_by = Some(self.limit().min(Instant::now() + SUSPECTED));
                 }
                 () = sleep_until(self.answer_by.unwrap_or(heard_at + SILENCE)) => {
@@ -286,23 +296,40 @@ impl Task {
                         return End::Failed(Error::new(ErrorKind::Timeout, "watch").endpoint(&on.url));
                     }
                     // Pings tell of a connection that hangs, and nothing of a stream that does.
-                    let _ = requests.send(Request::Progress);
+                    self.ask(requests);
                     self.answer_by = Some(self.limit());
                 }
             }
         }
     }
 
+    /// Asks for an answer, whatever it is.
+    fn ask(&mut self, requests: &Requests) {
+        let probe = self.watchers.values().next().filter(|_| self.ids.are_servers());
+        let request = match probe {
+            // A proxy has nothing to say of its progress.
+            Some(watcher) => Request::Create(watch_ids::PROBE, watcher.range.clone(), None),
+            None => Request::Progress,
+        };
+        if let Request::Create(id, ..) = request {
+            self.ids.ask(id);
+        }
+        let _ = requests.send(request);
+    }
+
     fn apply(&mut self, command: Command, requests: Option<&Requests>) {
         let request = match command {
             Command::Subscribe(id, watcher) => {
+                if requests.is_some() {
+                    self.ids.ask(id);
+                }
                 let request = Request::Create(id, watcher.range.clone(), watcher.next_revision);
                 self.watchers.insert(id, watcher);
                 self.answer_by = self.answer_by.or(Some(self.limit()));
                 request
             }
             Command::Cancel(id) => match self.watchers.remove(&id) {
-                Some(_) => Request::Cancel(id),
+                Some(_) => Request::Cancel(self.ids.end(id)),
                 None => return,
             },
         };
@@ -313,17 +340,24 @@ impl Task {
 
     /// Passes an answer on to its watch. An error is the stream's, not the watch's.
     fn handle(&mut self, answer: &WatchResponse, on: &Connection, requests: &Requests) -> Result<()> {
-        let id = answer.watch_id();
         if answer.canceled() {
             return self.canceled(answer, on);
         }
+        let id = self.ids.ours(answer.watch_id(), answer.created());
         self.heard = true;
         let (cluster, revision) =
             answer.header().map_or((0, 0), |header| (header.cluster_id(), header.revision()));
-        if ![0, cluster].contains(&std::mem::replace(&mut self.cluster, cluster)) {
+        // A proxy does not always tell.
+        if cluster != 0 && ![0, cluster].contains(&std::mem::replace(&mut self.cluster, cluster)) {
             return Err(interrupted(on, "another cluster answers"));
         }
-        let Some(watcher) = self.watchers.get_mut(&id) else { return Ok(()) };
+        let Some(watcher) = self.watchers.get_mut(&id) else {
+            // Its owner has gone meanwhile, or it was only to be answered.
+            if answer.created() {
+                let _ = requests.send(Request::Cancel(self.ids.end(id)));
+            }
+            return Ok(());
+        };
         if answer.created() {
             watcher.created = true;
             // A server behind what this watch has seen has lost data, or lags: what it would send from there on
@@ -363,7 +397,7 @@ impl Task {
     /// Ends a watch's channel, which tells its owner to read afresh.
     fn read_afresh(&mut self, id: i64, requests: &Requests) {
         self.watchers.remove(&id);
-        let _ = requests.send(Request::Cancel(id));
+        let _ = requests.send(Request::Cancel(self.ids.end(id)));
     }
 
     /// The server has ended a watch. Its owner reads afresh: that renews a password's token if that was the
@@ -375,7 +409,11 @@ impl Task {
         match answer.watch_id() {
             // Some versions do not say which one they refuse.
             -1 => self.watchers.retain(|_, watcher| watcher.created),
-            id => drop(self.watchers.remove(&id)),
+            id => {
+                let ours = self.ids.ours(id, false);
+                self.ids.end(ours);
+                self.watchers.remove(&ours);
+            }
         }
         // One that is gone already was cancelled by its owner; the server only says that it has heard.
         let asked_for = self.watchers.len() == before;

@@ -29,6 +29,7 @@ impl Rig {
             commands: mpsc::unbounded_channel().1,
             pause: Pause(Arc::new(Mutex::new(Instant::now()))),
             watchers: HashMap::from([(1, watcher)]),
+            ids: WatchIds::new(),
             heard: false,
             cluster: 0,
             answer_by: None,

@@ -11,12 +11,18 @@
 //!      └── the watch on the nodes has read afresh ───┘
 //! ```
 //!
-//! - `roster`: whom it sees, and what has become of the members. `seating`: who sits where.
+//! It watches the nodes before it reads them. A watch from a revision that is over is one that etcd has to catch up on,
+//! ten times a second, while the group waits.
+//!
+//! - `reading`: what it has to know first. `roster`: whom it sees, and what has become of the members. `missing`: whether
+//!   they are dead. `seating`: who sits where.
 //! - `plan`: the transactions that make a round. `news`: what else the group is told.
 //! - `run_lease`: what everything hangs on that outlives a node. `term`: what makes a late write harmless.
 
+mod missing;
 mod news;
 mod plan;
+mod reading;
 mod roster;
 mod run_lease;
 mod seating;
@@ -25,14 +31,15 @@ mod term;
 use std::time::Duration;
 
 use self::news::Newsroom;
-use self::plan::{PLACES, Planned, Planner, Start};
-use self::roster::{Asked, LastRound, Member, Present, Roster};
+use self::plan::{Planned, Planner, Start};
+use self::reading::{Known, Reading};
+use self::roster::{Asked, Roster};
 use self::run_lease::RunLease;
 use self::term::{Term, put_round};
 use super::context::{Context, LeaderTask, Retry, Task};
-use super::etcd::{Condition, Entry, Event, Failure, Op, Reply, Request, Txn, TxnReply, Update, Watched};
+use super::etcd::{Condition, Event, Failure, Reply, Request, TxnReply, Update};
 use super::output::{Output, WatchId};
-use super::record::{RankRecord, RoundRecord, parse};
+use super::record::RoundRecord;
 use super::silence::Silence;
 use super::view::{KnownRound, RoundKey, View, got};
 
@@ -40,6 +47,8 @@ use super::view::{KnownRound, RoundKey, View, got};
 pub(super) struct Leader {
     term: Term,
     reading: Option<Reading>,
+    /// How often all was read.
+    readings: u64,
     roster: Roster,
     planner: Planner,
     newsroom: Newsroom,
@@ -63,14 +72,6 @@ const SAY_AGAIN: Duration = Duration::from_secs(1);
 /// For as long as that, the number of a round does not tell whether it came before or after the loss.
 const LOSS: Duration = Duration::from_secs(60);
 
-/// What a leader has to know first.
-#[derive(Debug, Default)]
-struct Reading {
-    nodes: Option<(i64, Vec<Entry>)>,
-    ranks: Option<(i64, Vec<Entry>)>,
-    group: bool,
-}
-
 /// What concerns the node that leads.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Word {
@@ -89,7 +90,8 @@ impl Leader {
     pub(super) fn new(context: &Context<'_>, term: i64, lost_at: Option<Duration>) -> Self {
         Leader {
             term: Term::new(term),
-            reading: Some(Reading::default()),
+            reading: Some(Reading::new(0)),
+            readings: 0,
             roster: Roster::new(context.config.settings),
             planner: Planner::default(),
             newsroom: Newsroom::new(context.now, context.config.settings.min_nodes),
@@ -116,32 +118,16 @@ impl Leader {
 
     /// Begins anew with what etcd has: as a new leader, or because events were missed.
     fn read_all(&mut self, context: &mut Context<'_>) {
-        if self.reading.is_none() {
-            context.out.push(Output::Unwatch(WatchId::Nodes));
-        }
-        self.reading = Some(Reading::default());
+        self.readings += 1;
+        let reading = Reading::new(self.readings);
+        reading.begin(context, self.term);
+        self.reading = Some(reading);
         self.epoch = Some(context.out.epoch());
         self.roster = Roster::new(context.config.settings);
         self.planner.forget();
         self.newsroom.forget();
         self.outdated = None;
         self.failed.retain(|task| matches!(task, LeaderTask::GrantRun));
-        for task in [LeaderTask::ReadNodes, LeaderTask::ReadRanks, LeaderTask::ReadGroup] {
-            self.read(context, task);
-        }
-    }
-
-    fn read(&self, context: &mut Context<'_>, task: LeaderTask) {
-        let keys = context.keys;
-        let request = match &task {
-            LeaderTask::ReadNodes => Request::Range(keys.nodes()),
-            LeaderTask::ReadRanks => Request::Range(keys.ranks()),
-            _ => {
-                let then = vec![Op::Get(keys.round()), Op::Get(keys.plan())];
-                Request::Txn(Txn { then, ..Txn::default() })
-            }
-        };
-        self.term.send(context, task, request);
     }
 
     /// After a loss of data, the nodes have until then to say again what they want.
@@ -157,9 +143,7 @@ impl Leader {
 
     /// Ends what a leader keeps open.
     pub(super) fn step_down(self, context: &mut Context<'_>) {
-        if self.reading.is_none() {
-            context.out.push(Output::Unwatch(WatchId::Nodes));
-        }
+        context.out.push(Output::Unwatch(WatchId::Nodes));
     }
 
     pub(super) fn timeout(&self, now: Duration, view: &View, silence: &Silence) -> Option<Duration> {
@@ -190,6 +174,11 @@ impl Leader {
                 self.send_again(context, task);
             }
         }
+        // A run without a record will need a lease, whatever else there is to read.
+        let recorded = matches!(self.run_lease, RunLease::Recorded { .. });
+        if recorded && matches!(view.round(), RoundKey::Missing) && !self.retry.waits() {
+            self.grant_run(context);
+        }
         if self.reading.is_some() || self.retry.waits() {
             return;
         }
@@ -211,8 +200,10 @@ impl Leader {
             }
             if !view.is_closed() {
                 self.roster.lose_unnamed();
-                self.look_for_the_silent(context);
-                self.ask_the_missing(context, view);
+                missing::look_for_the_silent(context, self.term, &mut self.roster);
+                if !self.planner.is_planning() && !self.newsroom.is_writing() {
+                    missing::ask(context, self.term, view, &mut self.roster, &self.planner);
+                }
             }
         }
         if view.known().is_none_or(|known| !known.record.has_round()) {
@@ -242,46 +233,6 @@ impl Leader {
         }
     }
 
-    /// Asks members whose key is gone whether they are there: at their place, which they watch.
-    fn ask_the_missing(&mut self, context: &mut Context<'_>, view: &View) {
-        if self.planner.is_planning() || self.newsroom.is_writing() {
-            return;
-        }
-        let missing = self.roster.unasked();
-        let ids = |part: &[(String, Member)]| part.iter().map(|(id, _)| id.clone()).collect::<Vec<_>>();
-        let Some(known) = view.known().filter(|known| known.record.plan == self.roster.plan()) else {
-            // Where etcd has lost their round they notice by themselves.
-            return self.roster.ask(&ids(&missing), Asked::At(context.now));
-        };
-        for part in missing.chunks(PLACES) {
-            let ids = ids(part);
-            self.roster.ask(&ids, Asked::Asking);
-            let request = self.planner.question(context, self.term, known, part);
-            self.term.send(context, LeaderTask::Ask { ids }, request);
-        }
-    }
-
-    /// Who was asked and has not answered may have done so: the watch may lag behind.
-    fn look_for_the_silent(&mut self, context: &mut Context<'_>) {
-        for ids in self.roster.silent(context.now).chunks(PLACES) {
-            let then = ids.iter().map(|id| Op::Get(context.keys.node(id))).collect();
-            let request = Request::Txn(Txn { then, ..Txn::default() });
-            self.roster.ask(ids, Asked::Looking);
-            self.term.send(context, LeaderTask::LookFor { ids: ids.to_vec() }, request);
-        }
-    }
-
-    /// Who has come back in time is there. Who has not is dead.
-    fn looked_for(&mut self, ids: &[String], reply: TxnReply) {
-        for (id, found) in ids.iter().zip(reply.results) {
-            match got(found) {
-                Some(entry) => self.roster.read(id, &entry),
-                None => self.roster.is_dead(id),
-            }
-            self.planner.changed(id, &self.roster);
-        }
-    }
-
     fn drive_plan(&mut self, context: &mut Context<'_>, view: &View) {
         if self.not_before().is_some_and(|at| context.now < at) || !self.spoken {
             return;
@@ -303,8 +254,10 @@ impl Leader {
         match task {
             LeaderTask::RenewRun { lease } | LeaderTask::Tidy { lease, .. } => Some(*lease),
             LeaderTask::WriteRound(record) => Some(record.lease),
-            LeaderTask::Place { plan, .. } | LeaderTask::Commit { plan } => self.planner.lease_of(*plan),
-            LeaderTask::ReadNodes
+            LeaderTask::Place { plan, .. } | LeaderTask::Commit { plan } | LeaderTask::Complete { plan } => {
+                self.planner.lease_of(*plan)
+            }
+            LeaderTask::ReadNodes { .. }
             | LeaderTask::ReadRanks
             | LeaderTask::ReadGroup
             | LeaderTask::Ask { .. }
@@ -406,14 +359,17 @@ impl Leader {
     /// Sends a request again that may have been carried out, if it is still of use.
     fn send_again(&mut self, context: &mut Context<'_>, task: LeaderTask) {
         match task {
-            LeaderTask::ReadNodes | LeaderTask::ReadRanks | LeaderTask::ReadGroup => {
-                self.read(context, task);
+            LeaderTask::ReadNodes { .. } | LeaderTask::ReadRanks | LeaderTask::ReadGroup => {
+                reading::ask(context, self.term, task);
             }
             LeaderTask::GrantRun if matches!(self.run_lease, RunLease::Granting) => self.grant_run(context),
             LeaderTask::Place { plan, chunk } => {
                 self.planner.place(context, self.term, &self.roster, plan, chunk);
             }
             LeaderTask::Commit { plan } => self.planner.commit(context, self.term, plan),
+            LeaderTask::Complete { plan } => {
+                self.planner.complete(context, self.term, &self.roster, plan);
+            }
             // Made anew from what is known by then.
             LeaderTask::GrantRun
             | LeaderTask::RenewRun { .. }
@@ -448,7 +404,10 @@ impl Leader {
             Ok(reply) => reply,
             Err(Failure::LeaseGone) => {
                 let lease = self.lease_of(&task);
-                let of_plan = matches!(task, LeaderTask::Place { .. } | LeaderTask::Commit { .. });
+                let of_plan = matches!(
+                    task,
+                    LeaderTask::Place { .. } | LeaderTask::Commit { .. } | LeaderTask::Complete { .. }
+                );
                 let of_run = self.is_run_lease(view, lease);
                 if of_run || (of_plan && lease.is_some()) {
                     self.planner.forget();
@@ -461,7 +420,9 @@ impl Leader {
             }
             Err(Failure::Unknown | Failure::Refused) => {
                 // Whether a plan that was given up has begun is not known any more.
-                if matches!(task, LeaderTask::Place { plan, .. } if self.planner.lease_of(plan).is_none()) {
+                if let LeaderTask::Place { plan, .. } | LeaderTask::Complete { plan } = task
+                    && self.planner.lease_of(plan).is_none()
+                {
                     self.epoch = None;
                 }
                 self.failed.push(task);
@@ -470,26 +431,26 @@ impl Leader {
             }
         };
         match (task, reply) {
-            (LeaderTask::ReadNodes, Reply::Range { revision, entries }) => {
+            (LeaderTask::ReadNodes { reading: number }, Reply::Range { revision, entries }) => {
                 if let Some(reading) = &mut self.reading {
-                    reading.nodes = Some((revision, entries));
+                    reading.nodes_are(number, revision, entries);
                 }
-                self.begin(context, view);
+                return self.begin(context, view);
             }
             (LeaderTask::ReadRanks, Reply::Range { revision, entries }) => {
                 if let Some(reading) = &mut self.reading {
-                    reading.ranks = Some((revision, entries));
+                    reading.ranks_are(revision, entries);
                 }
-                self.begin(context, view);
+                return self.begin(context, view);
             }
             (LeaderTask::ReadGroup, Reply::Txn(reply)) => {
                 if let Some(reading) = &mut self.reading {
-                    reading.group = true;
+                    reading.group_is_read();
                 }
                 let mut found = reply.results.into_iter().map(got);
                 view.see_round(reply.revision, found.next().flatten().as_ref());
                 self.planner.fence_is(found.next().flatten().as_ref());
-                self.begin(context, view);
+                return self.begin(context, view);
             }
             (LeaderTask::GrantRun, Reply::Granted(lease)) => {
                 if matches!(self.run_lease, RunLease::Granting) {
@@ -512,9 +473,15 @@ impl Leader {
                 let planned = self.planner.committed(context, plan, reply);
                 return self.planned(context, view, planned);
             }
-            (LeaderTask::LookFor { ids }, Reply::Txn(reply)) => self.looked_for(&ids, reply),
+            (LeaderTask::LookFor { ids }, Reply::Txn(reply)) => {
+                missing::looked_for(&ids, reply, &mut self.roster, &mut self.planner);
+            }
             (LeaderTask::Ask { .. }, Reply::Txn(reply)) if !reply.held => {
                 return self.refused(context, view, reply);
+            }
+            (LeaderTask::Complete { plan }, Reply::Txn(reply)) => {
+                let planned = self.planner.completed(context, plan, reply);
+                return self.planned(context, view, planned);
             }
             (LeaderTask::Tidy { stale, .. }, Reply::Txn(reply)) => {
                 if !reply.held {
@@ -570,21 +537,11 @@ impl Leader {
     }
 
     /// Leads, once all is read that it takes.
-    fn begin(&mut self, context: &mut Context<'_>, view: &View) {
-        let Some(Reading { nodes: Some(_), ranks: Some((read, _)), group: true }) = &mut self.reading else {
-            return;
-        };
-        // The places of a round that was completed after they were read are not among them.
-        if view.known().is_some_and(|known| known.modified > *read) {
-            if let Some(reading) = &mut self.reading {
-                reading.ranks = None;
-            }
-            return self.read(context, LeaderTask::ReadRanks);
-        }
-        let Some(Reading { nodes: Some((revision, nodes)), ranks: Some((_, ranks)), .. }) =
-            self.reading.take()
+    fn begin(&mut self, context: &mut Context<'_>, view: &View) -> Word {
+        let Some(Known { nodes, since, ranks }) =
+            Reading::finish(&mut self.reading, context, self.term, view)
         else {
-            return;
+            return Word::Nothing;
         };
         self.retry.succeeded();
         self.read_at = Some(context.now);
@@ -592,67 +549,53 @@ impl Leader {
         for entry in &nodes {
             self.roster.read(keys.id_of(&entry.key), entry);
         }
+        let changed = !since.is_empty();
+        for event in since {
+            self.happened(context, event);
+        }
         self.planner.places_are(ranks.iter().map(|entry| keys.id_of(&entry.key).to_owned()));
         if let Some(known) = view.known().filter(|known| known.record.has_round()) {
-            let last = self.recorded_round(context, &known.record, &ranks);
+            let last = reading::last_round(context, &mut self.roster, &known.record, &ranks);
             self.roster.begin(last);
         }
         self.take_claims(context.now, view);
         self.roster.look_at_all();
-        let keys = Watched::Prefix(context.keys.nodes());
-        context.out.push(Output::Watch { id: WatchId::Nodes, keys, from: Some(revision + 1) });
+        if changed { self.own_key(context) } else { Word::Nothing }
     }
 
-    /// The last round, as its record and its members' places have it.
-    fn recorded_round(&mut self, context: &Context<'_>, record: &RoundRecord, ranks: &[Entry]) -> LastRound {
-        let mut last = LastRound {
-            round: record.round,
-            plan: record.plan.clone(),
-            world_size: record.world_size,
-            told: record.news.clone(),
-            ..LastRound::default()
+    /// Something has happened to a node's key.
+    fn happened(&mut self, context: &Context<'_>, event: Event) {
+        let key = match &event {
+            Event::Put(entry) => &entry.key,
+            Event::Delete { key, .. } => key,
         };
-        for entry in ranks {
-            let id = context.keys.id_of(&entry.key);
-            let Ok(place) = parse::<RankRecord>(entry) else { continue };
-            let seat = place.in_plan(&record.plan);
-            let left = place.left && seat.is_some_and(|(_, incarnation)| place.incarnation == incarnation);
-            if let Some((rank, incarnation)) = seat {
-                last.members.insert(id.to_owned(), Member { left, ..Member::new(rank, incarnation) });
-            }
-            // Who has left, or has a place in an earlier round and may be in it still, wants what it says after that. If
-            // not, it asks again when it hears of this.
-            let over = left || seat.is_none() && place.round < record.round;
-            let same = |node: &Present| node.record.incarnation == place.incarnation;
-            if over && self.roster.get(id).is_some_and(same) {
-                self.roster.spend(id, entry.mod_revision, place.round);
-            }
+        let id = context.keys.id_of(key).to_owned();
+        match event {
+            Event::Put(entry) => self.roster.read(&id, &entry),
+            Event::Delete { revision, .. } => self.roster.remove(&id, revision),
         }
-        last
+        self.planner.changed(&id, &self.roster);
     }
 
     /// What the watch on the nodes tells.
     pub(super) fn update(&mut self, context: &mut Context<'_>, update: Update) -> Word {
-        if self.reading.is_some() {
-            return Word::Nothing;
-        }
         let Update::Events(events) = update else {
             // What it says may be of another history than the rest of what is known.
             self.epoch = None;
             return Word::Nothing;
         };
-        for event in events {
-            let key = match &event {
-                Event::Put(entry) => &entry.key,
-                Event::Delete { key, .. } => key,
-            };
-            let id = context.keys.id_of(key).to_owned();
-            match event {
-                Event::Put(entry) => self.roster.read(&id, &entry),
-                Event::Delete { revision, .. } => self.roster.remove(&id, revision),
-            }
-            self.planner.changed(&id, &self.roster);
+        if let Some(reading) = &mut self.reading {
+            reading.happened(context, self.term, events);
+            return Word::Nothing;
         }
+        for event in events {
+            self.happened(context, event);
+        }
+        self.own_key(context)
+    }
+
+    /// What stands under this node's own name.
+    fn own_key(&self, context: &Context<'_>) -> Word {
         match self.roster.get(&context.config.id) {
             Some(node) if node.record.incarnation != context.config.incarnation => {
                 Word::Replaced { by: node.record.address.clone() }

@@ -7,6 +7,8 @@
 //!      ▲                                   │                      │
 //!      └── somebody in it is gone, or a condition did not hold ───┘
 //! ```
+//!
+//! Where all places fit into one transaction, that one commits the round too: nobody has to wait for a second.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -20,8 +22,6 @@ use super::super::view::{KnownRound, got};
 use super::roster::{LastRound, Member, Roster};
 use super::term::{Term, put_round};
 
-/// Places in one transaction; etcd takes 128 operations.
-pub(super) const PLACES: usize = 120;
 /// Transactions under way at a time.
 const IN_FLIGHT: usize = 8;
 
@@ -87,8 +87,45 @@ pub(super) enum Planned {
 }
 
 impl Plan {
-    fn chunks(&self) -> usize {
-        self.seats.len().div_ceil(PLACES)
+    /// What a chunk of places writes.
+    fn places(&self, context: &Context<'_>, roster: &Roster, chunk: usize) -> Vec<Op> {
+        let size = context.config.places_per_request;
+        let seats = self.seats.iter().enumerate().skip(chunk * size).take(size);
+        let place = |(rank, (id, incarnation)): (usize, &(String, u64))| {
+            let previous = roster.member(id).map(|member| PreviousPlace {
+                plan: self.last_plan.clone(),
+                rank: member.rank,
+                incarnation: member.incarnation,
+            });
+            let record = RankRecord {
+                version: RECORD_VERSION,
+                round: self.record.round,
+                plan: self.record.plan.clone(),
+                rank,
+                incarnation: *incarnation,
+                left: false,
+                asked: false,
+                previous,
+                more: BTreeMap::new(),
+            };
+            Op::Put { key: context.keys.rank(id), value: json(&record), lease: self.record.lease }
+        };
+        seats.map(place).collect()
+    }
+
+    /// Makes this the last plan begun, if the one before was `fence`.
+    fn start(&self, context: &Context<'_>, fence: i64) -> (Vec<Condition>, Vec<Op>) {
+        let key = context.keys.plan();
+        let value = self.record.plan.clone();
+        let put = Op::Put { key: key.clone(), value, lease: self.record.lease };
+        // An earlier plan may have been committed by a request that had no answer: its places must stand.
+        let round = Condition::unchanged_since(context.keys.round(), self.last_modified);
+        (vec![round, Condition::unchanged_since(key, fence)], vec![put])
+    }
+
+    /// The master is where it said it would be.
+    fn master_stands(&self, context: &Context<'_>) -> Condition {
+        Condition::ModifiedAt(context.keys.node(&self.seats[0].0), self.master_modified)
     }
 }
 
@@ -237,12 +274,22 @@ impl Planner {
     }
 
     fn advance(&mut self, context: &mut Context<'_>, term: Term, roster: &Roster, writing: bool) {
+        let size = context.config.places_per_request;
+        if let Some(plan) = self.plan.as_mut().filter(|plan| plan.seats.len() <= size) {
+            if !plan.committing && !writing {
+                plan.committing = true;
+                self.placed.extend(plan.seats.iter().map(|(id, _)| id.clone()));
+                let number = plan.number;
+                self.complete(context, term, roster, number);
+            }
+            return;
+        }
         loop {
             let Some(plan) = &mut self.plan else { return };
             let number = plan.number;
             // The others wait for the first: it makes this the last plan begun.
             let limit = if plan.fence.is_none() { 1 } else { IN_FLIGHT };
-            if plan.next < plan.chunks() {
+            if plan.next * size < plan.seats.len() {
                 if plan.in_flight >= limit {
                     return;
                 }
@@ -250,7 +297,7 @@ impl Planner {
                 plan.next += 1;
                 let chunk = plan.next - 1;
                 // Whatever becomes of the plan, they may stand there.
-                let seats = plan.seats.iter().skip(chunk * PLACES).take(PLACES);
+                let seats = plan.seats.iter().skip(chunk * size).take(size);
                 self.placed.extend(seats.map(|(id, _)| id.clone()));
                 self.place(context, term, roster, number, chunk);
             } else if plan.in_flight == 0 && !plan.committing && !writing {
@@ -272,38 +319,24 @@ impl Planner {
         chunk: usize,
     ) {
         let Some(plan) = self.plan.as_ref().filter(|plan| plan.number == number) else { return };
-        let (key, lease) = (context.keys.plan(), plan.record.lease);
         let (when, mut then) = match plan.fence {
-            Some(fence) => (vec![Condition::ModifiedAt(key, fence)], vec![]),
-            None => {
-                let put = Op::Put { key: key.clone(), value: plan.record.plan.clone(), lease };
-                // An earlier plan may have been committed by a request that had no answer: its places must stand.
-                let round = Condition::unchanged_since(context.keys.round(), plan.last_modified);
-                (vec![round, Condition::unchanged_since(key, self.fence)], vec![put])
-            }
+            Some(fence) => (vec![Condition::ModifiedAt(context.keys.plan(), fence)], vec![]),
+            None => plan.start(context, self.fence),
         };
-        let seats = plan.seats.iter().enumerate().skip(chunk * PLACES).take(PLACES);
-        then.extend(seats.map(|(rank, (id, incarnation))| {
-            let previous = roster.member(id).map(|member| PreviousPlace {
-                plan: plan.last_plan.clone(),
-                rank: member.rank,
-                incarnation: member.incarnation,
-            });
-            let record = RankRecord {
-                version: RECORD_VERSION,
-                round: plan.record.round,
-                plan: plan.record.plan.clone(),
-                rank,
-                incarnation: *incarnation,
-                left: false,
-                asked: false,
-                previous,
-                more: BTreeMap::new(),
-            };
-            Op::Put { key: context.keys.rank(id), value: json(&record), lease }
-        }));
+        then.extend(plan.places(context, roster, chunk));
         let request = term.txn(context, when, then);
         term.send(context, LeaderTask::Place { plan: number, chunk }, request);
+    }
+
+    /// All of a plan at once: its beginning, its places and its commit.
+    pub(super) fn complete(&self, context: &mut Context<'_>, term: Term, roster: &Roster, number: u64) {
+        let Some(plan) = self.plan.as_ref().filter(|plan| plan.number == number) else { return };
+        let (mut when, mut then) = plan.start(context, self.fence);
+        when.push(plan.master_stands(context));
+        then.extend(plan.places(context, roster, 0));
+        then.push(put_round(context, &plan.record));
+        let request = term.txn(context, when, then);
+        term.send(context, LeaderTask::Complete { plan: number }, request);
     }
 
     /// The point at which a round is complete.
@@ -314,7 +347,7 @@ impl Planner {
             Condition::unchanged_since(context.keys.round(), plan.last_modified),
             Condition::ModifiedAt(context.keys.plan(), fence),
             Condition::Holds(context.keys.plan(), plan.record.plan.clone()),
-            Condition::ModifiedAt(context.keys.node(&plan.seats[0].0), plan.master_modified),
+            plan.master_stands(context),
         ];
         let request = term.txn(context, when, vec![put_round(context, &plan.record)]);
         term.send(context, LeaderTask::Commit { plan: number }, request);
@@ -322,12 +355,8 @@ impl Planner {
 
     pub(super) fn placed(&mut self, number: u64, chunk: usize, reply: TxnReply) -> Planned {
         let Some(plan) = self.plan.as_mut().filter(|plan| plan.number == number) else {
-            // An earlier plan's; if it has begun, by this try or by one before, the next one's first condition has to
-            // know.
-            let stands = reply.results.into_iter().nth(2).and_then(got).map(|entry| entry.mod_revision);
-            let begun = if reply.held { Some(reply.revision) } else { stands };
-            if let Some(begun) = begun.filter(|_| chunk == 0) {
-                self.fence = self.fence.max(begun);
+            if chunk == 0 {
+                self.may_have_begun(reply);
             }
             return Planned::Nothing;
         };
@@ -347,6 +376,28 @@ impl Planner {
         }
         plan.in_flight -= 1;
         Planned::Nothing
+    }
+
+    /// An earlier plan's first request is answered. If that plan has begun, by this try or by one before, the next one's
+    /// first condition has to know.
+    fn may_have_begun(&mut self, reply: TxnReply) {
+        let stands = reply.results.into_iter().nth(2).and_then(got).map(|entry| entry.mod_revision);
+        let begun = if reply.held { Some(reply.revision) } else { stands };
+        self.fence = self.fence.max(begun.unwrap_or(0));
+    }
+
+    /// A plan was to be made so at once.
+    pub(super) fn completed(&mut self, context: &Context<'_>, number: u64, reply: TxnReply) -> Planned {
+        if self.lease_of(number).is_none() {
+            self.may_have_begun(reply);
+            return Planned::Nothing;
+        }
+        if reply.held {
+            self.fence = reply.revision;
+        } else {
+            self.fence_is(reply.results.get(2).cloned().and_then(got).as_ref());
+        }
+        self.committed(context, number, reply)
     }
 
     pub(super) fn committed(&mut self, context: &Context<'_>, number: u64, reply: TxnReply) -> Planned {
@@ -421,7 +472,7 @@ impl Planner {
         }
         // Looking for them takes a look at all places: not with every event of a large group.
         let stale = self.placed.iter().filter(|id| self.untidy && !roster.knows(id));
-        let stale: Vec<String> = stale.take(PLACES).cloned().collect();
+        let stale: Vec<String> = stale.take(context.config.places_per_request).cloned().collect();
         self.untidy = false;
         if stale.is_empty() && self.outdated_store.is_none() {
             return;

@@ -1,0 +1,101 @@
+//! What becomes of members and of who takes their names.
+
+use super::super::super::record::{RECORD_VERSION, json};
+use super::super::super::settings::RankPolicy;
+use super::*;
+
+const SETTINGS: RunSettings = RunSettings { min_nodes: 1, max_nodes: 4, policy: RankPolicy::Sticky };
+
+/// What the process of that number says under the name `n`.
+fn said(incarnation: u64, wants: Wants, modified: i64) -> Entry {
+    let record = NodeRecord {
+        version: RECORD_VERSION,
+        incarnation,
+        address: "n.example".to_owned(),
+        port: 1,
+        wants,
+        round: 0,
+        seat: None,
+        settings: SETTINGS,
+        rack: String::new(),
+        hint: String::new(),
+        about: String::new(),
+        since: 0,
+    };
+    let (key, value) = ("node/n".to_owned(), json(&record));
+    Entry { key, value, create_revision: modified, mod_revision: modified, lease: 1 }
+}
+
+/// A roster in whose last round the first process by the name `n` is a member.
+fn roster(member: Member) -> Roster {
+    let mut roster = Roster::new(SETTINGS);
+    roster.read("n", &said(1, Wants::Join, 2));
+    if member.left {
+        roster.spend("n", 5, 1);
+    }
+    let members = HashMap::from([("n".to_owned(), member)]);
+    let plan = "plan".to_owned();
+    roster.begin(LastRound { round: 1, plan, world_size: 1, members, ..LastRound::default() });
+    roster
+}
+
+#[test]
+fn a_member_is_dead_once_it_was_asked_and_has_not_answered() {
+    let mut roster = roster(Member::new(0, 1));
+    let (asked, ids) = (Duration::from_secs(1), ["n".to_owned()]);
+    let none: [String; 0] = [];
+    roster.remove("n", 3);
+    assert_eq!((roster.unasked().len(), roster.silent(asked * 2)), (1, none.to_vec()));
+    roster.ask(&ids, Asked::Asking);
+    assert!(roster.unasked().is_empty());
+    roster.read("n", &said(1, Wants::Stay, 9));
+    roster.were_asked(&ids, Asked::Asking, Asked::At(asked));
+    roster.remove("n", 10);
+    assert_eq!((roster.unasked().len(), roster.silent(asked * 2)), (1, none.to_vec()), "it had answered");
+    roster.ask(&ids, Asked::At(asked));
+    assert_eq!(roster.answer_due(), Some(asked + ANSWER));
+    assert_eq!(roster.silent(asked), none);
+    assert_eq!(roster.silent(asked + ANSWER), ids);
+    roster.is_dead("n");
+    assert_eq!(roster.lost_count, 0, "nobody has looked for it");
+    roster.ask(&ids, Asked::Looking);
+    roster.is_dead("n");
+    assert_eq!((roster.class("n"), roster.lost_count), (Class::None, 1));
+}
+
+#[test]
+fn what_the_watch_tells_late_is_known_already() {
+    let mut roster = roster(Member::new(0, 1));
+    roster.read("n", &said(1, Wants::Stay, 9));
+    roster.remove("n", 8);
+    roster.read("n", &said(1, Wants::Join, 7));
+    assert_eq!(roster.class("n"), Class::Running);
+}
+
+#[test]
+fn who_follows_a_dead_member_is_a_newcomer_unless_the_member_had_come_back() {
+    let mut roster = roster(Member::new(0, 1));
+    roster.remove("n", 3);
+    roster.ask(&["n".to_owned()], Asked::Looking);
+    roster.is_dead("n");
+    let mut returned = said(2, Wants::Join, 9);
+    roster.read("n", &returned);
+    assert_eq!(roster.class("n"), Class::Newcomer);
+    roster.remove("n", 9);
+    roster.read("n", &said(1, Wants::Stay, 10));
+    assert_eq!(roster.class("n"), Class::Running);
+    returned.mod_revision = 11;
+    roster.read("n", &returned);
+    assert_eq!(roster.class("n"), Class::Survivor);
+}
+
+#[test]
+fn what_a_member_wanted_before_it_left_counts_no_more() {
+    let mut roster = roster(Member { left: true, ..Member::new(0, 1) });
+    // The nodes were read before it left, and the places after.
+    assert_eq!((roster.class("n"), roster.news().waiting), (Class::None, 0));
+    roster.read("n", &said(1, Wants::Leave, 5));
+    assert_eq!(roster.class("n"), Class::None);
+    roster.read("n", &said(1, Wants::Join, 7));
+    assert_eq!(roster.class("n"), Class::Newcomer);
+}
