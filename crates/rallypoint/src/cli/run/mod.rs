@@ -3,6 +3,7 @@
 mod checks;
 mod devices;
 pub(super) mod limits;
+mod meet;
 mod options;
 mod program;
 mod progress;
@@ -11,6 +12,7 @@ mod signals;
 mod terminal;
 mod writer;
 
+use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -28,6 +30,7 @@ use rustix::process::{Pid, Signal};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
+use self::meet::Meet;
 pub(super) use self::options::Run;
 use self::program::Program;
 use self::progress::Waiting;
@@ -40,6 +43,9 @@ const GRACE_VARIABLE: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
 const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 /// For nodes that have met on our embedded server to go away in good order.
 const LAST_GUESTS: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether the server of a run that is over has made room for the next one's.
+const NEXT_SERVER: Duration = Duration::from_millis(200);
 
 /// For what was said last, where nobody reads and the end was asked for.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -157,7 +163,13 @@ async fn launch(
     let spec = spec(options, orders.grace)?;
     checks::check(options, spec.local_world_size)?;
     limits::make_room(spec.local_world_size);
-    let alone = options.standalone || (options.nnodes.max == 1 && options.connection.endpoints().is_empty());
+    let mut options = options.clone();
+    let meet = meet::of(&mut options)?;
+    let (options, alone) = (&options, meet.alone);
+    meet.said.iter().for_each(|said| info!("{said}"));
+    for (flag, why) in &meet.without_effect {
+        warn!("{flag} has no effect: {why}");
+    }
     let run_id = run_id(options, alone)?;
     let logs = logs(options, guarded, &run_id)?;
     let kept = logs.kept().map(Path::to_owned);
@@ -165,17 +177,13 @@ async fn launch(
         info!("without --log-dir, the workers' log files are kept in {}", kept.display());
     }
     let mut listener = stopper.listen();
-    let meeting = tokio::select! {
-        meeting = async { if alone { server::alone() } else { server::find(&options.connection).await } } => meeting?,
+    let reached = tokio::select! {
+        reached = reach(options, &meet, &run_id) => reached?,
         signal = listener.asked() => return Ok(signal_code(signal)),
     };
-    let parameters = parameters(options, &meeting.endpoints, &run_id)?;
+    let Reached { meeting, parameters, handler } = reached;
     let timeout = ["join_timeout", "timeout"].iter().find_map(|name| parameters.seconds(name).ok().flatten());
     let timeout = timeout.unwrap_or(DEFAULT_JOIN_TIMEOUT);
-    let handler = tokio::select! {
-        handler = connect(&parameters, &meeting, options.connect_timeout.0) => handler?,
-        signal = listener.asked() => return Ok(signal_code(signal)),
-    };
     let shown = handler.progress();
     let console: Arc<dyn Console> = Arc::<Terminal>::clone(terminal);
     let agent = Agent::new(spec, handler, logs, console).adopting_orphans().with_workers(workers);
@@ -232,7 +240,7 @@ fn run_id(options: &Run, alone: bool) -> Result<String, Problem> {
     }
     if options.connection.endpoints().is_empty() {
         return Err(Problem::usage(
-            "more than 1 node, and no place to meet: say where with --rdzv-endpoint HOST:PORT, the same on all nodes",
+            "more than 1 node, and no place to meet: say where with --rdzv-endpoint HOST:PORT, the same on all nodes, or with --master-addr and --node-rank",
         ));
     }
     if given.is_empty() {
@@ -264,22 +272,55 @@ fn logs(options: &Run, guarded: &Guarded, run_id: &str) -> Result<Logs, Problem>
     Logs::open(settings, run_id).map_err(|error| Problem::new(NODE, super::exit::chain(&error)))
 }
 
-fn parameters(options: &Run, endpoints: &str, run_id: &str) -> Result<RendezvousParameters, Problem> {
+fn parameters(
+    options: &Run,
+    config: BTreeMap<String, String>,
+    endpoints: &str,
+    run_id: &str,
+) -> Result<RendezvousParameters, Problem> {
     let usage = |error: rallypoint_rendezvous::ParameterError| Problem::usage(error.to_string());
     let nodes = options.nnodes;
     let mut parameters =
         RendezvousParameters::new(&options.rdzv_backend, endpoints, run_id, nodes.min, nodes.max)
             .map_err(usage)?;
-    parameters.config = RendezvousParameters::parse_config(&options.rdzv_conf)
-        .map_err(|error| usage(error).about("--rdzv-conf"))?;
+    parameters.config = config;
     parameters.local_addr = options.local_addr.clone().filter(|address| !address.is_empty());
     options.connection.configure(&mut parameters.config)?;
     Ok(parameters)
 }
 
-impl Problem {
-    fn about(self, flag: &str) -> Self {
-        Problem { text: format!("{flag}: {}", self.text), ..self }
+/// Where the nodes meet, and this node's way there.
+struct Reached {
+    meeting: Meeting,
+    parameters: RendezvousParameters,
+    handler: Arc<dyn RendezvousHandler>,
+}
+
+/// Finds the server, or starts it, and connects.
+async fn reach(options: &Run, meet: &Meet, run_id: &str) -> Result<Reached, Problem> {
+    let deadline = Instant::now() + meet.patience;
+    let mut told = false;
+    loop {
+        let meeting = if meet.alone {
+            server::alone()?
+        } else {
+            server::find(&options.connection, meet.serves).await?
+        };
+        let parameters = parameters(options, meet.config.clone(), &meeting.endpoints, run_id)?;
+        let handler = connect(&parameters, &meeting, deadline).await?;
+        // The server of the job before this one, which is about to end: only a run without a name can be taken for it.
+        let over = meet.nameless && (meeting.may_come || meeting.taken);
+        if !over || Instant::now() >= deadline || !handler.is_closed().await.unwrap_or(false) {
+            return Ok(Reached { meeting, parameters, handler });
+        }
+        if !std::mem::replace(&mut told, true) {
+            info!(
+                endpoint = parameters.endpoint,
+                "the run there is over; waiting for the server of the next one"
+            );
+        }
+        drop(handler);
+        tokio::time::sleep(NEXT_SERVER).await;
     }
 }
 
@@ -287,10 +328,9 @@ impl Problem {
 async fn connect(
     parameters: &RendezvousParameters,
     meeting: &Meeting,
-    patience: Duration,
+    deadline: Instant,
 ) -> Result<Arc<dyn RendezvousHandler>, Problem> {
     let registry = Registry::with_defaults();
-    let deadline = Instant::now() + patience;
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
     let mut told = false;
     loop {

@@ -37,7 +37,8 @@ pub(crate) struct Run {
     /// Run on this node alone, on the embedded server. Endpoint and id are chosen for you.
     #[arg(long, env = "PET_STANDALONE", value_parser = FalseyValueParser::new())]
     pub(crate) standalone: bool,
-    /// How the nodes meet: `rallypoint`, or `etcd` to meet nodes under PyTorch's etcd rendezvous.
+    /// How the nodes meet: `rallypoint`, or `etcd` to meet nodes under PyTorch's etcd rendezvous; `static` and `c10d`
+    /// mean `rallypoint` on their endpoint.
     #[arg(
         long,
         alias = "rdzv_backend",
@@ -69,9 +70,19 @@ pub(crate) struct Run {
     /// The address that other nodes reach this one by, if it is not the one it reaches the etcd by.
     #[arg(long, alias = "local_addr", env = "PET_LOCAL_ADDR", value_name = "ADDRESS")]
     pub(crate) local_addr: Option<String>,
-    /// Seconds to wait for a server that another node may yet start at the endpoint.
-    #[arg(long, env = "RALLYPOINT_CONNECT_TIMEOUT", value_name = "SECONDS", default_value = "60")]
-    pub(crate) connect_timeout: Seconds,
+    /// Seconds to wait for a server that another node may yet start at the endpoint; 60, or 600 with --node-rank and
+    /// --master-addr.
+    #[arg(long, alias = "connect_timeout", env = "RALLYPOINT_CONNECT_TIMEOUT", value_name = "SECONDS")]
+    pub(crate) connect_timeout: Option<Seconds>,
+    /// This node's place among the nodes. With --master-addr, node 0 starts the server there.
+    #[arg(long, alias = "node_rank", env = "PET_NODE_RANK", value_name = "N")]
+    pub(crate) node_rank: Option<usize>,
+    /// Where node 0 is, in place of an endpoint: the nodes meet there. On 1 node, the workers' MASTER_ADDR.
+    #[arg(long, alias = "master_addr", env = "PET_MASTER_ADDR", value_name = "ADDRESS")]
+    pub(crate) master_addr: Option<String>,
+    /// The port there; 29500 without. On 1 node, the workers' MASTER_PORT.
+    #[arg(long, alias = "master_port", env = "PET_MASTER_PORT", value_name = "PORT")]
+    pub(crate) master_port: Option<u16>,
     #[command(flatten)]
     pub(crate) connection: Connection,
 
@@ -216,15 +227,6 @@ pub(crate) struct WithoutMeaning {
     /// Programs are started, not forked.
     #[arg(long, alias = "start_method", env = "PET_START_METHOD", value_name = "METHOD")]
     start_method: Option<String>,
-    /// Ranks are given by the rendezvous.
-    #[arg(long, alias = "node_rank", env = "PET_NODE_RANK", value_name = "N")]
-    node_rank: Option<u32>,
-    /// The master is chosen by the rendezvous.
-    #[arg(long, alias = "master_addr", env = "PET_MASTER_ADDR", value_name = "ADDRESS")]
-    master_addr: Option<String>,
-    /// The master's port is chosen by the rendezvous.
-    #[arg(long, alias = "master_port", env = "PET_MASTER_PORT", value_name = "PORT")]
-    master_port: Option<u16>,
     /// Events are in the log.
     #[arg(long, alias = "event_log_handler", env = "PET_EVENT_LOG_HANDLER", value_name = "NAME")]
     event_log_handler: Option<String>,
@@ -245,9 +247,6 @@ impl WithoutMeaning {
         let all = [
             (self.monitor_interval.is_some(), "--monitor-interval", "workers are waited for, not asked"),
             (self.start_method.is_some(), "--start-method", "programs are started, not forked"),
-            (self.node_rank.is_some_and(|rank| rank != 0), "--node-rank", "the rendezvous gives the ranks"),
-            (self.master_addr.is_some(), "--master-addr", "the rendezvous chooses the master"),
-            (self.master_port.is_some(), "--master-port", "the rendezvous chooses the master's port"),
             (self.event_log_handler.is_some(), "--event-log-handler", "events are in the log"),
             (self.logs_specs.is_some(), "--logs-specs", "logs are laid out in one way"),
             (self.numa_binding.is_some(), "--numa-binding", "put numactl before the program instead"),
