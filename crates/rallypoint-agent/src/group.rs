@@ -17,9 +17,11 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::{error, warn};
 
+use crate::affinity::spawn_on;
 use crate::decision::Event;
 use crate::descendants;
 use crate::environment::Place;
+use crate::events::{WorkerEvent, WorkerState};
 use crate::failure::{ErrorRecord, Exit, Failure};
 use crate::logs::{Attempt, LogSettings, StreamPlan};
 use crate::output::{Console, Filtered, Pump, Pumping, Stream, Tail, colour};
@@ -46,6 +48,8 @@ pub(crate) struct Start<'a> {
     pub(crate) without: &'a [&'a str],
     pub(crate) place: Place,
     pub(crate) prefix: String,
+    /// The CPUs that it may run on; all that this process may, if there are none.
+    pub(crate) cpus: BTreeSet<usize>,
 }
 
 /// The workers of one round. Dropped, they are killed.
@@ -69,6 +73,8 @@ struct Worker {
     pid: Pid,
     ended: Option<(Exit, SystemTime)>,
     failed: bool,
+    /// It was told to end before it had.
+    told: bool,
     /// Its number is not ours any more, or it was given up.
     done: bool,
     tail: Tail,
@@ -164,6 +170,7 @@ impl Group {
         }
         let finished = self.workers.iter().all(|worker| worker.ended.is_some());
         self.stopping = true;
+        self.workers.iter_mut().for_each(|worker| worker.told = worker.ended.is_none());
         self.tell(signal);
         let gone = tokio::select! {
             () = self.gone(signal) => true,
@@ -285,6 +292,25 @@ impl Group {
         left.into_iter().collect()
     }
 
+    /// That all of them run.
+    pub(crate) fn started(&self, restarts: u32) -> Vec<WorkerEvent> {
+        self.workers.iter().map(|worker| worker.event(WorkerState::Started, restarts, None)).collect()
+    }
+
+    /// What became of them; to be called when they were stopped.
+    pub(crate) fn ended(&self, restarts: u32, failures: &[Failure]) -> Vec<WorkerEvent> {
+        let ended = self.workers.iter().map(|worker| {
+            let state = match worker {
+                Worker { failed: true, .. } => WorkerState::Failed,
+                Worker { told: true, .. } => WorkerState::Terminated,
+                _ => WorkerState::Succeeded,
+            };
+            let failure = failures.iter().find(|failure| worker.failed && failure.rank == worker.place.rank);
+            worker.event(state, restarts, failure.cloned())
+        });
+        ended.collect()
+    }
+
     /// Those that failed by themselves.
     pub(crate) fn failures(&self, kept: bool) -> Vec<Failure> {
         let failed = self.workers.iter().filter(|worker| worker.failed);
@@ -317,7 +343,7 @@ impl Worker {
         filtered: &[Option<Filtered>; 2],
         console: &Arc<dyn Console>,
     ) -> io::Result<Worker> {
-        let Start { program, args, environment, without, place, prefix } = start;
+        let Start { program, args, environment, without, place, prefix, cpus } = start;
         let mut command = Command::new(program);
         command.args(args).process_group(0);
         without.iter().for_each(|name| {
@@ -334,7 +360,7 @@ impl Worker {
             |plan: &StreamPlan| plan.file.as_ref().filter(|_| !plan.console).map(std::fs::File::try_clone);
         command.stdout(own(&out).transpose()?.map_or_else(Stdio::piped, Stdio::from));
         command.stderr(own(&err).transpose()?.map_or_else(Stdio::piped, Stdio::from));
-        let mut child = command.spawn()?;
+        let mut child = spawn_on(&mut command, &cpus)?;
         let pump = |stream, plan: StreamPlan, filtered: &Option<Filtered>| Pump {
             stream,
             prefix: prefix.clone(),
@@ -359,12 +385,17 @@ impl Worker {
             pid,
             ended: None,
             failed: false,
+            told: false,
             done: false,
             tail,
             log,
             error_file,
             streams,
         })
+    }
+
+    fn event(&self, state: WorkerState, restarts: u32, failure: Option<Failure>) -> WorkerEvent {
+        WorkerEvent { state, place: self.place.clone(), pid: self.child.id(), restarts, failure }
     }
 
     fn failure(&self, host: &str, kept: bool) -> Option<Failure> {

@@ -352,7 +352,7 @@ fn bad_input_is_one_line_and_an_exit_code() {
         (&["--nnodes", "2", "--rdzv-endpoint", "a:1", "true"], 2, &["--rdzv-id"]),
         (&meet("a:b:c"), 2, &["--rdzv-endpoint", "a:b:c"]),
         (&["--rdzv-conf", "a", "true"], 2, &["--rdzv-conf", "'a'"]),
-        (&["--rdzv-backend", "c10d", "true"], 2, &["c10d", "rallypoint"]),
+        (&["--rdzv-backend", "zeus", "true"], 2, &["zeus", "rallypoint"]),
         (&["--module", "--no-python", "x"], 2, &["--no-python"]),
         (&["--log-level", "lo=ud=er", "true"], 2, &["log level"]),
         (&["--log-level", "chatty", "true"], 2, &["chatty", "info, debug"]),

@@ -21,6 +21,11 @@ pub(crate) fn check(options: &Run, workers: usize) -> Result<(), Problem> {
             )));
         }
     }
+    if let Some(name) = &options.without_meaning.logs_specs {
+        return Err(Problem::usage(format!(
+            "--logs-specs {name} names a Python class, which only torchrun can load: choose with --log-dir, --redirects and --tee"
+        )));
+    }
     if options.standalone && !options.connection.endpoints().is_empty() {
         return Err(Problem::usage(format!(
             "--standalone needs no --rdzv-endpoint, and there is {}: leave one of them out",

@@ -2,8 +2,11 @@
 
 mod checks;
 mod devices;
+mod error_file;
+mod events;
 pub(super) mod limits;
 mod meet;
+mod numa;
 mod options;
 mod program;
 mod progress;
@@ -19,8 +22,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rallypoint_agent::{
-    Agent, Console, DEFAULT_GRACE, Guarded, LogDir, LogSettings, Logs, Orders, Outcome, Part, Prefix,
-    Stopper, Stream, WorkerSpec, Workers, parse_signals,
+    Agent, Console, DEFAULT_GRACE, Events, Guarded, LogDir, LogSettings, Logs, Orders, Outcome, Part, Prefix,
+    Stopper, Stream, WorkerSpec, Workers, allowed_cpus, parse_signals,
 };
 use rallypoint_core::Backoff;
 use rallypoint_etcd::ErrorKind;
@@ -30,8 +33,11 @@ use rustix::process::{Pid, Signal};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
+use self::events::EventLog;
 use self::meet::Meet;
+use self::numa::Machine;
 pub(super) use self::options::Run;
+use self::options::{EventLogHandler, WorkersPerNode};
 use self::program::Program;
 use self::progress::Waiting;
 use self::server::Meeting;
@@ -41,6 +47,9 @@ use super::{LogFormat, start_log_to};
 
 const GRACE_VARIABLE: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
 const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
+/// torchrun's variables for what this launcher does not do.
+const WITHOUT_EFFECT: [&str; 2] =
+    ["TORCHELASTIC_HEALTH_CHECK_PORT", "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"];
 /// For nodes that have met on our embedded server to go away in good order.
 const LAST_GUESTS: Duration = Duration::from_secs(10);
 
@@ -88,6 +97,7 @@ pub(super) fn run(options: &Run) -> u8 {
     terminal.show(None);
     let code = code.unwrap_or_else(|problem| {
         terminal.say(&problem.shown());
+        error_file::keep(&error_file::of_problem(&problem));
         problem.code
     });
     runtime.block_on(last_words(&terminal, &stopper, orders.grace));
@@ -156,9 +166,12 @@ async fn launch(
 ) -> Result<u8, Problem> {
     let workers = Workers::default();
     signals::listen(&orders.ends, stopper, guarded, &workers);
-    tokio::spawn(signals::follow(guarded.clone(), workers.clone()));
+    tokio::spawn(signals::follow(guarded.clone(), workers.clone(), options.monitor_interval.0));
     for (flag, why) in options.without_meaning.given() {
         warn!("{flag} has no effect: {why}");
+    }
+    for variable in WITHOUT_EFFECT.into_iter().filter(|name| std::env::var_os(name).is_some()) {
+        warn!("{variable} has no effect: there is no such check here");
     }
     let spec = spec(options, orders.grace)?;
     checks::check(options, spec.local_world_size)?;
@@ -186,12 +199,16 @@ async fn launch(
     let timeout = timeout.unwrap_or(DEFAULT_JOIN_TIMEOUT);
     let shown = handler.progress();
     let console: Arc<dyn Console> = Arc::<Terminal>::clone(terminal);
+    let record = (options.event_log_handler == EventLogHandler::Console)
+        .then(|| Arc::new(EventLog::new(&spec, &*handler, Arc::clone(terminal))));
     let agent = Agent::new(spec, handler, logs, console).adopting_orphans().with_workers(workers);
+    let agent = agent.with_events(record.clone().map(|record| record as Arc<dyn Events>));
     let waiting = Waiting { run: run_id.clone(), endpoint: parameters.endpoint.clone(), timeout };
     let progress = tokio::spawn(progress::show(Arc::clone(terminal), shown, agent.phase(), waiting));
     let outcome = agent.run(listener).await;
     progress.abort();
     terminal.show(None);
+    record.iter().for_each(|record| record.agent(&outcome));
     // One without a file in it is not kept.
     let kept = kept.filter(|folder| folder.exists()).map(|folder| folder.display().to_string());
     let code = report(outcome, options.log_format, &run_id, kept.as_deref(), terminal);
@@ -224,7 +241,22 @@ fn spec(options: &Run, grace: Duration) -> Result<WorkerSpec, Problem> {
     spec.virtual_local_rank = options.virtual_local_rank;
     spec.environment = unbuffered.into_iter().collect();
     spec.prefix = prefix;
+    spec.cpus = cpus(options, spec.local_world_size)?;
     Ok(spec)
+}
+
+/// The CPUs of each worker, if they are to be bound.
+fn cpus(options: &Run, workers: usize) -> Result<Vec<numa::Cpus>, Problem> {
+    let Some(mode) = options.numa_binding else { return Ok(Vec::new()) };
+    let gpus = if options.nproc_per_node == WorkersPerNode::Cpu { Vec::new() } else { devices::addresses()? };
+    let allowed = allowed_cpus().map_err(|error| {
+        Problem::new(NODE, format!("--numa-binding: cannot tell the CPUs of this process: {error}"))
+    })?;
+    let bound = numa::bind(mode, workers, &gpus, &Machine { root: Path::new("/"), allowed })?;
+    for (local_rank, cpus) in bound.iter().enumerate() {
+        info!(local_rank, gpu = gpus.get(local_rank), "bound to the CPUs {}", numa::list(cpus));
+    }
+    Ok(bound)
 }
 
 fn run_id(options: &Run, alone: bool) -> Result<String, Problem> {
@@ -403,12 +435,16 @@ fn report(
                 }
             };
             terminal.say(&text);
+            error_file::keep(&error_file::of_failure(&report));
             Ok(WORKERS_FAILED)
         }
         Outcome::Closed { reason } => {
             let why = if reason.is_empty() { String::new() } else { format!(": {reason}") };
             Err(Problem::new(CLOSED, format!("run {run_id:?} was closed while its workers ran{why}")))
         }
-        Outcome::Stopped(signal) => Ok(signal_code(signal)),
+        Outcome::Stopped(signal) => {
+            error_file::keep(&error_file::of_signal(signal));
+            Ok(signal_code(signal))
+        }
     }
 }

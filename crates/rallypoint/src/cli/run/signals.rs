@@ -9,8 +9,8 @@ use tracing::{debug, info, warn};
 
 /// A site may send a signal to each of this command's processes; the workers get it once.
 const LULL: Duration = Duration::from_secs(1);
-/// How often it is looked whether the command was stopped, of which nothing tells.
-const LOOK: Duration = Duration::from_millis(500);
+/// Looking more often than this would be all that is done.
+const SHORTEST_LOOK: Duration = Duration::from_millis(10);
 
 /// Acts on signals from now on. Those in `ends` ask for the end in good order; SIGUSR1 and SIGUSR2 are passed on to the
 /// workers, and others do nothing.
@@ -75,10 +75,10 @@ fn pass_on(name: &str, signal: Signal, workers: &Workers) {
 }
 
 /// Stops the workers while the command is stopped, as by Ctrl-Z. The launcher itself goes on, so that this node
-/// keeps its place among the others.
-pub(crate) async fn follow(guarded: Guarded, workers: Workers) {
+/// keeps its place among the others. Nothing tells of it, so it is looked at again and again.
+pub(crate) async fn follow(guarded: Guarded, workers: Workers, interval: Duration) {
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(interval.max(SHORTEST_LOOK)).await;
         let paused = guarded.paused();
         if workers.pause(paused) {
             info!(
