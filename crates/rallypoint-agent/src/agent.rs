@@ -15,6 +15,7 @@ use crate::decision::{Cause, Verdict};
 use crate::environment::{DEFAULT_SIGNALS, NoGpu};
 use crate::events::{Events, WorkerEvent};
 use crate::failure::{Failure, FailureReport};
+use crate::group::Interactive;
 use crate::logs::{LogError, Logs};
 use crate::notice::Notice;
 use crate::output::Console;
@@ -62,6 +63,8 @@ pub struct WorkerSpec {
     pub prefix: Prefix,
     /// The CPUs that each may run on, by local rank; all that this process may, where there are none.
     pub cpus: Vec<BTreeSet<usize>>,
+    /// The worker that has the terminal, for a debugger.
+    pub interactive: Option<Interactive>,
 }
 
 impl WorkerSpec {
@@ -81,6 +84,7 @@ impl WorkerSpec {
             environment: Vec::new(),
             prefix: Prefix::default(),
             cpus: Vec::new(),
+            interactive: None,
         }
     }
 }
@@ -261,7 +265,7 @@ impl Agent {
         &self.workers
     }
 
-    pub(crate) fn record(&self, events: Vec<WorkerEvent>) {
+    pub(crate) fn record(&self, events: &[WorkerEvent]) {
         if let Some(record) = &self.events {
             events.iter().for_each(|event| record.worker(event));
         }

@@ -39,6 +39,15 @@ const REST_INTERVAL: Duration = Duration::from_millis(20);
 /// How often it is looked at what output is waiting for.
 const DRAIN_STEP: Duration = Duration::from_millis(50);
 
+/// A worker whose streams are this process's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Interactive {
+    /// Which one.
+    pub local_rank: usize,
+    /// The process group that may read from the terminal, where there is one; the worker is in it.
+    pub group: Option<Pid>,
+}
+
 /// What a worker runs.
 #[derive(Debug)]
 pub(crate) struct Start<'a> {
@@ -50,6 +59,8 @@ pub(crate) struct Start<'a> {
     pub(crate) prefix: String,
     /// The CPUs that it may run on; all that this process may, if there are none.
     pub(crate) cpus: BTreeSet<usize>,
+    /// It has the terminal.
+    pub(crate) interactive: Option<Interactive>,
 }
 
 /// The workers of one round. Dropped, they are killed.
@@ -75,6 +86,8 @@ struct Worker {
     failed: bool,
     /// It was told to end before it had.
     told: bool,
+    /// The process group of its number is its own. The one on the terminal is in another's, which is none of ours.
+    has_group: bool,
     /// Its number is not ours any more, or it was given up.
     done: bool,
     tail: Tail,
@@ -113,7 +126,7 @@ impl Group {
             let worker = Worker::start(start, plan.out, plan.err, plan.error_file, &filtered, console);
             let worker = worker.map_err(|source| StartError { source })?;
             let (pid, at, report) = (worker.pid, group.workers.len(), report.clone());
-            group.running.add(worker.place.rank, pid);
+            group.running.add(worker.place.rank, pid, !worker.has_group);
             group.workers.push(worker);
             watch(pid, move |ending| {
                 // The group may be gone.
@@ -273,15 +286,12 @@ impl Group {
         for worker in &self.workers {
             // Each fails only for what is gone. One that is stopped could not act on it.
             let _ = kill_process(worker.pid, signal);
-            let _ = kill_process_group(worker.pid, Signal::CONT);
+            worker.signal(Signal::CONT);
         }
     }
 
     fn signal(&self, signal: Signal) {
-        for worker in &self.workers {
-            // It fails only for a group that is gone.
-            let _ = kill_process_group(worker.pid, signal);
-        }
+        self.workers.iter().for_each(|worker| worker.signal(signal));
     }
 
     /// The workers that have not ended, and what else runs in their groups.
@@ -323,7 +333,7 @@ impl Drop for Group {
         // After `stop` nothing is left, and the numbers may be somebody else's.
         let mut left: Vec<_> = self.workers.iter_mut().filter(|worker| !worker.done).collect();
         for worker in &left {
-            let _ = kill_process_group(worker.pid, Signal::KILL);
+            worker.signal(Signal::KILL);
             self.running.remove(worker.pid);
         }
         let deadline = Instant::now() + DROP_TIMEOUT;
@@ -343,23 +353,26 @@ impl Worker {
         filtered: &[Option<Filtered>; 2],
         console: &Arc<dyn Console>,
     ) -> io::Result<Worker> {
-        let Start { program, args, environment, without, place, prefix, cpus } = start;
+        let Start { program, args, environment, without, place, prefix, cpus, interactive } = start;
         let mut command = Command::new(program);
-        command.args(args).process_group(0);
+        let group = interactive.and_then(|interactive| interactive.group);
+        command.args(args).process_group(group.map_or(0, Pid::as_raw_pid));
         without.iter().for_each(|name| {
             command.env_remove(name);
         });
         command.envs(environment);
         // A group in the background that reads from the terminal would be stopped by it.
-        if io::IsTerminal::is_terminal(&io::stdin()) {
+        if interactive.is_none() && io::IsTerminal::is_terminal(&io::stdin()) {
             command.stdin(Stdio::null());
         }
         let tail = Tail::default();
         let log = err.path.clone().or_else(|| out.path.clone());
         let own =
             |plan: &StreamPlan| plan.file.as_ref().filter(|_| !plan.console).map(std::fs::File::try_clone);
-        command.stdout(own(&out).transpose()?.map_or_else(Stdio::piped, Stdio::from));
-        command.stderr(own(&err).transpose()?.map_or_else(Stdio::piped, Stdio::from));
+        if interactive.is_none() {
+            command.stdout(own(&out).transpose()?.map_or_else(Stdio::piped, Stdio::from));
+            command.stderr(own(&err).transpose()?.map_or_else(Stdio::piped, Stdio::from));
+        }
         let mut child = spawn_on(&mut command, &cpus)?;
         let pump = |stream, plan: StreamPlan, filtered: &Option<Filtered>| Pump {
             stream,
@@ -386,12 +399,23 @@ impl Worker {
             ended: None,
             failed: false,
             told: false,
+            has_group: group.is_none(),
             done: false,
             tail,
             log,
             error_file,
             streams,
         })
+    }
+
+    /// To all of it.
+    fn signal(&self, signal: Signal) {
+        // Each fails only for what is gone.
+        let _ = if self.has_group {
+            kill_process_group(self.pid, signal)
+        } else {
+            kill_process(self.pid, signal)
+        };
     }
 
     fn event(&self, state: WorkerState, restarts: u32, failure: Option<Failure>) -> WorkerEvent {

@@ -62,6 +62,7 @@ pub use agent::{
 pub use environment::{Common, DEFAULT_SIGNALS, NoGpu, Place, environment};
 pub use events::{Events, WorkerEvent, WorkerState};
 pub use failure::{ErrorRecord, Exit, Failure, FailureReport};
+pub use group::Interactive;
 pub use guard::{GUARD_VARIABLE, Guarded, Orders, Part, arguments, guard};
 pub use logs::{LogDir, LogError, LogSettings, Logs};
 pub use output::{Console, Stream};

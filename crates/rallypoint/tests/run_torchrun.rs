@@ -180,3 +180,73 @@ fn devices_that_are_not_there_are_named() {
         assert!(ended.text().contains(said), "{}", ended.text());
     }
 }
+
+/// PyTorch's own client: the first attempt hangs and is ended, the second is done in time.
+#[test]
+fn a_worker_that_is_not_done_in_time_is_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("train.py");
+    let text = "import os, time\nfrom torch.distributed.elastic import timer\n\
+                timer.configure(timer.FileTimerClient(os.environ['TORCHELASTIC_TIMER_FILE']))\n\
+                first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n\
+                with timer.expires(after=0.2 if first else 600, scope='a step'):\n    time.sleep(600 if first else 0)\n\
+                with timer.expires(after=0.1):\n    pass\ntime.sleep(0.5)\nprint('done')\n";
+    std::fs::write(&script, text).unwrap();
+    let start = |change: &dyn Fn(&mut std::process::Command)| {
+        Launcher::start_with(&["--max-restarts=1", script.to_str().unwrap()], |command| {
+            command
+                .env("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
+                .env("PYTHON_EXEC", rallypoint_testkit::torch_python());
+            change(command);
+        })
+    };
+    let ended = start(&|_| {}).ended().expect(0);
+    assert_eq!(ended.with("the time of \"a step\" is up: the process is ended").len(), 1, "{}", ended.text());
+    assert!(
+        ended.with("signal 9 (SIGKILL)").len() == 1 && ended.with("]: done").len() == 1,
+        "{}",
+        ended.text()
+    );
+}
+
+#[test]
+fn timers_are_at_the_file_that_the_user_names_and_end_only_workers() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("timers");
+    let mut other = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+    let ask = |pid: &str, signal: u32| {
+        format!(
+            "echo '{{\"version\": 1, \"pid\": '{pid}', \"scope_id\": \"x\", \"expiration_time\": 1.5, \"signal\": {signal}}}' \
+             > $TORCHELASTIC_TIMER_FILE"
+        )
+    };
+    // Somebody else's process, nonsense, a child of the worker, and last the worker itself.
+    let script = format!(
+        "echo at $TORCHELASTIC_TIMER_FILE; {}; echo nonsense > $TORCHELASTIC_TIMER_FILE; sleep 600 & child=$!; {}; \
+         wait $child; echo the child ended with $?; {}; exec sleep 600",
+        ask(&other.id().to_string(), 9),
+        ask("$child", 15),
+        ask("$$", 10)
+    );
+    let launcher = Launcher::start_with(&["--", "sh", "-c", &script], |command| {
+        command.env("TORCHELASTIC_ENABLE_FILE_TIMER", "1").env("TORCHELASTIC_TIMER_FILE", &file);
+    });
+    let ended = launcher.ended().expect(1);
+    assert_eq!(ended.with(&format!("]: at {}", file.display())).len(), 1, "{}", ended.text());
+    assert_eq!(ended.with("the child ended with 143").len(), 1, "{}", ended.text());
+    assert!(ended.text().contains("ended with  signal 10 (SIGUSR1)"), "{}", ended.text());
+    assert_eq!(ended.with("is not understood").len(), 1, "{}", ended.text());
+    assert!(!file.exists() && other.try_wait().unwrap().is_none(), "the other process lives");
+    other.kill().unwrap();
+    other.wait().unwrap();
+    // A file of the user's own is not touched.
+    std::fs::write(&file, "mine").unwrap();
+    let refused = Launcher::start_with(&["true"], |command| {
+        command.env("TORCHELASTIC_ENABLE_FILE_TIMER", "1").env("TORCHELASTIC_TIMER_FILE", &file);
+    });
+    let refused = refused.ended().expect(6);
+    assert!(refused.text().contains("timers: File exists"), "{}", refused.text());
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "mine");
+    let plain = Launcher::run(&["--", "sh", "-c", "echo [$TORCHELASTIC_TIMER_FILE]"]).expect(0);
+    assert_eq!(plain.with("[]").len(), 1, "nobody asked: {}", plain.text());
+}

@@ -13,17 +13,19 @@ mod progress;
 mod server;
 mod signals;
 mod terminal;
+mod timer;
 mod writer;
 
 use std::collections::BTreeMap;
+use std::io::IsTerminal;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rallypoint_agent::{
-    Agent, Console, DEFAULT_GRACE, Events, Guarded, LogDir, LogSettings, Logs, Orders, Outcome, Part, Prefix,
-    Stopper, Stream, WorkerSpec, Workers, allowed_cpus, parse_signals,
+    Agent, Console, DEFAULT_GRACE, Events, Guarded, Interactive, LogDir, LogSettings, Logs, Orders, Outcome,
+    Part, Prefix, Stopper, Stream, WorkerSpec, Workers, allowed_cpus, parse_signals,
 };
 use rallypoint_core::Backoff;
 use rallypoint_etcd::ErrorKind;
@@ -42,6 +44,7 @@ use self::program::Program;
 use self::progress::Waiting;
 use self::server::Meeting;
 use self::terminal::{LogWriter, Terminal};
+use self::timer::TimerFile;
 use super::exit::{CLOSED, NODE, Problem, SIGNAL, WORKERS_FAILED, kind, say};
 use super::{LogFormat, start_log_to};
 
@@ -141,7 +144,15 @@ fn guard_code(status: std::process::ExitStatus) -> u8 {
 fn orders(options: &Run) -> Result<Orders, Problem> {
     let ends = parse_signals(&options.signals_to_handle)
         .map_err(|error| Problem::usage(format!("--signals-to-handle: {error}")))?;
+    // The keys of a terminal that a worker has are the worker's.
+    let ends =
+        ends.into_iter().filter(|signal| !(interactive(options) && signals::terminals(*signal))).collect();
     Ok(Orders { ends, grace: grace(options)? })
+}
+
+/// Whether a worker has the terminal.
+fn interactive(options: &Run) -> bool {
+    options.interactive_rank.is_some() && std::io::stdin().is_terminal()
 }
 
 fn grace(options: &Run) -> Result<Duration, Problem> {
@@ -165,7 +176,7 @@ async fn launch(
     stopper: &Stopper,
 ) -> Result<u8, Problem> {
     let workers = Workers::default();
-    signals::listen(&orders.ends, stopper, guarded, &workers);
+    signals::listen(&orders.ends, interactive(options), stopper, guarded, &workers);
     tokio::spawn(signals::follow(guarded.clone(), workers.clone(), options.monitor_interval.0));
     for (flag, why) in options.without_meaning.given() {
         warn!("{flag} has no effect: {why}");
@@ -173,7 +184,11 @@ async fn launch(
     for variable in WITHOUT_EFFECT.into_iter().filter(|name| std::env::var_os(name).is_some()) {
         warn!("{variable} has no effect: there is no such check here");
     }
-    let spec = spec(options, orders.grace)?;
+    let mut spec = spec(options, orders.grace)?;
+    spec.interactive = options.interactive_rank.map(|local_rank| Interactive {
+        local_rank,
+        group: guarded.terminal_group().filter(|_| interactive(options)),
+    });
     checks::check(options, spec.local_world_size)?;
     limits::make_room(spec.local_world_size);
     let mut options = options.clone();
@@ -188,6 +203,17 @@ async fn launch(
     let kept = logs.kept().map(Path::to_owned);
     if let (None, Some(kept)) = (&options.log_dir, &kept) {
         info!("without --log-dir, the workers' log files are kept in {}", kept.display());
+    }
+    let timer = TimerFile::make(guarded.folder());
+    let mut timer = timer.map_err(|(path, error)| {
+        Problem::new(
+            NODE,
+            format!("cannot make the pipe {} for the workers' timers: {error}", path.display()),
+        )
+    })?;
+    if let Some(timer) = &mut timer {
+        spec.environment.push((timer::FILE, timer.path.clone().into()));
+        tokio::spawn(timer.watch(workers.clone()));
     }
     let mut listener = stopper.listen();
     let reached = tokio::select! {

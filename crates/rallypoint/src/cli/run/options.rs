@@ -135,6 +135,10 @@ pub(crate) struct Run {
     #[arg(long, alias = "numa_binding", env = "PET_NUMA_BINDING", value_name = "MODE", value_enum)]
     #[arg(help_heading = "Workers")]
     pub(crate) numa_binding: Option<Mode>,
+    /// The worker with this local rank has the terminal itself, keys and all: for pdb and other debuggers.
+    #[arg(long, alias = "interactive_rank", env = "RALLYPOINT_INTERACTIVE_RANK", value_name = "LOCAL_RANK")]
+    #[arg(help_heading = "Workers")]
+    pub(crate) interactive_rank: Option<usize>,
     /// How often it is looked at what nobody tells of: whether this command was stopped. That a worker has ended is told at
     /// once.
     #[arg(long, alias = "monitor_interval", env = "PET_MONITOR_INTERVAL", value_name = "SECONDS")]

@@ -14,14 +14,20 @@ const SHORTEST_LOOK: Duration = Duration::from_millis(10);
 
 /// Acts on signals from now on. Those in `ends` ask for the end in good order; SIGUSR1 and SIGUSR2 are passed on to the
 /// workers, and others do nothing.
-pub(crate) fn listen(ends: &[Signal], stopper: &Stopper, guarded: &Guarded, workers: &Workers) {
+pub(crate) fn listen(
+    ends: &[Signal],
+    interactive: bool,
+    stopper: &Stopper,
+    guarded: &Guarded,
+    workers: &Workers,
+) {
     for (name, number) in KNOWN_SIGNALS {
         let ignored = is_ignored(number);
         // The end of a guard is told by SIGTERM, also to those who ignore it.
         if ignored && number != Signal::TERM {
             continue;
         }
-        let asks = ends.contains(&number);
+        let asks = ends.contains(&number) || (interactive && terminals(number));
         let (stopper, guarded, workers) = (stopper.clone(), guarded.clone(), workers.clone());
         let mut passed: Option<Instant> = None;
         on(name, number, move || {
@@ -33,9 +39,14 @@ pub(crate) fn listen(ends: &[Signal], stopper: &Stopper, guarded: &Guarded, work
                 warn!("this command was killed; killing its workers");
             } else if ignored {
                 debug!("{name} is ignored");
+            } else if terminals(number) && workers.on_terminal() {
+                debug!("{name} is the worker's on the terminal");
             } else if asks {
                 if stopper.ask(number) {
                     info!("{name}: ending in good order; once more to end at once");
+                } else if interactive && terminals(number) {
+                    // The command does not count those of a terminal that a worker has.
+                    stopper.hurry();
                 }
             } else if matches!(number, Signal::USR1 | Signal::USR2) {
                 if passed.replace(Instant::now()).is_none_or(|passed| passed.elapsed() > LULL) {
@@ -63,6 +74,11 @@ fn on(name: &'static str, number: Signal, mut act: impl FnMut() + Send + 'static
             act();
         }
     });
+}
+
+/// Those that a key sends, to whoever is on the terminal.
+pub(crate) fn terminals(signal: Signal) -> bool {
+    matches!(signal, Signal::INT | Signal::QUIT)
 }
 
 fn pass_on(name: &str, signal: Signal, workers: &Workers) {
