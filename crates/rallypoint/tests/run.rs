@@ -343,7 +343,7 @@ fn bad_input_is_one_line_and_an_exit_code() {
         (&["--nnodes", "4:2", "true"], 2, &["--nnodes", "MIN 4 is above MAX 2", "2:4"]),
         (&["--nnodes", "0", "true"], 2, &["at least 1 node"]),
         (&["--nproc-per-node", "0", "true"], 2, &["--nproc-per-node", "at least 1 worker"]),
-        (&["--nproc-per-node", "xpu", "true"], 2, &["auto, gpu, cpu"]),
+        (&["--nproc-per-node", "npu", "true"], 2, &["auto, gpu, xpu, cpu"]),
         (&["--nproc-per-node", "gpu", "true"], 2, &["no GPU"]),
         (&["--tee", "9", "true"], 2, &["--tee", "1 (stdout)"]),
         (&["--standalone"], 2, &["<PROGRAM>"]),

@@ -5,7 +5,7 @@
 mod launcher;
 
 use launcher::{Ended, Launcher};
-use rallypoint_testkit::{Etcd, Version};
+use rallypoint_testkit::{Etcd, Version, torch_python};
 
 const SCRIPT: &str = "echo rank $RANK of $WORLD_SIZE on node $GROUP_RANK of $ROLE_NAME in $TORCHELASTIC_RUN_ID at $MASTER_ADDR";
 
@@ -149,4 +149,44 @@ fn on_one_node_the_port_is_the_workers() {
         Launcher::run(&["--master-port", &port, "--nproc-per-node=2", "--", "sh", "-c", script]).expect(0);
     let at = format!("at 127.0.0.1:{port}");
     assert_eq!(said(&ended), [format!("rank 0 {at}"), format!("rank 1 {at}")], "{}", ended.text());
+}
+
+/// An address that somebody translates, or a name that is not known yet where it points to.
+#[test]
+fn node_0_serves_even_where_the_address_is_not_its_own() {
+    let port = free_port();
+    let node = |rank: &str, address: &str| {
+        let args = ["--nnodes=2", "--node-rank", rank, "--master-addr", address, "--master-port", &port];
+        Launcher::start(&[&args[..], &["--", "sh", "-c", SCRIPT]].concat())
+    };
+    // An address of the documents, nobody's.
+    let nodes = [node("0", "192.0.2.1"), node("1", "127.0.0.1")];
+    for (rank, ended) in nodes.map(Launcher::ended).into_iter().enumerate() {
+        let ended = ended.expect(0);
+        assert_eq!(
+            said(&ended),
+            [format!("rank {rank} of 2 on node {rank} of default in none at 192.0.2.1")]
+        );
+    }
+}
+
+/// A script that knows nothing of us, on two nodes.
+#[test]
+fn pytorch_meets_under_a_static_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("train.py");
+    let text = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n\
+                x = torch.tensor(dist.get_rank() + 1.0)\ndist.all_reduce(x)\n\
+                print(f'rank {dist.get_rank()} has {x.item()}')\ndist.destroy_process_group()\n";
+    std::fs::write(&script, text).unwrap();
+    let port = free_port();
+    let nodes = ["1", "0"].map(|rank| {
+        Launcher::start_with(&["--nproc_per_node=2", script.to_str().unwrap()], |command| {
+            command.env("PET_NNODES", "2").env("PET_NODE_RANK", rank).env("PYTHON_EXEC", torch_python());
+            command.env("PET_MASTER_ADDR", "localhost").env("PET_MASTER_PORT", &port);
+        })
+    });
+    let [one, zero] = nodes.map(|node| node.ended().expect(0));
+    assert_eq!(said(&zero), ["rank 0 has 10.0", "rank 1 has 10.0"]);
+    assert_eq!(said(&one), ["rank 2 has 10.0", "rank 3 has 10.0"]);
 }

@@ -188,7 +188,8 @@ pub(crate) fn of(options: &mut Run) -> Result<Meet, Problem> {
         }
     }
     if torchs.is_some() || by_master {
-        meet.said = said(options.connection.endpoints());
+        meet.said =
+            Some(options.connection.endpoints()).filter(|endpoint| !endpoint.is_empty()).and_then(said);
         if options.rdzv_id.trim().is_empty() {
             options.rdzv_id = NO_NAME.to_owned();
             meet.nameless = true;
