@@ -37,6 +37,11 @@ impl Stat {
         matches!(self.state, 'Z' | 'X')
     }
 
+    /// In the kernel, at a device or a disk.
+    pub(crate) fn uninterruptible(&self) -> bool {
+        self.state == 'D'
+    }
+
     /// By a signal; a debugger that looks at a process is something else.
     pub(crate) fn stopped(&self) -> bool {
         self.state == 'T'

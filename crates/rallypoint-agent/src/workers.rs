@@ -53,6 +53,17 @@ impl Workers {
         self.lock().on_terminal.and_then(Stat::of).is_some_and(|stat| !stat.ended())
     }
 
+    /// Rank and process of the workers that wait in the kernel for something that no signal ends but SIGKILL, if that.
+    #[must_use]
+    pub fn uninterruptible(&self) -> Vec<(usize, u32)> {
+        let running = self.lock();
+        let stuck = running
+            .workers
+            .iter()
+            .filter(|(_, pid)| Stat::of(*pid).is_some_and(|stat| stat.uninterruptible()));
+        stuck.map(|(rank, pid)| (*rank, pid.as_raw_pid().unsigned_abs())).collect()
+    }
+
     /// Sends a signal to this process, if it is a worker or in the process group of one. Whether it is.
     pub fn end(&self, pid: i32, signal: Signal) -> bool {
         let Some(pid) = Pid::from_raw(pid) else { return false };

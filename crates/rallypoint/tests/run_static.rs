@@ -190,3 +190,33 @@ fn pytorch_meets_under_a_static_command() {
     assert_eq!(said(&zero), ["rank 0 has 10.0", "rank 1 has 10.0"]);
     assert_eq!(said(&one), ["rank 2 has 10.0", "rank 3 has 10.0"]);
 }
+
+/// In a loop over jobs a node may be at its next one while the server of the last one still runs.
+#[test]
+fn a_job_is_not_taken_for_the_one_before_it() {
+    let port = free_port();
+    let node = |rank: &str| {
+        let args = ["--nnodes=2", "--node-rank", rank, "--master-addr=127.0.0.1", "--master-port", &port];
+        Launcher::start(&[&args[..], &["--", "sh", "-c", SCRIPT]].concat())
+    };
+    let mut serve = std::process::Command::new(launcher::RALLYPOINT);
+    serve.args(["serve", "--listen", &format!("127.0.0.1:{port}")]).stderr(std::process::Stdio::null());
+    let mut server = serve.spawn().unwrap();
+    while std::net::TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {}
+    for ended in [node("0"), node("1")].map(Launcher::ended) {
+        ended.expect(0);
+    }
+    let mut next = [node("0"), node("1")];
+    next.iter_mut().for_each(|node| {
+        node.wait_for("the run there is over; waiting for the server of the next one");
+    });
+    server.kill().unwrap();
+    server.wait().unwrap();
+    for (rank, ended) in next.map(Launcher::ended).into_iter().enumerate() {
+        let ended = ended.expect(0);
+        assert_eq!(
+            said(&ended),
+            [format!("rank {rank} of 2 on node {rank} of default in none at 127.0.0.1")]
+        );
+    }
+}

@@ -250,3 +250,27 @@ fn timers_are_at_the_file_that_the_user_names_and_end_only_workers() {
     let plain = Launcher::run(&["--", "sh", "-c", "echo [$TORCHELASTIC_TIMER_FILE]"]).expect(0);
     assert_eq!(plain.with("[]").len(), 1, "nobody asked: {}", plain.text());
 }
+
+/// A process that starts another as `vfork` does waits in the kernel until that one has begun, and this one never does: it
+/// opens a pipe that nobody writes to.
+#[test]
+fn a_node_with_a_worker_that_is_stuck_in_the_kernel_leaves() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("train.py");
+    let text = "import os, time\nif os.environ['RANK'] == '0':\n    time.sleep(600)\nprint('about to hang', flush=True)\n\
+                pipe = f'{os.path.dirname(__file__)}/pipe'\nos.mkfifo(pipe)\n\
+                os.posix_spawn('/bin/true', ['true'], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, pipe, os.O_RDONLY, 0)])\n";
+    std::fs::write(&script, text).unwrap();
+    let start = |limit: &str| {
+        let args =
+            ["--nproc-per-node=2", "--max-restarts=3", "--monitor-interval=0.02", script.to_str().unwrap()];
+        Launcher::start_with(&args, |command| {
+            command.env("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", limit).env("PYTHON_EXEC", "python3");
+        })
+    };
+    let ended = start("0.3").ended().expect(6);
+    assert_eq!(ended.with("rank 1 (process ").len(), 1, "{}", ended.text());
+    assert!(ended.text().contains("stuck in the kernel"), "{}", ended.text());
+    let ended = start("soon").ended().expect(2);
+    assert!(ended.text().contains("\"soon\""), "{}", ended.text());
+}

@@ -12,6 +12,7 @@ mod program;
 mod progress;
 mod server;
 mod signals;
+mod stuck;
 mod terminal;
 mod timer;
 mod writer;
@@ -43,6 +44,7 @@ use self::options::{EventLogHandler, WorkersPerNode};
 use self::program::Program;
 use self::progress::Waiting;
 use self::server::Meeting;
+use self::signals::SHORTEST_LOOK;
 use self::terminal::{LogWriter, Terminal};
 use self::timer::TimerFile;
 use super::exit::{CLOSED, NODE, Problem, SIGNAL, WORKERS_FAILED, kind, say};
@@ -50,9 +52,7 @@ use super::{LogFormat, start_log_to};
 
 const GRACE_VARIABLE: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
 const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
-/// torchrun's variables for what this launcher does not do.
-const WITHOUT_EFFECT: [&str; 2] =
-    ["TORCHELASTIC_HEALTH_CHECK_PORT", "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"];
+const HEALTH_VARIABLE: &str = "TORCHELASTIC_HEALTH_CHECK_PORT";
 /// For nodes that have met on our embedded server to go away in good order.
 const LAST_GUESTS: Duration = Duration::from_secs(10);
 
@@ -181,8 +181,10 @@ async fn launch(
     for (flag, why) in options.without_meaning.given() {
         warn!("{flag} has no effect: {why}");
     }
-    for variable in WITHOUT_EFFECT.into_iter().filter(|name| std::env::var_os(name).is_some()) {
-        warn!("{variable} has no effect: there is no such check here");
+    if std::env::var_os(HEALTH_VARIABLE).is_some() {
+        warn!(
+            "{HEALTH_VARIABLE} has no effect: there is no server for health checks, as in torchrun's public release"
+        );
     }
     let mut spec = spec(options, orders.grace)?;
     spec.interactive = options.interactive_rank.map(|local_rank| Interactive {
@@ -227,17 +229,30 @@ async fn launch(
     let console: Arc<dyn Console> = Arc::<Terminal>::clone(terminal);
     let record = (options.event_log_handler == EventLogHandler::Console)
         .then(|| Arc::new(EventLog::new(&spec, &*handler, Arc::clone(terminal))));
+    let stuck = stuck::watch(workers.clone(), stuck::limit()?, options.monitor_interval.0.max(SHORTEST_LOOK));
     let agent = Agent::new(spec, handler, logs, console).adopting_orphans().with_workers(workers);
     let agent = agent.with_events(record.clone().map(|record| record as Arc<dyn Events>));
     let waiting = Waiting { run: run_id.clone(), endpoint: parameters.endpoint.clone(), timeout };
     let progress = tokio::spawn(progress::show(Arc::clone(terminal), shown, agent.phase(), waiting));
-    let outcome = agent.run(listener).await;
+    let running = agent.run(listener);
+    tokio::pin!(running);
+    let (outcome, stuck) = tokio::select! {
+        outcome = &mut running => (outcome, None),
+        stuck = stuck => {
+            // Workers that are stuck have no use for a grace; the others are told that this node leaves.
+            stopper.ask(Signal::KILL);
+            (running.await, Some(stuck))
+        }
+    };
     progress.abort();
     terminal.show(None);
     record.iter().for_each(|record| record.agent(&outcome));
     // One without a file in it is not kept.
     let kept = kept.filter(|folder| folder.exists()).map(|folder| folder.display().to_string());
-    let code = report(outcome, options.log_format, &run_id, kept.as_deref(), terminal);
+    let code = match stuck {
+        Some(problem) => Err(problem),
+        None => report(outcome, options.log_format, &run_id, kept.as_deref(), terminal),
+    };
     if let Some(server) = meeting.server {
         let mut asked = stopper.listen();
         tokio::select! {

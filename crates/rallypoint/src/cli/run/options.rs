@@ -139,8 +139,8 @@ pub(crate) struct Run {
     #[arg(long, alias = "interactive_rank", env = "RALLYPOINT_INTERACTIVE_RANK", value_name = "LOCAL_RANK")]
     #[arg(help_heading = "Workers")]
     pub(crate) interactive_rank: Option<usize>,
-    /// How often it is looked at what nobody tells of: whether this command was stopped. That a worker has ended is told at
-    /// once.
+    /// How often it is looked at what nobody tells of: whether this command was stopped, or a worker is stuck in the kernel.
+    /// That a worker has ended is told at once.
     #[arg(long, alias = "monitor_interval", env = "PET_MONITOR_INTERVAL", value_name = "SECONDS")]
     #[arg(default_value = "0.5", help_heading = "Workers")]
     pub(crate) monitor_interval: Seconds,

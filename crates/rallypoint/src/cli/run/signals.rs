@@ -10,7 +10,7 @@ use tracing::{debug, info, warn};
 /// A site may send a signal to each of this command's processes; the workers get it once.
 const LULL: Duration = Duration::from_secs(1);
 /// Looking more often than this would be all that is done.
-const SHORTEST_LOOK: Duration = Duration::from_millis(10);
+pub(crate) const SHORTEST_LOOK: Duration = Duration::from_millis(10);
 
 /// Acts on signals from now on. Those in `ends` ask for the end in good order; SIGUSR1 and SIGUSR2 are passed on to the
 /// workers, and others do nothing.
