@@ -296,4 +296,34 @@ mod tests {
         let bound = bind(Mode::Exclusive, 2, &[], &machine).unwrap();
         assert_eq!(bound.iter().map(list).collect::<Vec<_>>(), ["0-1", "2-3"]);
     }
+
+    /// PyTorch's own code, on the same machine that is none: it reads the files of another root, and is told where the
+    /// GPUs are and which CPUs it may use.
+    #[test]
+    fn pytorch_binds_to_the_same_cpus() {
+        const THEIRS: &str = "
+import builtins, json, os, sys, types
+import torch.numa.binding as numa
+root, nodes, allowed = sys.argv[1], json.loads(sys.argv[2]), numa._get_set_of_int_from_ranges_str(sys.argv[3])
+numa.open = lambda path, *args: builtins.open(root + path, *args)
+numa.os = types.SimpleNamespace(path=os.path, listdir=lambda path: os.listdir(root + path))
+numa._get_device_count = lambda: len(nodes)
+numa._get_numa_node_index_for_device_index = lambda *, device_index: nodes[device_index]
+numa._get_allowed_cpu_indices_for_current_thread = lambda: allowed
+for mode in sys.argv[4:]:
+    for gpu in range(len(nodes)):
+        options = numa.NumaOptions(affinity_mode=numa.AffinityMode(mode))
+        print(numa._get_ranges_str_from_ints(numa._get_logical_cpus_to_bind_to(device_index=gpu, numa_options=options)))
+";
+        let root = machine();
+        fs::write(root.path().join("sys/devices/system/node/possible"), "0-3\n").unwrap();
+        let modes = [Mode::Node, Mode::Socket, Mode::Exclusive, Mode::CoreComplex];
+        let names = ["node", "socket", "exclusive", "core-complex"];
+        for allowed in ["0-31", "0-6,9,12-30"] {
+            let args = [&[root.path().to_str().unwrap(), "[1, 1, 3]", allowed], &names[..]].concat();
+            let theirs = rallypoint_testkit::run_python(THEIRS, &args);
+            let ours = modes.iter().flat_map(|mode| bound(*mode, 3, &GPUS, allowed).unwrap());
+            assert_eq!(theirs.lines().collect::<Vec<_>>(), ours.collect::<Vec<_>>(), "{allowed}");
+        }
+    }
 }
