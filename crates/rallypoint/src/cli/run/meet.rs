@@ -60,143 +60,197 @@ pub(crate) struct Meet {
 
 /// Puts what torchrun's flags mean into the native backend's words.
 pub(crate) fn of(options: &mut Run) -> Result<Meet, Problem> {
-    let refused = |error: ParameterError| Problem::usage(format!("--rdzv-conf: {error}"));
-    let mut config = RendezvousParameters::parse_config(&options.rdzv_conf).map_err(refused)?;
-    let mut without_effect = Vec::new();
-    let mut nothing = |flag: &str, why: &str| without_effect.push((flag.to_owned(), why.to_owned()));
-    let named = options.rdzv_backend.clone();
-    let torchs = match named.as_str() {
-        "static" => Some(Torchs::Static),
-        "c10d" => Some(Torchs::C10d),
-        _ => None,
-    };
-    let native = torchs.is_some() || named == BACKEND;
-    let master =
-        (options.master_addr.take().filter(|address| !address.is_empty()), options.master_port.take());
-    let node_rank = options.node_rank.take();
-    let mut is_host = None;
-    if torchs.is_some() {
+    let asked = Asked::take(options);
+    let mut meet = Meet::new(options)?;
+    let is_host = if asked.torchs.is_some() { meet.drop_theirs()? } else { None };
+    let native = asked.torchs.is_some() || options.rdzv_backend == BACKEND;
+    if asked.torchs.is_some() {
         options.rdzv_backend = BACKEND.to_owned();
-        is_host = config.remove("is_host").map(|text| yes_or_no("is_host", &text)).transpose()?;
-        for (key, why) in THEIRS {
-            if config.remove(key).is_some() {
-                nothing(&format!("--rdzv-conf {key}"), why);
-            }
-        }
     }
-    let given = options.connection.endpoints().to_owned();
     // torchrun's way to say that the nodes of one machine need no place: port 0.
-    let any_port = torchs.is_some() && given.ends_with(":0");
-    let alone = options.standalone || (options.nnodes.max == 1 && (given.is_empty() || any_port));
-    if any_port && !options.standalone {
-        if !alone {
+    if asked.torchs.is_some() && !options.standalone && asked.endpoint.ends_with(":0") {
+        if options.nnodes.max > 1 {
+            let endpoint = &asked.endpoint;
             return Err(Problem::usage(format!(
-                "--rdzv-endpoint {given} is for 1 node: the others cannot know which port it will be"
+                "--rdzv-endpoint {endpoint} is for 1 node: the others cannot know which port it will be"
             )));
         }
         options.connection.endpoint.clear();
     }
-    let said = |endpoint: &str| {
-        let asked = torchs.map_or("--master-addr".to_owned(), |_| format!("--rdzv-backend {named}"));
-        Some(format!("{asked} means Rallypoint's own backend here; the nodes meet at {endpoint}"))
-    };
-    let mut meet = Meet {
-        alone,
-        serves: Serves::OnDemand,
-        patience: options.connect_timeout.map_or(CONNECT_TIMEOUT, |seconds| seconds.0),
-        nameless: false,
-        config: BTreeMap::new(),
-        said: None,
-        without_effect: Vec::new(),
-    };
-    let why_not = if options.standalone {
-        Some("--standalone is for this node alone")
+    meet.alone = options.standalone || (options.nnodes.max == 1 && options.connection.endpoints().is_empty());
+    if options.standalone {
+        meet.none_of(&asked, "--standalone is for this node alone");
     } else if !native {
-        Some("only Rallypoint's own backend heeds it")
+        meet.none_of(&asked, "only Rallypoint's own backend heeds it");
     } else {
-        None
-    };
-    if let Some(why) = why_not {
-        let [addr, port, rank] = ["--master-addr", "--master-port", "--node-rank"];
-        let named = [
-            (addr, master.0.is_some()),
-            (port, master.1.is_some()),
-            (rank, node_rank.is_some_and(|n| n != 0)),
-        ];
-        named.into_iter().filter(|(_, given)| *given).for_each(|(flag, _)| nothing(flag, why));
-        (meet.config, meet.without_effect) = (config, without_effect);
-        return Ok(meet);
-    }
-    let by_master =
-        given.is_empty() && (torchs == Some(Torchs::Static) || master.0.is_some() || master.1.is_some());
-    let is_static = torchs == Some(Torchs::Static) || by_master;
-    if let Some(rank) = node_rank.filter(|rank| is_static && *rank >= options.nnodes.max) {
-        let last = options.nnodes.max - 1;
-        let there =
-            if last == 0 { "1 node has the rank 0".to_owned() } else { format!("the ranks are 0 to {last}") };
-        return Err(Problem::usage(format!(
-            "--node-rank {rank} does not exist with --nnodes {}: {there}",
-            last + 1
-        )));
-    }
-    if alone {
-        // Nobody else needs to find the server, so the workers can have the port.
-        let (addr, port) = master;
-        options.local_addr = options.local_addr.take().or_else(|| addr.map(|addr| bare(&addr).to_owned()));
-        if let Some(port) = port.filter(|port| *port != 0) {
-            config.entry("master_port".to_owned()).or_insert(port.to_string());
+        asked.check_rank(options)?;
+        if meet.alone {
+            meet.by_itself(options, asked);
+        } else {
+            meet.with_others(options, &asked, is_host);
         }
-        meet.said = torchs.and_then(|_| said("a server of this node's own"));
-        (meet.config, meet.without_effect) = (config, without_effect);
-        return Ok(meet);
     }
-    if by_master {
-        let (addr, port) = (master.0.as_deref().unwrap_or(MASTER_ADDR), master.1.unwrap_or(MASTER_PORT));
-        options.connection.endpoint = endpoint(addr, port);
-        if node_rank == Some(0) {
-            options.local_addr = options.local_addr.take().or_else(|| Some(bare(addr).to_owned()));
+    Ok(meet)
+}
+
+/// What torchrun's flags say of the place to meet.
+struct Asked {
+    torchs: Option<Torchs>,
+    /// The backend's name, as it was given.
+    backend: String,
+    endpoint: String,
+    master_addr: Option<String>,
+    master_port: Option<u16>,
+    node_rank: Option<usize>,
+}
+
+impl Asked {
+    fn take(options: &mut Run) -> Self {
+        let backend = options.rdzv_backend.clone();
+        Asked {
+            torchs: match backend.as_str() {
+                "static" => Some(Torchs::Static),
+                "c10d" => Some(Torchs::C10d),
+                _ => None,
+            },
+            backend,
+            endpoint: options.connection.endpoints().to_owned(),
+            master_addr: options.master_addr.take().filter(|address| !address.is_empty()),
+            master_port: options.master_port.take(),
+            node_rank: options.node_rank.take(),
         }
-    } else {
-        for (flag, given) in [("--master-addr", master.0.is_some()), ("--master-port", master.1.is_some())] {
-            if given {
-                nothing(flag, "--rdzv-endpoint says where the nodes meet");
+    }
+
+    /// The nodes meet at the master, for want of an endpoint.
+    fn by_master(&self) -> bool {
+        let named = self.master_addr.is_some() || self.master_port.is_some();
+        self.endpoint.is_empty() && (self.torchs == Some(Torchs::Static) || named)
+    }
+
+    /// Each node has the rank that it is given.
+    fn is_static(&self) -> bool {
+        self.torchs == Some(Torchs::Static) || self.by_master()
+    }
+
+    fn check_rank(&self, options: &Run) -> Result<(), Problem> {
+        let nodes = options.nnodes.max;
+        let Some(rank) = self.node_rank.filter(|rank| self.is_static() && *rank >= nodes) else {
+            return Ok(());
+        };
+        let there = match nodes {
+            1 => "1 node has the rank 0".to_owned(),
+            nodes => format!("the ranks are 0 to {}", nodes - 1),
+        };
+        Err(Problem::usage(format!("--node-rank {rank} does not exist with --nnodes {nodes}: {there}")))
+    }
+
+    fn said(&self, endpoint: &str) -> String {
+        let asked =
+            self.torchs.map_or("--master-addr".to_owned(), |_| format!("--rdzv-backend {}", self.backend));
+        format!("{asked} means Rallypoint's own backend here; the nodes meet at {endpoint}")
+    }
+}
+
+impl Meet {
+    fn new(options: &Run) -> Result<Self, Problem> {
+        let refused = |error: ParameterError| Problem::usage(format!("--rdzv-conf: {error}"));
+        Ok(Meet {
+            alone: false,
+            serves: Serves::OnDemand,
+            patience: options.connect_timeout.map_or(CONNECT_TIMEOUT, |seconds| seconds.0),
+            nameless: false,
+            config: RendezvousParameters::parse_config(&options.rdzv_conf).map_err(refused)?,
+            said: None,
+            without_effect: Vec::new(),
+        })
+    }
+
+    /// What `--rdzv-conf` says comes first.
+    fn set(&mut self, key: &str, value: impl Into<String>) {
+        self.config.entry(key.to_owned()).or_insert(value.into());
+    }
+
+    fn nothing(&mut self, flag: &str, why: &str) {
+        self.without_effect.push((flag.to_owned(), why.to_owned()));
+    }
+
+    /// Takes out what only torchrun's backends can be told; whether this node is to serve, if it says so.
+    fn drop_theirs(&mut self) -> Result<Option<bool>, Problem> {
+        for (key, why) in THEIRS {
+            if self.config.remove(key).is_some() {
+                self.nothing(&format!("--rdzv-conf {key}"), why);
             }
         }
-        if let (Some(torchs), false) = (torchs, given.is_empty() || has_port(&given)) {
-            let port = if torchs == Torchs::C10d { C10D_PORT } else { MASTER_PORT };
-            options.connection.endpoint = format!("{given}:{port}");
+        self.config.remove("is_host").map(|text| yes_or_no("is_host", &text)).transpose()
+    }
+
+    fn none_of(&mut self, asked: &Asked, why: &str) {
+        let given = [
+            ("--master-addr", asked.master_addr.is_some()),
+            ("--master-port", asked.master_port.is_some()),
+            ("--node-rank", asked.node_rank.is_some_and(|rank| rank != 0)),
+        ];
+        given.into_iter().filter(|(_, given)| *given).for_each(|(flag, _)| self.nothing(flag, why));
+    }
+
+    /// Nobody else needs to find the server, so the workers can have the port.
+    fn by_itself(&mut self, options: &mut Run, asked: Asked) {
+        self.said = asked.torchs.map(|_| asked.said("a server of this node's own"));
+        let address = asked.master_addr.map(|address| bare(&address).to_owned());
+        options.local_addr = options.local_addr.take().or(address);
+        if let Some(port) = asked.master_port.filter(|port| *port != 0) {
+            self.set("master_port", port.to_string());
         }
     }
-    meet.serves = match (is_host, node_rank) {
-        (Some(true), _) => Serves::Here,
-        (Some(false), _) => Serves::Elsewhere,
-        (None, Some(0)) if is_static => Serves::Here,
-        (None, Some(_)) if is_static => Serves::Elsewhere,
-        (None, _) => Serves::OnDemand,
-    };
-    // A policy is the run's, so all its nodes have one with a static rendezvous, also the one that leaves out its 0.
-    if let Some(rank) = node_rank.or(is_static.then_some(0)) {
-        config.entry("rank_policy".to_owned()).or_insert("hint".to_owned());
-        config.entry("rank_hint".to_owned()).or_insert(rank.to_string());
-    }
-    if let Some(rank) = node_rank.filter(|_| is_static) {
-        // So a second node of this rank is told of, and one that is started again takes its place at once.
-        config.entry("node_id".to_owned()).or_insert(format!("node-rank-{rank}"));
-        // As under torchrun, the nodes may come in any order, as long as the round waits.
-        if options.connect_timeout.is_none() {
-            meet.patience = DEFAULT_JOIN_TIMEOUT;
+
+    fn with_others(&mut self, options: &mut Run, asked: &Asked, is_host: Option<bool>) {
+        let is_static = asked.is_static();
+        if asked.by_master() {
+            let address = asked.master_addr.as_deref().unwrap_or(MASTER_ADDR);
+            options.connection.endpoint = endpoint(address, asked.master_port.unwrap_or(MASTER_PORT));
+            if asked.node_rank == Some(0) {
+                options.local_addr = options.local_addr.take().or_else(|| Some(bare(address).to_owned()));
+            }
+        } else {
+            let why = "--rdzv-endpoint says where the nodes meet";
+            asked.master_addr.iter().for_each(|_| self.nothing("--master-addr", why));
+            asked.master_port.iter().for_each(|_| self.nothing("--master-port", why));
+            if let (Some(torchs), false) =
+                (asked.torchs, asked.endpoint.is_empty() || has_port(&asked.endpoint))
+            {
+                let port = if torchs == Torchs::C10d { C10D_PORT } else { MASTER_PORT };
+                options.connection.endpoint = format!("{}:{port}", asked.endpoint);
+            }
+        }
+        self.serves = match (is_host, asked.node_rank) {
+            (Some(true), _) => Serves::Here,
+            (Some(false), _) => Serves::Elsewhere,
+            (None, Some(0)) if is_static => Serves::Here,
+            (None, Some(_)) if is_static => Serves::Elsewhere,
+            (None, _) => Serves::OnDemand,
+        };
+        // A policy is the run's, so all its nodes have one with a static rendezvous, also the one that leaves out its 0.
+        if let Some(rank) = asked.node_rank.or(is_static.then_some(0)) {
+            self.set("rank_policy", "hint");
+            self.set("rank_hint", rank.to_string());
+        }
+        if let Some(rank) = asked.node_rank.filter(|_| is_static) {
+            // So a second node of this rank is told of, and one that is started again takes its place at once.
+            self.set("node_id", format!("node-rank-{rank}"));
+            // As under torchrun, the nodes may come in any order, as long as the round waits.
+            if options.connect_timeout.is_none() {
+                self.patience = DEFAULT_JOIN_TIMEOUT;
+            }
+        }
+        if asked.torchs.is_some() || asked.by_master() {
+            let place = Some(options.connection.endpoints()).filter(|endpoint| !endpoint.is_empty());
+            self.said = place.map(|endpoint| asked.said(endpoint));
+            self.nameless = options.rdzv_id.trim().is_empty();
+            if self.nameless {
+                options.rdzv_id = NO_NAME.to_owned();
+            }
         }
     }
-    if torchs.is_some() || by_master {
-        meet.said =
-            Some(options.connection.endpoints()).filter(|endpoint| !endpoint.is_empty()).and_then(said);
-        if options.rdzv_id.trim().is_empty() {
-            options.rdzv_id = NO_NAME.to_owned();
-            meet.nameless = true;
-        }
-    }
-    (meet.config, meet.without_effect) = (config, without_effect);
-    Ok(meet)
 }
 
 fn yes_or_no(key: &str, text: &str) -> Result<bool, Problem> {
