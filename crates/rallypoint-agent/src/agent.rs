@@ -1,5 +1,6 @@
 //! The loop: meet, start the workers, watch them and the group, and meet again.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,9 @@ use tracing::{debug, info, warn};
 
 use crate::decision::{Cause, Verdict};
 use crate::environment::{DEFAULT_SIGNALS, NoGpu};
+use crate::events::{Events, WorkerEvent};
 use crate::failure::{Failure, FailureReport};
+use crate::group::Interactive;
 use crate::logs::{LogError, Logs};
 use crate::notice::Notice;
 use crate::output::Console;
@@ -58,6 +61,10 @@ pub struct WorkerSpec {
     pub environment: Vec<(&'static str, OsString)>,
     /// What stands before each of their lines.
     pub prefix: Prefix,
+    /// The CPUs that each may run on, by local rank; all that this process may, where there are none.
+    pub cpus: Vec<BTreeSet<usize>>,
+    /// The worker that has the terminal, for a debugger.
+    pub interactive: Option<Interactive>,
 }
 
 impl WorkerSpec {
@@ -76,6 +83,8 @@ impl WorkerSpec {
             virtual_local_rank: false,
             environment: Vec::new(),
             prefix: Prefix::default(),
+            cpus: Vec::new(),
+            interactive: None,
         }
     }
 }
@@ -164,6 +173,7 @@ pub struct Agent {
     host: String,
     phase: watch::Sender<Phase>,
     workers: Workers,
+    events: Option<Arc<dyn Events>>,
     adopts: bool,
     restarts: u32,
     rounds: u32,
@@ -181,7 +191,8 @@ impl Agent {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let phase = watch::Sender::new(Phase::Meeting);
         let workers = Workers::default();
-        Agent { spec, handler, logs, console, host, phase, workers, adopts: false, restarts: 0, rounds: 0 }
+        let (events, adopts, restarts, rounds) = (None, false, 0, 0);
+        Agent { spec, handler, logs, console, host, phase, workers, events, adopts, restarts, rounds }
     }
 
     /// Also waits for processes that workers left behind and that became children of this one. Only for a program
@@ -202,6 +213,13 @@ impl Agent {
     #[must_use]
     pub fn with_workers(mut self, workers: Workers) -> Self {
         self.workers = workers;
+        self
+    }
+
+    /// What becomes of its workers is told there.
+    #[must_use]
+    pub fn with_events(mut self, events: Option<Arc<dyn Events>>) -> Self {
+        self.events = events;
         self
     }
 
@@ -245,6 +263,12 @@ impl Agent {
 
     pub(crate) fn workers(&self) -> &Workers {
         &self.workers
+    }
+
+    pub(crate) fn record(&self, events: &[WorkerEvent]) {
+        if let Some(record) = &self.events {
+            events.iter().for_each(|event| record.worker(event));
+        }
     }
 
     pub(crate) fn adopts(&self) -> bool {

@@ -6,7 +6,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitOptions, getpgrp, getpid, kill_process, kill_process_group, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group, waitpid};
 
 /// For processes that SIGKILL does not end: those in the kernel, at a device that does not answer, or traced.
 const SWEEP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -33,8 +33,13 @@ impl Stat {
         Some(Stat { parent: fields.next()?.parse().ok()?, group: fields.next()?.parse().ok()?, state })
     }
 
-    fn ended(&self) -> bool {
+    pub(crate) fn ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X')
+    }
+
+    /// In the kernel, at a device or a disk.
+    pub(crate) fn uninterruptible(&self) -> bool {
+        self.state == 'D'
     }
 
     /// By a signal; a debugger that looks at a process is something else.
@@ -78,10 +83,22 @@ pub(crate) fn reap(known: &[Pid]) {
     }
 }
 
+/// The process groups of this process and of those above it. One of a worker's may be in the command's, which is on the
+/// terminal together with whatever a user runs there.
+fn groups_above() -> HashSet<i32> {
+    let next = |(_, stat): &(Pid, Stat)| {
+        let parent = Pid::from_raw(stat.parent)?;
+        Some((parent, Stat::of(parent)?))
+    };
+    let this = Stat::of(getpid()).map(|stat| (getpid(), stat));
+    std::iter::successors(this, next).map(|(_, stat)| stat.group).collect()
+}
+
 /// Kills every adopted process, what is in its group, and what that leaves behind, until there is none. Those
 /// that do not end even so are returned.
 pub(crate) fn sweep(known: &[Pid]) -> Vec<Pid> {
     let deadline = Instant::now() + SWEEP_TIMEOUT;
+    let above = groups_above();
     loop {
         let left = children(known);
         if left.is_empty() || Instant::now() >= deadline {
@@ -89,7 +106,7 @@ pub(crate) fn sweep(known: &[Pid]) -> Vec<Pid> {
         }
         for (pid, stat) in left {
             // Each of these fails only for what has ended.
-            if let Some(group) = Pid::from_raw(stat.group).filter(|group| *group != getpgrp()) {
+            if let Some(group) = Pid::from_raw(stat.group).filter(|_| !above.contains(&stat.group)) {
                 let _ = kill_process_group(group, Signal::KILL);
             }
             let _ = kill_process(pid, Signal::KILL);

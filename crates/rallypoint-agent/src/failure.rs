@@ -106,8 +106,9 @@ fn parse(record: &Value) -> Option<(String, Option<String>)> {
     match record.get("message")? {
         Value::String(message) => Some((message.clone(), None)),
         inner => {
-            let traceback =
-                inner.pointer("/extraInfo/py_callstack").and_then(Value::as_str).map(str::to_owned);
+            let traceback = inner.pointer("/extraInfo/py_callstack").and_then(Value::as_str);
+            // What is no Python has none.
+            let traceback = traceback.filter(|text| !text.trim().is_empty()).map(str::to_owned);
             Some((inner.get("message")?.as_str()?.to_owned(), traceback))
         }
     }

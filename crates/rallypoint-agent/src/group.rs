@@ -17,9 +17,11 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::{error, warn};
 
+use crate::affinity::spawn_on;
 use crate::decision::Event;
 use crate::descendants;
 use crate::environment::Place;
+use crate::events::{WorkerEvent, WorkerState};
 use crate::failure::{ErrorRecord, Exit, Failure};
 use crate::logs::{Attempt, LogSettings, StreamPlan};
 use crate::output::{Console, Filtered, Pump, Pumping, Stream, Tail, colour};
@@ -37,6 +39,15 @@ const REST_INTERVAL: Duration = Duration::from_millis(20);
 /// How often it is looked at what output is waiting for.
 const DRAIN_STEP: Duration = Duration::from_millis(50);
 
+/// A worker whose streams are this process's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Interactive {
+    /// Which one.
+    pub local_rank: usize,
+    /// The process group that may read from the terminal, where there is one; the worker is in it.
+    pub group: Option<Pid>,
+}
+
 /// What a worker runs.
 #[derive(Debug)]
 pub(crate) struct Start<'a> {
@@ -46,6 +57,10 @@ pub(crate) struct Start<'a> {
     pub(crate) without: &'a [&'a str],
     pub(crate) place: Place,
     pub(crate) prefix: String,
+    /// The CPUs that it may run on; all that this process may, if there are none.
+    pub(crate) cpus: BTreeSet<usize>,
+    /// It has the terminal.
+    pub(crate) interactive: Option<Interactive>,
 }
 
 /// The workers of one round. Dropped, they are killed.
@@ -69,6 +84,10 @@ struct Worker {
     pid: Pid,
     ended: Option<(Exit, SystemTime)>,
     failed: bool,
+    /// It was told to end before it had.
+    told: bool,
+    /// The process group of its number is its own. The one on the terminal is in another's, which is none of ours.
+    has_group: bool,
     /// Its number is not ours any more, or it was given up.
     done: bool,
     tail: Tail,
@@ -107,7 +126,7 @@ impl Group {
             let worker = Worker::start(start, plan.out, plan.err, plan.error_file, &filtered, console);
             let worker = worker.map_err(|source| StartError { source })?;
             let (pid, at, report) = (worker.pid, group.workers.len(), report.clone());
-            group.running.add(worker.place.rank, pid);
+            group.running.add(worker.place.rank, pid, !worker.has_group);
             group.workers.push(worker);
             watch(pid, move |ending| {
                 // The group may be gone.
@@ -164,6 +183,7 @@ impl Group {
         }
         let finished = self.workers.iter().all(|worker| worker.ended.is_some());
         self.stopping = true;
+        self.workers.iter_mut().for_each(|worker| worker.told = worker.ended.is_none());
         self.tell(signal);
         let gone = tokio::select! {
             () = self.gone(signal) => true,
@@ -266,15 +286,12 @@ impl Group {
         for worker in &self.workers {
             // Each fails only for what is gone. One that is stopped could not act on it.
             let _ = kill_process(worker.pid, signal);
-            let _ = kill_process_group(worker.pid, Signal::CONT);
+            worker.signal(Signal::CONT);
         }
     }
 
     fn signal(&self, signal: Signal) {
-        for worker in &self.workers {
-            // It fails only for a group that is gone.
-            let _ = kill_process_group(worker.pid, signal);
-        }
+        self.workers.iter().for_each(|worker| worker.signal(signal));
     }
 
     /// The workers that have not ended, and what else runs in their groups.
@@ -283,6 +300,25 @@ impl Group {
         let left: BTreeSet<i32> =
             workers.chain(descendants::running_in(&self.pids())).map(Pid::as_raw_pid).collect();
         left.into_iter().collect()
+    }
+
+    /// That all of them run.
+    pub(crate) fn started(&self, restarts: u32) -> Vec<WorkerEvent> {
+        self.workers.iter().map(|worker| worker.event(WorkerState::Started, restarts, None)).collect()
+    }
+
+    /// What became of them; to be called when they were stopped.
+    pub(crate) fn ended(&self, restarts: u32, failures: &[Failure]) -> Vec<WorkerEvent> {
+        let ended = self.workers.iter().map(|worker| {
+            let state = match worker {
+                Worker { failed: true, .. } => WorkerState::Failed,
+                Worker { told: true, .. } => WorkerState::Terminated,
+                _ => WorkerState::Succeeded,
+            };
+            let failure = failures.iter().find(|failure| worker.failed && failure.rank == worker.place.rank);
+            worker.event(state, restarts, failure.cloned())
+        });
+        ended.collect()
     }
 
     /// Those that failed by themselves.
@@ -297,7 +333,7 @@ impl Drop for Group {
         // After `stop` nothing is left, and the numbers may be somebody else's.
         let mut left: Vec<_> = self.workers.iter_mut().filter(|worker| !worker.done).collect();
         for worker in &left {
-            let _ = kill_process_group(worker.pid, Signal::KILL);
+            worker.signal(Signal::KILL);
             self.running.remove(worker.pid);
         }
         let deadline = Instant::now() + DROP_TIMEOUT;
@@ -317,24 +353,27 @@ impl Worker {
         filtered: &[Option<Filtered>; 2],
         console: &Arc<dyn Console>,
     ) -> io::Result<Worker> {
-        let Start { program, args, environment, without, place, prefix } = start;
+        let Start { program, args, environment, without, place, prefix, cpus, interactive } = start;
         let mut command = Command::new(program);
-        command.args(args).process_group(0);
+        let group = interactive.and_then(|interactive| interactive.group);
+        command.args(args).process_group(group.map_or(0, Pid::as_raw_pid));
         without.iter().for_each(|name| {
             command.env_remove(name);
         });
         command.envs(environment);
         // A group in the background that reads from the terminal would be stopped by it.
-        if io::IsTerminal::is_terminal(&io::stdin()) {
+        if interactive.is_none() && io::IsTerminal::is_terminal(&io::stdin()) {
             command.stdin(Stdio::null());
         }
         let tail = Tail::default();
         let log = err.path.clone().or_else(|| out.path.clone());
         let own =
             |plan: &StreamPlan| plan.file.as_ref().filter(|_| !plan.console).map(std::fs::File::try_clone);
-        command.stdout(own(&out).transpose()?.map_or_else(Stdio::piped, Stdio::from));
-        command.stderr(own(&err).transpose()?.map_or_else(Stdio::piped, Stdio::from));
-        let mut child = command.spawn()?;
+        if interactive.is_none() {
+            command.stdout(own(&out).transpose()?.map_or_else(Stdio::piped, Stdio::from));
+            command.stderr(own(&err).transpose()?.map_or_else(Stdio::piped, Stdio::from));
+        }
+        let mut child = spawn_on(&mut command, &cpus)?;
         let pump = |stream, plan: StreamPlan, filtered: &Option<Filtered>| Pump {
             stream,
             prefix: prefix.clone(),
@@ -359,12 +398,28 @@ impl Worker {
             pid,
             ended: None,
             failed: false,
+            told: false,
+            has_group: group.is_none(),
             done: false,
             tail,
             log,
             error_file,
             streams,
         })
+    }
+
+    /// To all of it.
+    fn signal(&self, signal: Signal) {
+        // Each fails only for what is gone.
+        let _ = if self.has_group {
+            kill_process_group(self.pid, signal)
+        } else {
+            kill_process(self.pid, signal)
+        };
+    }
+
+    fn event(&self, state: WorkerState, restarts: u32, failure: Option<Failure>) -> WorkerEvent {
+        WorkerEvent { state, place: self.place.clone(), pid: self.child.id(), restarts, failure }
     }
 
     fn failure(&self, host: &str, kept: bool) -> Option<Failure> {

@@ -20,7 +20,7 @@ use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
 use rustix::process::{
-    Pid, Signal, WaitOptions, getpid, getppid, kill_process, set_child_subreaper,
+    Pid, Signal, WaitOptions, getpgid, getpid, getppid, kill_process, set_child_subreaper,
     set_parent_process_death_signal,
 };
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
@@ -299,6 +299,12 @@ impl Guarded {
     #[must_use]
     pub fn paused(&self) -> bool {
         self.guards.first().and_then(|command| Stat::of(*command)).is_some_and(|stat| stat.stopped())
+    }
+
+    /// The process group of the command: the one that may read from the terminal, where a user runs it there.
+    #[must_use]
+    pub fn terminal_group(&self) -> Option<Pid> {
+        self.guards.first().and_then(|command| getpgid(Some(*command)).ok())
     }
 
     /// The name of a folder that is removed when the launcher is gone.

@@ -28,14 +28,16 @@
 //! - `group`: the workers of one round, started and stopped together; each is a process group of its own.
 //! - [`Workers`]: those that run, for who passes signals on.
 //! - `output`, [`Logs`]: where their lines go. [`Console`] is the terminal, as the program above has it.
-//! - [`FailureReport`]: what went wrong first.
+//! - [`FailureReport`]: what went wrong first. [`Events`]: a record of what became of each worker.
 //! - [`environment`] and [`StreamChoice`], `ranks`: what torchrun promises its workers, without IO but the store.
 //! - [`guard()`]: nothing outlives the launcher, even if it is killed; `descendants` finds what is left.
 
+mod affinity;
 mod agent;
 mod decision;
 mod descendants;
 mod environment;
+mod events;
 mod failure;
 mod group;
 mod guard;
@@ -52,12 +54,15 @@ mod streams;
 mod time;
 mod workers;
 
+pub use affinity::allowed_cpus;
 pub use agent::{
     Agent, AgentError, DEFAULT_EXIT_BARRIER_TIMEOUT, DEFAULT_GRACE, FINISHED, Outcome, Phase, Success,
     WorkerSpec,
 };
 pub use environment::{Common, DEFAULT_SIGNALS, NoGpu, Place, environment};
+pub use events::{Events, WorkerEvent, WorkerState};
 pub use failure::{ErrorRecord, Exit, Failure, FailureReport};
+pub use group::Interactive;
 pub use guard::{GUARD_VARIABLE, Guarded, Orders, Part, arguments, guard};
 pub use logs::{LogDir, LogError, LogSettings, Logs};
 pub use output::{Console, Stream};

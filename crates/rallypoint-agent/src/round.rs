@@ -69,6 +69,7 @@ pub(crate) async fn run(
     drop(met.held_port.take());
     let mut group = round.start(&met, &places)?;
     agent.enter(Phase::Running);
+    agent.record(&group.started(agent.restarts()));
     round.work(&mut group, &*met.store, stop).await?;
     let first = group.failures(agent.keeps_logs()).into_iter().min_by_key(Failure::moment);
     let signal =
@@ -78,6 +79,7 @@ pub(crate) async fn run(
     let (verdict, ()) =
         tokio::join!(round.settle(first, stop), group.stop(signal, grace, asked_again.asked_again()),);
     let failures = group.failures(agent.keeps_logs());
+    agent.record(&group.ended(agent.restarts(), &failures));
     Ok(Over { verdict, nodes: met.world_size, workers, failures })
 }
 
@@ -165,6 +167,8 @@ impl Round<'_> {
                 without: &[GUARD_VARIABLE],
                 place: place.clone(),
                 prefix: spec.prefix.of(place, &spec.role, agent.host()),
+                cpus: spec.cpus.get(place.local_rank).cloned().unwrap_or_default(),
+                interactive: spec.interactive.filter(|worker| worker.local_rank == place.local_rank),
             });
         }
         Group::start(starts, attempt, agent.logs().settings(), agent.console(), agent.host(), agent.workers())

@@ -2,8 +2,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, getpgid, kill_process, kill_process_group};
 
+use crate::descendants::Stat;
 use crate::signals::is_handled;
 
 /// The workers of an agent that run now, whichever round they are of.
@@ -14,6 +15,8 @@ pub struct Workers(Arc<Mutex<Running>>);
 struct Running {
     /// The rank and the process of each. Only those that nobody has waited for: the numbers are theirs.
     workers: Vec<(usize, Pid)>,
+    /// The one that has the terminal.
+    on_terminal: Option<Pid>,
     paused: bool,
 }
 
@@ -44,9 +47,38 @@ impl Workers {
         true
     }
 
-    pub(crate) fn add(&self, rank: usize, pid: Pid) {
+    /// Whether a worker has the terminal, whose keys are then its own.
+    #[must_use]
+    pub fn on_terminal(&self) -> bool {
+        self.lock().on_terminal.and_then(Stat::of).is_some_and(|stat| !stat.ended())
+    }
+
+    /// Rank and process of the workers that wait in the kernel for something that no signal ends but SIGKILL, if that.
+    #[must_use]
+    pub fn uninterruptible(&self) -> Vec<(usize, u32)> {
+        let running = self.lock();
+        let stuck = running
+            .workers
+            .iter()
+            .filter(|(_, pid)| Stat::of(*pid).is_some_and(|stat| stat.uninterruptible()));
+        stuck.map(|(rank, pid)| (*rank, pid.as_raw_pid().unsigned_abs())).collect()
+    }
+
+    /// Sends a signal to this process, if it is a worker or in the process group of one. Whether it is.
+    pub fn end(&self, pid: i32, signal: Signal) -> bool {
+        let Some(pid) = Pid::from_raw(pid) else { return false };
+        let running = self.lock();
+        let group = getpgid(Some(pid)).ok();
+        let ours = running.workers.iter().any(|(_, worker)| *worker == pid || Some(*worker) == group);
+        ours && kill_process(pid, signal).is_ok()
+    }
+
+    pub(crate) fn add(&self, rank: usize, pid: Pid, on_terminal: bool) {
         let mut running = self.lock();
         running.workers.push((rank, pid));
+        if on_terminal {
+            running.on_terminal = Some(pid);
+        }
         if running.paused {
             let _ = kill_process_group(pid, Signal::STOP);
         }
@@ -54,7 +86,9 @@ impl Workers {
 
     /// To be called before the process is waited for.
     pub(crate) fn remove(&self, pid: Pid) {
-        self.lock().workers.retain(|(_, known)| *known != pid);
+        let mut running = self.lock();
+        running.workers.retain(|(_, known)| *known != pid);
+        running.on_terminal = running.on_terminal.filter(|known| *known != pid);
     }
 
     /// Nothing that holds the lock can leave the list half done.

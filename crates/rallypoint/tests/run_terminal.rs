@@ -69,3 +69,103 @@ fn a_progress_bar_is_overwritten_there_and_lines_elsewhere() {
     let ended = Launcher::run(&["--", "sh", "-c", bar]).expect(0);
     assert_eq!(ended.with("[0]:"), ["[0]:  10%", "[0]:  55%", "[0]: 100%", "[0]: next"]);
 }
+
+/// A terminal with a command on it: what is typed, and all that was seen.
+struct Typist {
+    script: std::process::Child,
+    keys: std::process::ChildStdin,
+    out: std::process::ChildStdout,
+    seen: String,
+}
+
+impl Typist {
+    fn start(line: &str, change: impl FnOnce(&mut Command)) -> Self {
+        let mut command = on_a_terminal(line);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        change(&mut command);
+        let mut script = command.spawn().unwrap();
+        let (keys, out) = (script.stdin.take().unwrap(), script.stdout.take().unwrap());
+        Typist { script, keys, out, seen: String::new() }
+    }
+
+    fn see(&mut self, part: &str) {
+        let mut buffer = [0; 4096];
+        while !self.seen.contains(part) {
+            let length = std::io::Read::read(&mut self.out, &mut buffer).unwrap();
+            assert!(length > 0, "it ended without {part:?}: {}", self.seen);
+            self.seen.push_str(&String::from_utf8_lossy(&buffer[..length]));
+        }
+    }
+
+    fn press(&mut self, keys: &[u8]) {
+        self.keys.write_all(keys).unwrap();
+    }
+
+    fn ended(mut self) -> (Option<i32>, String) {
+        std::io::Read::read_to_string(&mut self.out, &mut self.seen).unwrap();
+        (self.script.wait().unwrap().code(), self.seen)
+    }
+}
+
+#[test]
+fn one_rank_has_the_terminal_for_a_debugger() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("train.py");
+    let text = "import os, sys\nif os.environ['RANK'] == '1':\n    print('the terminal is mine:', sys.stdin.isatty())\n    \
+                x = 1\n    breakpoint()\n    print('x became', x)\nelse:\n    print('the other:', sys.stdin.isatty())\n";
+    std::fs::write(&script, text).unwrap();
+    let line = format!("{RALLYPOINT} run --nproc-per-node 2 --interactive-rank 1 {}", script.display());
+    let mut terminal = Typist::start(&line, |command| {
+        command.env("PYTHON_EXEC", "python3").env("TERM", "dumb");
+    });
+    terminal.see("the other: False");
+    terminal.see("(Pdb) ");
+    terminal.press(b"p 6 * 7\n");
+    terminal.see("42");
+    terminal.press(b"x = 99\nc\n");
+    let (code, seen) = terminal.ended();
+    assert_eq!(code, Some(0), "{seen}");
+    assert!(seen.contains("the terminal is mine: True") && !seen.contains("[1]:"), "{seen}");
+    assert!(seen.contains("x became 99") && seen.contains("all workers have finished"), "{seen}");
+}
+
+#[test]
+fn ctrl_c_is_that_ranks_and_the_launchers_when_it_does_not_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("train.py");
+    // What it leaves behind is in the terminal's process group, with the command and whatever else a user runs there.
+    let text = "import subprocess, time\nsubprocess.Popen(['sleep', '600'])\nprint('up', flush=True)\ntry:\n    \
+                time.sleep(600)\nexcept KeyboardInterrupt:\n    print('caught it')\n";
+    std::fs::write(&script, text).unwrap();
+    let line = format!("{RALLYPOINT} run --interactive-rank 0 {}; echo shell goes on: $?", script.display());
+    let mut terminal = Typist::start(&line, |command| {
+        command.env("PYTHON_EXEC", "python3").env("RALLYPOINT_LOG_LEVEL", "info");
+    });
+    terminal.see("up");
+    terminal.press(&[3]);
+    terminal.see("caught it");
+    let (_, seen) = terminal.ended();
+    assert!(seen.contains("shell goes on: 0") && !seen.contains("ending in good order"), "{seen}");
+
+    // While it waits for other nodes, nobody has the terminal.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let line = format!(
+        "{RALLYPOINT} run --interactive-rank 0 --nnodes 2 --rdzv-id job --rdzv-endpoint 127.0.0.1:{port} true"
+    );
+    let mut terminal = Typist::start(&line, |_| {});
+    terminal.see("1 of 2 is here");
+    terminal.press(&[3]);
+    let (code, seen) = terminal.ended();
+    assert_eq!(code, Some(130), "{seen}");
+}
+
+#[test]
+fn what_the_interactive_rank_cannot_be_is_refused() {
+    let ended = Launcher::run(&["--interactive-rank", "1", "true"]).expect(2);
+    assert!(ended.text().contains("--interactive-rank names the local rank 1"), "{}", ended.text());
+    let ended = Launcher::run(&["--interactive-rank", "0", "--tee", "3", "true"]).expect(2);
+    assert!(ended.text().contains("--tee 1:3"), "{}", ended.text());
+    // Without a terminal the streams are its own all the same.
+    let ended = Launcher::run(&["--interactive-rank", "0", "--", "echo", "plain"]).expect(0);
+    assert_eq!(ended.with("plain"), ["plain"], "{}", ended.text());
+}

@@ -1,9 +1,10 @@
 //! The command `rallypoint`.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use rallypoint_rendezvous::Registry;
@@ -96,10 +97,14 @@ struct Man {
 
 /// Runs the command with its arguments, the first of which is its own name; returns the exit code.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let part = arguments.get(1).cloned();
     let command = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli.command,
         Err(problem) => {
-            if problem.use_stderr() {
+            if let Some(text) = part.as_deref().and_then(|part| in_full(part, &problem)) {
+                say(format!("error: {text}\n"));
+            } else if problem.use_stderr() {
                 say(format!("{}\n", one_line(&problem.render().to_string())));
             } else {
                 // Help and the version; nothing is left to do where they cannot be written.
@@ -118,6 +123,32 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Completions(Completions { shell }) => {
             clap_complete::generate(shell, &mut Cli::command(), "rallypoint", &mut std::io::stdout());
             0
+        }
+    }
+}
+
+/// What to write instead of a flag that is the beginning of some. torchrun takes such a one as long as there is only one
+/// that it can be, which makes each new flag a danger to the scripts there are.
+fn in_full(part: &OsStr, problem: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(given)) = problem.get(ContextKind::InvalidArg) else { return None };
+    let wanted = given.strip_prefix("--").filter(|name| !name.is_empty())?.replace('_', "-");
+    if wanted == "print-completion" {
+        return Some("--print-completion is torchrun's: rallypoint completions SHELL prints ours".to_owned());
+    }
+    let cli = Cli::command();
+    let part = cli.find_subcommand(part)?;
+    let begins = |flag: &&str| problem.kind() == ErrorKind::UnknownArgument && flag.starts_with(&wanted);
+    let flags: Vec<_> = part
+        .get_arguments()
+        .filter_map(clap::Arg::get_long)
+        .filter(begins)
+        .map(|flag| format!("--{flag}"))
+        .collect();
+    match &flags[..] {
+        [] => None,
+        [only] => Some(format!("{given} is no flag, and flags are not shortened: write {only}")),
+        many => {
+            Some(format!("{given} is no flag, and flags are not shortened: write one of {}", many.join(", ")))
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Options that would be taken without a word, though they cannot mean anything.
 
-use rallypoint_agent::StreamChoice;
+use rallypoint_agent::{StreamChoice, Streams};
 
 use super::options::Run;
 use crate::cli::exit::Problem;
@@ -10,6 +10,7 @@ pub(crate) fn check(options: &Run, workers: usize) -> Result<(), Problem> {
     let named = [
         ("--redirects", options.redirects.last_named()),
         ("--tee", StreamChoice::last_named(&options.tee)),
+        ("--interactive-rank", options.interactive_rank),
         ("--local-ranks-filter", options.local_ranks_filter.iter().max().copied()),
     ];
     for (flag, last) in named {
@@ -19,6 +20,21 @@ pub(crate) fn check(options: &Run, workers: usize) -> Result<(), Problem> {
             return Err(Problem::usage(format!(
                 "{flag} names the local rank {last}, and on this node there {there}"
             )));
+        }
+    }
+    if let Some(name) = &options.without_meaning.logs_specs {
+        return Err(Problem::usage(format!(
+            "--logs-specs {name} names a Python class, which only torchrun can load: choose with --log-dir, --redirects and --tee"
+        )));
+    }
+    if let Some(rank) = options.interactive_rank {
+        for (flag, choice) in [("--redirects", &options.redirects), ("--tee", &options.tee)] {
+            if choice.of(rank) != Streams::default() {
+                return Err(Problem::usage(format!(
+                    "{flag} is for the worker with local rank {rank} too, whose output --interactive-rank leaves on the terminal: name the others, as in {flag} {}:3",
+                    rank + 1
+                )));
+            }
         }
     }
     if options.standalone && !options.connection.endpoints().is_empty() {

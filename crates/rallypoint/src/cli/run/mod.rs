@@ -2,23 +2,31 @@
 
 mod checks;
 mod devices;
+mod error_file;
+mod events;
 pub(super) mod limits;
+mod meet;
+mod numa;
 mod options;
 mod program;
 mod progress;
 mod server;
 mod signals;
+mod stuck;
 mod terminal;
+mod timer;
 mod writer;
 
+use std::collections::BTreeMap;
+use std::io::IsTerminal;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rallypoint_agent::{
-    Agent, Console, DEFAULT_GRACE, Guarded, LogDir, LogSettings, Logs, Orders, Outcome, Part, Prefix,
-    Stopper, Stream, WorkerSpec, Workers, parse_signals,
+    Agent, Console, DEFAULT_GRACE, Events, Guarded, Interactive, LogDir, LogSettings, Logs, Orders, Outcome,
+    Part, Prefix, Stopper, Stream, WorkerSpec, Workers, allowed_cpus, parse_signals,
 };
 use rallypoint_core::Backoff;
 use rallypoint_etcd::ErrorKind;
@@ -28,18 +36,28 @@ use rustix::process::{Pid, Signal};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
+use self::events::EventLog;
+use self::meet::Meet;
+use self::numa::Machine;
 pub(super) use self::options::Run;
+use self::options::{EventLogHandler, WorkersPerNode};
 use self::program::Program;
 use self::progress::Waiting;
 use self::server::Meeting;
+use self::signals::SHORTEST_LOOK;
 use self::terminal::{LogWriter, Terminal};
+use self::timer::TimerFile;
 use super::exit::{CLOSED, NODE, Problem, SIGNAL, WORKERS_FAILED, kind, say};
 use super::{LogFormat, start_log_to};
 
 const GRACE_VARIABLE: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
 const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
+const HEALTH_VARIABLE: &str = "TORCHELASTIC_HEALTH_CHECK_PORT";
 /// For nodes that have met on our embedded server to go away in good order.
 const LAST_GUESTS: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether the server of a run that is over has made room for the next one's.
+const NEXT_SERVER: Duration = Duration::from_millis(200);
 
 /// For what was said last, where nobody reads and the end was asked for.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -82,6 +100,7 @@ pub(super) fn run(options: &Run) -> u8 {
     terminal.show(None);
     let code = code.unwrap_or_else(|problem| {
         terminal.say(&problem.shown());
+        error_file::keep(&error_file::of_problem(&problem));
         problem.code
     });
     runtime.block_on(last_words(&terminal, &stopper, orders.grace));
@@ -125,7 +144,15 @@ fn guard_code(status: std::process::ExitStatus) -> u8 {
 fn orders(options: &Run) -> Result<Orders, Problem> {
     let ends = parse_signals(&options.signals_to_handle)
         .map_err(|error| Problem::usage(format!("--signals-to-handle: {error}")))?;
+    // The keys of a terminal that a worker has are the worker's.
+    let ends =
+        ends.into_iter().filter(|signal| !(interactive(options) && signals::terminals(*signal))).collect();
     Ok(Orders { ends, grace: grace(options)? })
+}
+
+/// Whether a worker has the terminal.
+fn interactive(options: &Run) -> bool {
+    options.interactive_rank.is_some() && std::io::stdin().is_terminal()
 }
 
 fn grace(options: &Run) -> Result<Duration, Problem> {
@@ -149,44 +176,83 @@ async fn launch(
     stopper: &Stopper,
 ) -> Result<u8, Problem> {
     let workers = Workers::default();
-    signals::listen(&orders.ends, stopper, guarded, &workers);
-    tokio::spawn(signals::follow(guarded.clone(), workers.clone()));
+    signals::listen(&orders.ends, interactive(options), stopper, guarded, &workers);
+    tokio::spawn(signals::follow(guarded.clone(), workers.clone(), options.monitor_interval.0));
     for (flag, why) in options.without_meaning.given() {
         warn!("{flag} has no effect: {why}");
     }
-    let spec = spec(options, orders.grace)?;
+    if std::env::var_os(HEALTH_VARIABLE).is_some() {
+        warn!(
+            "{HEALTH_VARIABLE} has no effect: there is no server for health checks, as in torchrun's public release"
+        );
+    }
+    let mut spec = spec(options, orders.grace)?;
+    spec.interactive = options.interactive_rank.map(|local_rank| Interactive {
+        local_rank,
+        group: guarded.terminal_group().filter(|_| interactive(options)),
+    });
     checks::check(options, spec.local_world_size)?;
     limits::make_room(spec.local_world_size);
-    let alone = options.standalone || (options.nnodes.max == 1 && options.connection.endpoints().is_empty());
+    let mut options = options.clone();
+    let meet = meet::of(&mut options)?;
+    let (options, alone) = (&options, meet.alone);
+    meet.said.iter().for_each(|said| info!("{said}"));
+    for (flag, why) in &meet.without_effect {
+        warn!("{flag} has no effect: {why}");
+    }
     let run_id = run_id(options, alone)?;
     let logs = logs(options, guarded, &run_id)?;
     let kept = logs.kept().map(Path::to_owned);
     if let (None, Some(kept)) = (&options.log_dir, &kept) {
         info!("without --log-dir, the workers' log files are kept in {}", kept.display());
     }
+    let timer = TimerFile::make(guarded.folder());
+    let mut timer = timer.map_err(|(path, error)| {
+        Problem::new(
+            NODE,
+            format!("cannot make the pipe {} for the workers' timers: {error}", path.display()),
+        )
+    })?;
+    if let Some(timer) = &mut timer {
+        spec.environment.push((timer::FILE, timer.path.clone().into()));
+        tokio::spawn(timer.watch(workers.clone()));
+    }
     let mut listener = stopper.listen();
-    let meeting = tokio::select! {
-        meeting = async { if alone { server::alone() } else { server::find(&options.connection).await } } => meeting?,
+    let reached = tokio::select! {
+        reached = reach(options, &meet, &run_id) => reached?,
         signal = listener.asked() => return Ok(signal_code(signal)),
     };
-    let parameters = parameters(options, &meeting.endpoints, &run_id)?;
+    let Reached { meeting, parameters, handler } = reached;
     let timeout = ["join_timeout", "timeout"].iter().find_map(|name| parameters.seconds(name).ok().flatten());
     let timeout = timeout.unwrap_or(DEFAULT_JOIN_TIMEOUT);
-    let handler = tokio::select! {
-        handler = connect(&parameters, &meeting, options.connect_timeout.0) => handler?,
-        signal = listener.asked() => return Ok(signal_code(signal)),
-    };
     let shown = handler.progress();
     let console: Arc<dyn Console> = Arc::<Terminal>::clone(terminal);
+    let record = (options.event_log_handler == EventLogHandler::Console)
+        .then(|| Arc::new(EventLog::new(&spec, &*handler, Arc::clone(terminal))));
+    let stuck = stuck::watch(workers.clone(), stuck::limit()?, options.monitor_interval.0.max(SHORTEST_LOOK));
     let agent = Agent::new(spec, handler, logs, console).adopting_orphans().with_workers(workers);
+    let agent = agent.with_events(record.clone().map(|record| record as Arc<dyn Events>));
     let waiting = Waiting { run: run_id.clone(), endpoint: parameters.endpoint.clone(), timeout };
     let progress = tokio::spawn(progress::show(Arc::clone(terminal), shown, agent.phase(), waiting));
-    let outcome = agent.run(listener).await;
+    let running = agent.run(listener);
+    tokio::pin!(running);
+    let (outcome, stuck) = tokio::select! {
+        outcome = &mut running => (outcome, None),
+        stuck = stuck => {
+            // Workers that are stuck have no use for a grace; the others are told that this node leaves.
+            stopper.ask(Signal::KILL);
+            (running.await, Some(stuck))
+        }
+    };
     progress.abort();
     terminal.show(None);
+    record.iter().for_each(|record| record.agent(&outcome));
     // One without a file in it is not kept.
     let kept = kept.filter(|folder| folder.exists()).map(|folder| folder.display().to_string());
-    let code = report(outcome, options.log_format, &run_id, kept.as_deref(), terminal);
+    let code = match stuck {
+        Some(problem) => Err(problem),
+        None => report(outcome, options.log_format, &run_id, kept.as_deref(), terminal),
+    };
     if let Some(server) = meeting.server {
         let mut asked = stopper.listen();
         tokio::select! {
@@ -216,7 +282,22 @@ fn spec(options: &Run, grace: Duration) -> Result<WorkerSpec, Problem> {
     spec.virtual_local_rank = options.virtual_local_rank;
     spec.environment = unbuffered.into_iter().collect();
     spec.prefix = prefix;
+    spec.cpus = cpus(options, spec.local_world_size)?;
     Ok(spec)
+}
+
+/// The CPUs of each worker, if they are to be bound.
+fn cpus(options: &Run, workers: usize) -> Result<Vec<numa::Cpus>, Problem> {
+    let Some(mode) = options.numa_binding else { return Ok(Vec::new()) };
+    let gpus = if options.nproc_per_node == WorkersPerNode::Cpu { Vec::new() } else { devices::addresses()? };
+    let allowed = allowed_cpus().map_err(|error| {
+        Problem::new(NODE, format!("--numa-binding: cannot tell the CPUs of this process: {error}"))
+    })?;
+    let bound = numa::bind(mode, workers, &gpus, &Machine { root: Path::new("/"), allowed })?;
+    for (local_rank, cpus) in bound.iter().enumerate() {
+        info!(local_rank, gpu = gpus.get(local_rank), "bound to the CPUs {}", numa::list(cpus));
+    }
+    Ok(bound)
 }
 
 fn run_id(options: &Run, alone: bool) -> Result<String, Problem> {
@@ -232,7 +313,7 @@ fn run_id(options: &Run, alone: bool) -> Result<String, Problem> {
     }
     if options.connection.endpoints().is_empty() {
         return Err(Problem::usage(
-            "more than 1 node, and no place to meet: say where with --rdzv-endpoint HOST:PORT, the same on all nodes",
+            "more than 1 node, and no place to meet: say where with --rdzv-endpoint HOST:PORT, the same on all nodes, or with --master-addr and --node-rank",
         ));
     }
     if given.is_empty() {
@@ -264,22 +345,55 @@ fn logs(options: &Run, guarded: &Guarded, run_id: &str) -> Result<Logs, Problem>
     Logs::open(settings, run_id).map_err(|error| Problem::new(NODE, super::exit::chain(&error)))
 }
 
-fn parameters(options: &Run, endpoints: &str, run_id: &str) -> Result<RendezvousParameters, Problem> {
+fn parameters(
+    options: &Run,
+    config: BTreeMap<String, String>,
+    endpoints: &str,
+    run_id: &str,
+) -> Result<RendezvousParameters, Problem> {
     let usage = |error: rallypoint_rendezvous::ParameterError| Problem::usage(error.to_string());
     let nodes = options.nnodes;
     let mut parameters =
         RendezvousParameters::new(&options.rdzv_backend, endpoints, run_id, nodes.min, nodes.max)
             .map_err(usage)?;
-    parameters.config = RendezvousParameters::parse_config(&options.rdzv_conf)
-        .map_err(|error| usage(error).about("--rdzv-conf"))?;
+    parameters.config = config;
     parameters.local_addr = options.local_addr.clone().filter(|address| !address.is_empty());
     options.connection.configure(&mut parameters.config)?;
     Ok(parameters)
 }
 
-impl Problem {
-    fn about(self, flag: &str) -> Self {
-        Problem { text: format!("{flag}: {}", self.text), ..self }
+/// Where the nodes meet, and this node's way there.
+struct Reached {
+    meeting: Meeting,
+    parameters: RendezvousParameters,
+    handler: Arc<dyn RendezvousHandler>,
+}
+
+/// Finds the server, or starts it, and connects.
+async fn reach(options: &Run, meet: &Meet, run_id: &str) -> Result<Reached, Problem> {
+    let deadline = Instant::now() + meet.patience;
+    let mut told = false;
+    loop {
+        let meeting = if meet.alone {
+            server::alone()?
+        } else {
+            server::find(&options.connection, meet.serves).await?
+        };
+        let parameters = parameters(options, meet.config.clone(), &meeting.endpoints, run_id)?;
+        let handler = connect(&parameters, &meeting, deadline).await?;
+        // The server of the job before this one, which is about to end: only a run without a name can be taken for it.
+        let over = meet.nameless && (meeting.may_come || meeting.taken);
+        if !over || Instant::now() >= deadline || !handler.is_closed().await.unwrap_or(false) {
+            return Ok(Reached { meeting, parameters, handler });
+        }
+        if !std::mem::replace(&mut told, true) {
+            info!(
+                endpoint = parameters.endpoint,
+                "the run there is over; waiting for the server of the next one"
+            );
+        }
+        drop(handler);
+        tokio::time::sleep(NEXT_SERVER).await;
     }
 }
 
@@ -287,10 +401,9 @@ impl Problem {
 async fn connect(
     parameters: &RendezvousParameters,
     meeting: &Meeting,
-    patience: Duration,
+    deadline: Instant,
 ) -> Result<Arc<dyn RendezvousHandler>, Problem> {
     let registry = Registry::with_defaults();
-    let deadline = Instant::now() + patience;
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
     let mut told = false;
     loop {
@@ -363,12 +476,16 @@ fn report(
                 }
             };
             terminal.say(&text);
+            error_file::keep(&error_file::of_failure(&report));
             Ok(WORKERS_FAILED)
         }
         Outcome::Closed { reason } => {
             let why = if reason.is_empty() { String::new() } else { format!(": {reason}") };
             Err(Problem::new(CLOSED, format!("run {run_id:?} was closed while its workers ran{why}")))
         }
-        Outcome::Stopped(signal) => Ok(signal_code(signal)),
+        Outcome::Stopped(signal) => {
+            error_file::keep(&error_file::of_signal(signal));
+            Ok(signal_code(signal))
+        }
     }
 }

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use clap::builder::FalseyValueParser;
 use rallypoint_agent::{DEFAULT_SIGNALS, StreamChoice};
 
+use super::numa::Mode;
 use crate::cli::LogFormat;
 use crate::cli::connection::Connection;
 use crate::cli::exit::TABLE;
@@ -25,19 +26,20 @@ pub(crate) struct Run {
     /// The number of nodes, or the least and the most.
     #[arg(long, env = "PET_NNODES", value_name = "MIN[:MAX]", default_value = "1:1")]
     pub(crate) nnodes: Nodes,
-    /// Workers on this node: a number, gpu, cpu, or auto for GPUs where there are some.
+    /// Workers on this node: a number, gpu, xpu (Intel's), cpu, or auto for GPUs where there are some.
     #[arg(
         long,
         alias = "nproc_per_node",
         env = "PET_NPROC_PER_NODE",
-        value_name = "N|auto|gpu|cpu",
+        value_name = "N|auto|gpu|xpu|cpu",
         default_value = "1"
     )]
     pub(crate) nproc_per_node: WorkersPerNode,
     /// Run on this node alone, on the embedded server. Endpoint and id are chosen for you.
     #[arg(long, env = "PET_STANDALONE", value_parser = FalseyValueParser::new())]
     pub(crate) standalone: bool,
-    /// How the nodes meet: `rallypoint`, or `etcd` to meet nodes under PyTorch's etcd rendezvous.
+    /// How the nodes meet: `rallypoint`, or `etcd` to meet nodes under PyTorch's etcd rendezvous; `static` and `c10d`
+    /// mean `rallypoint` on their endpoint.
     #[arg(
         long,
         alias = "rdzv_backend",
@@ -69,9 +71,19 @@ pub(crate) struct Run {
     /// The address that other nodes reach this one by, if it is not the one it reaches the etcd by.
     #[arg(long, alias = "local_addr", env = "PET_LOCAL_ADDR", value_name = "ADDRESS")]
     pub(crate) local_addr: Option<String>,
-    /// Seconds to wait for a server that another node may yet start at the endpoint.
-    #[arg(long, env = "RALLYPOINT_CONNECT_TIMEOUT", value_name = "SECONDS", default_value = "60")]
-    pub(crate) connect_timeout: Seconds,
+    /// Seconds to wait for a server that another node may yet start at the endpoint; 60, or 600 with --node-rank and
+    /// --master-addr.
+    #[arg(long, alias = "connect_timeout", env = "RALLYPOINT_CONNECT_TIMEOUT", value_name = "SECONDS")]
+    pub(crate) connect_timeout: Option<Seconds>,
+    /// This node's place among the nodes. With --master-addr, node 0 starts the server there.
+    #[arg(long, alias = "node_rank", env = "PET_NODE_RANK", value_name = "N")]
+    pub(crate) node_rank: Option<usize>,
+    /// Where node 0 is, in place of an endpoint: the nodes meet there. On 1 node, the workers' MASTER_ADDR.
+    #[arg(long, alias = "master_addr", env = "PET_MASTER_ADDR", value_name = "ADDRESS")]
+    pub(crate) master_addr: Option<String>,
+    /// The port there; 29500 without. On 1 node, the workers' MASTER_PORT.
+    #[arg(long, alias = "master_port", env = "PET_MASTER_PORT", value_name = "PORT")]
+    pub(crate) master_port: Option<u16>,
     #[command(flatten)]
     pub(crate) connection: Connection,
 
@@ -119,6 +131,19 @@ pub(crate) struct Run {
     /// The signals that end the run on this node. Of others, SIGUSR1 and SIGUSR2 are passed on to workers that handle them.
     #[arg(long, alias = "signals_to_handle", env = "PET_SIGNALS_TO_HANDLE", value_name = "NAMES", default_value = DEFAULT_SIGNALS, help_heading = "Workers")]
     pub(crate) signals_to_handle: String,
+    /// Bind each worker to CPUs near the GPU with its local rank; without GPUs, to those of one NUMA node after another.
+    #[arg(long, alias = "numa_binding", env = "PET_NUMA_BINDING", value_name = "MODE", value_enum)]
+    #[arg(help_heading = "Workers")]
+    pub(crate) numa_binding: Option<Mode>,
+    /// The worker with this local rank has the terminal itself, keys and all: for pdb and other debuggers.
+    #[arg(long, alias = "interactive_rank", env = "RALLYPOINT_INTERACTIVE_RANK", value_name = "LOCAL_RANK")]
+    #[arg(help_heading = "Workers")]
+    pub(crate) interactive_rank: Option<usize>,
+    /// How often it is looked at what nobody tells of: whether this command was stopped, or a worker is stuck in the kernel.
+    /// That a worker has ended is told at once.
+    #[arg(long, alias = "monitor_interval", env = "PET_MONITOR_INTERVAL", value_name = "SECONDS")]
+    #[arg(default_value = "0.5", help_heading = "Workers")]
+    pub(crate) monitor_interval: Seconds,
 
     /// Folder for log files; each run makes one of its own in it. Without it, a temporary one.
     #[arg(long, alias = "log_dir", env = "PET_LOG_DIR", value_name = "FOLDER", help_heading = "Output")]
@@ -197,6 +222,11 @@ pub(crate) struct Run {
     #[arg(long, env = "RALLYPOINT_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text, help_heading = "Output")]
     pub(crate) log_format: LogFormat,
 
+    /// Where torchrun's events go: `console`, one JSON object a line on stderr, or `null`, nowhere.
+    #[arg(long, alias = "event_log_handler", env = "PET_EVENT_LOG_HANDLER", value_name = "NAME")]
+    #[arg(default_value = "null", help_heading = "Output")]
+    pub(crate) event_log_handler: EventLogHandler,
+
     #[command(flatten)]
     pub(crate) without_meaning: WithoutMeaning,
 
@@ -206,34 +236,17 @@ pub(crate) struct Run {
     pub(crate) command: Vec<OsString>,
 }
 
-/// torchrun's options that have no meaning here; each is accepted, with a word in the log.
+/// torchrun's options that have no meaning here: each is accepted with a word in the log, or refused.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "Accepted for torchrun's sake, without effect")]
+#[command(next_help_heading = "torchrun's, without a meaning here")]
 pub(crate) struct WithoutMeaning {
-    /// Workers are waited for, not asked.
-    #[arg(long, alias = "monitor_interval", env = "PET_MONITOR_INTERVAL", value_name = "SECONDS")]
-    monitor_interval: Option<f64>,
     /// Programs are started, not forked.
     #[arg(long, alias = "start_method", env = "PET_START_METHOD", value_name = "METHOD")]
+    #[arg(value_parser = ["spawn", "fork", "forkserver"])]
     start_method: Option<String>,
-    /// Ranks are given by the rendezvous.
-    #[arg(long, alias = "node_rank", env = "PET_NODE_RANK", value_name = "N")]
-    node_rank: Option<u32>,
-    /// The master is chosen by the rendezvous.
-    #[arg(long, alias = "master_addr", env = "PET_MASTER_ADDR", value_name = "ADDRESS")]
-    master_addr: Option<String>,
-    /// The master's port is chosen by the rendezvous.
-    #[arg(long, alias = "master_port", env = "PET_MASTER_PORT", value_name = "PORT")]
-    master_port: Option<u16>,
-    /// Events are in the log.
-    #[arg(long, alias = "event_log_handler", env = "PET_EVENT_LOG_HANDLER", value_name = "NAME")]
-    event_log_handler: Option<String>,
-    /// Logs are laid out in one way.
-    #[arg(long, alias = "logs_specs", value_name = "NAME")]
-    logs_specs: Option<String>,
-    /// Use numactl as the program instead.
-    #[arg(long, alias = "numa_binding", value_name = "MODE")]
-    numa_binding: Option<String>,
+    /// A Python class that torchrun loads: it is refused.
+    #[arg(long, alias = "logs_specs", env = "PET_LOGS_SPECS", value_name = "NAME")]
+    pub(crate) logs_specs: Option<String>,
     /// A script is run by a Python of its own.
     #[arg(long, alias = "run_path", env = "PET_RUN_PATH", value_parser = FalseyValueParser::new())]
     run_path: bool,
@@ -243,17 +256,33 @@ impl WithoutMeaning {
     /// Those that were given, with why they do nothing.
     pub(crate) fn given(&self) -> Vec<(&'static str, &'static str)> {
         let all = [
-            (self.monitor_interval.is_some(), "--monitor-interval", "workers are waited for, not asked"),
             (self.start_method.is_some(), "--start-method", "programs are started, not forked"),
-            (self.node_rank.is_some_and(|rank| rank != 0), "--node-rank", "the rendezvous gives the ranks"),
-            (self.master_addr.is_some(), "--master-addr", "the rendezvous chooses the master"),
-            (self.master_port.is_some(), "--master-port", "the rendezvous chooses the master's port"),
-            (self.event_log_handler.is_some(), "--event-log-handler", "events are in the log"),
-            (self.logs_specs.is_some(), "--logs-specs", "logs are laid out in one way"),
-            (self.numa_binding.is_some(), "--numa-binding", "put numactl before the program instead"),
             (self.run_path, "--run-path", "a script is run by a Python of its own"),
         ];
         all.into_iter().filter(|(given, ..)| *given).map(|(_, flag, why)| (flag, why)).collect()
+    }
+}
+
+/// Where events go, by torchrun's names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EventLogHandler {
+    Console,
+    Null,
+}
+
+impl FromStr for EventLogHandler {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "console" => Ok(EventLogHandler::Console),
+            // The second is one that PyTorch keeps for its own rendezvous, and that writes nothing.
+            "null" | "dynamic_rendezvous" => Ok(EventLogHandler::Null),
+            _ => {
+                Err("write console or null; handlers that a Python program registers cannot be used"
+                    .to_owned())
+            }
+        }
     }
 }
 
@@ -290,6 +319,7 @@ pub(crate) enum WorkersPerNode {
     Number(usize),
     Auto,
     Gpu,
+    Xpu,
     Cpu,
 }
 
@@ -300,12 +330,13 @@ impl FromStr for WorkersPerNode {
         match text.trim() {
             "auto" => Ok(WorkersPerNode::Auto),
             "gpu" => Ok(WorkersPerNode::Gpu),
+            "xpu" => Ok(WorkersPerNode::Xpu),
             "cpu" => Ok(WorkersPerNode::Cpu),
             "0" => Err("a node needs at least 1 worker".to_owned()),
             text => text
                 .parse()
                 .map(WorkersPerNode::Number)
-                .map_err(|_| "write a number, or one of auto, gpu, cpu".to_owned()),
+                .map_err(|_| "write a number, or one of auto, gpu, xpu, cpu; how many devices of another kind there are only PyTorch knows".to_owned()),
         }
     }
 }

@@ -9,6 +9,17 @@ use crate::cli::connection::Connection;
 use crate::cli::exit::{NODE, Problem, chain};
 use crate::server::{Config, OnDemand, Server, ServerError};
 
+/// Whether the embedded server may run on this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Serves {
+    /// Where the endpoint is an address of this node.
+    OnDemand,
+    /// Whatever the address: this is the node that is named by it.
+    Here,
+    /// Never: another node has it.
+    Elsewhere,
+}
+
 /// What this node connects to.
 #[derive(Debug)]
 pub(crate) struct Meeting {
@@ -29,7 +40,7 @@ pub(crate) fn alone() -> Result<Meeting, Problem> {
 }
 
 /// Starts the embedded server if the endpoint is on this node, nothing listens there, and the user does not forbid it.
-pub(crate) async fn find(connection: &Connection) -> Result<Meeting, Problem> {
+pub(crate) async fn find(connection: &Connection, serves: Serves) -> Result<Meeting, Problem> {
     let endpoints: Endpoints = connection
         .endpoints()
         .parse()
@@ -39,6 +50,10 @@ pub(crate) async fn find(connection: &Connection) -> Result<Meeting, Problem> {
     if connection.only_connect() {
         return Ok(meeting);
     }
+    if serves == Serves::Elsewhere {
+        meeting.may_come = true;
+        return Ok(meeting);
+    }
     let endpoint = &endpoints.as_slice()[0];
     match Server::on_demand(endpoint).await.map_err(|error| cannot_serve(&error))? {
         OnDemand::Started(server) => {
@@ -46,6 +61,13 @@ pub(crate) async fn find(connection: &Connection) -> Result<Meeting, Problem> {
             meeting.server = Some(server);
         }
         OnDemand::Taken => meeting.taken = true,
+        // A name that is not known yet, or an address that somebody translates.
+        OnDemand::Elsewhere if serves == Serves::Here => {
+            let server = bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, endpoint.port)))?;
+            info!(endpoint = %endpoint, "this node starts the embedded server, on all its addresses");
+            meeting.endpoints = SocketAddr::from((Ipv4Addr::LOCALHOST, endpoint.port)).to_string();
+            meeting.server = Some(server);
+        }
         OnDemand::Elsewhere => meeting.may_come = true,
     }
     Ok(meeting)

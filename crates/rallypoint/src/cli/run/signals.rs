@@ -9,19 +9,25 @@ use tracing::{debug, info, warn};
 
 /// A site may send a signal to each of this command's processes; the workers get it once.
 const LULL: Duration = Duration::from_secs(1);
-/// How often it is looked whether the command was stopped, of which nothing tells.
-const LOOK: Duration = Duration::from_millis(500);
+/// Looking more often than this would be all that is done.
+pub(crate) const SHORTEST_LOOK: Duration = Duration::from_millis(10);
 
 /// Acts on signals from now on. Those in `ends` ask for the end in good order; SIGUSR1 and SIGUSR2 are passed on to the
 /// workers, and others do nothing.
-pub(crate) fn listen(ends: &[Signal], stopper: &Stopper, guarded: &Guarded, workers: &Workers) {
+pub(crate) fn listen(
+    ends: &[Signal],
+    interactive: bool,
+    stopper: &Stopper,
+    guarded: &Guarded,
+    workers: &Workers,
+) {
     for (name, number) in KNOWN_SIGNALS {
         let ignored = is_ignored(number);
         // The end of a guard is told by SIGTERM, also to those who ignore it.
         if ignored && number != Signal::TERM {
             continue;
         }
-        let asks = ends.contains(&number);
+        let asks = ends.contains(&number) || (interactive && terminals(number));
         let (stopper, guarded, workers) = (stopper.clone(), guarded.clone(), workers.clone());
         let mut passed: Option<Instant> = None;
         on(name, number, move || {
@@ -33,9 +39,14 @@ pub(crate) fn listen(ends: &[Signal], stopper: &Stopper, guarded: &Guarded, work
                 warn!("this command was killed; killing its workers");
             } else if ignored {
                 debug!("{name} is ignored");
+            } else if terminals(number) && workers.on_terminal() {
+                debug!("{name} is the worker's on the terminal");
             } else if asks {
                 if stopper.ask(number) {
                     info!("{name}: ending in good order; once more to end at once");
+                } else if interactive && terminals(number) {
+                    // The command does not count those of a terminal that a worker has.
+                    stopper.hurry();
                 }
             } else if matches!(number, Signal::USR1 | Signal::USR2) {
                 if passed.replace(Instant::now()).is_none_or(|passed| passed.elapsed() > LULL) {
@@ -65,6 +76,11 @@ fn on(name: &'static str, number: Signal, mut act: impl FnMut() + Send + 'static
     });
 }
 
+/// Those that a key sends, to whoever is on the terminal.
+pub(crate) fn terminals(signal: Signal) -> bool {
+    matches!(signal, Signal::INT | Signal::QUIT)
+}
+
 fn pass_on(name: &str, signal: Signal, workers: &Workers) {
     let spared = workers.pass_on(signal);
     if spared.is_empty() {
@@ -75,10 +91,10 @@ fn pass_on(name: &str, signal: Signal, workers: &Workers) {
 }
 
 /// Stops the workers while the command is stopped, as by Ctrl-Z. The launcher itself goes on, so that this node
-/// keeps its place among the others.
-pub(crate) async fn follow(guarded: Guarded, workers: Workers) {
+/// keeps its place among the others. Nothing tells of it, so it is looked at again and again.
+pub(crate) async fn follow(guarded: Guarded, workers: Workers, interval: Duration) {
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(interval.max(SHORTEST_LOOK)).await;
         let paused = guarded.paused();
         if workers.pause(paused) {
             info!(

@@ -1,0 +1,39 @@
+//! What becomes of workers, for those who keep a record of it.
+
+use crate::environment::Place;
+use crate::failure::Failure;
+
+/// Keeps a record of what becomes of workers. It is called from where they are started and stopped, and must not wait.
+pub trait Events: Send + Sync + std::fmt::Debug {
+    /// A worker was started, or has ended.
+    fn worker(&self, event: &WorkerEvent);
+}
+
+/// What became of a worker.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct WorkerEvent {
+    /// Its state from now on.
+    pub state: WorkerState,
+    /// Which worker.
+    pub place: Place,
+    /// Its process.
+    pub pid: u32,
+    /// How often this node's workers had been started again after a failure.
+    pub restarts: u32,
+    /// What went wrong, if it failed.
+    pub failure: Option<Failure>,
+}
+
+/// The states of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkerState {
+    /// It runs.
+    Started,
+    /// It has ended well.
+    Succeeded,
+    /// It has ended by itself, and not well.
+    Failed,
+    /// It was told to end.
+    Terminated,
+}

@@ -1,0 +1,370 @@
+//! How this node meets the others, as its options mean it.
+//!
+//! torchrun's own backends, `static` and `c10d`, are the native backend on their endpoint: a command that was written
+//! for torchrun needs no other words.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use rallypoint_rendezvous::native::{BACKEND, DEFAULT_JOIN_TIMEOUT};
+use rallypoint_rendezvous::{ParameterError, RendezvousParameters};
+
+use super::options::Run;
+use super::server::Serves;
+use crate::cli::exit::Problem;
+
+/// torchrun's defaults: where rank 0 is, and the ports of its two backends.
+const MASTER_ADDR: &str = "127.0.0.1";
+const MASTER_PORT: u16 = 29500;
+const C10D_PORT: u16 = 29400;
+/// torchrun's name of a run that has none. Only where one node serves this run and no other.
+const NO_NAME: &str = "none";
+/// For a server that another node may yet start.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
+/// What torchrun's backends can be told in `--rdzv-conf` and the native one cannot, with why.
+const THEIRS: [(&str, &str); 8] = [
+    ("rank", "--node-rank says it"),
+    ("store_type", "the nodes meet on a server, not on a file"),
+    ("close_timeout", "a run is closed by one request"),
+    ("heartbeat_timeout", "a node is known by its lease: lease_timeout"),
+    ("keep_alive_interval", "a node is known by its lease: lease_timeout"),
+    ("keep_alive_max_attempt", "a node is known by its lease: lease_timeout"),
+    ("cas_backoff_max_seconds", "nodes do not compete for one key"),
+    ("use_libuv", "there is no TCP store"),
+];
+
+/// A backend of torchrun's that the native one stands in for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Torchs {
+    Static,
+    C10d,
+}
+
+/// What follows from the options, beside what [`of`] wrote into them.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Meet {
+    /// There is nobody to meet.
+    pub(crate) alone: bool,
+    pub(crate) serves: Serves,
+    /// How long a server that another node may yet start is waited for.
+    pub(crate) patience: Duration,
+    /// The run has no name, as under torchrun.
+    pub(crate) nameless: bool,
+    /// For the backend: `--rdzv-conf`, and what follows from other options.
+    pub(crate) config: BTreeMap<String, String>,
+    /// One line on what torchrun's words mean here.
+    pub(crate) said: Option<String>,
+    /// What has no effect, and why.
+    pub(crate) without_effect: Vec<(String, String)>,
+}
+
+/// Puts what torchrun's flags mean into the native backend's words.
+pub(crate) fn of(options: &mut Run) -> Result<Meet, Problem> {
+    let asked = Asked::take(options);
+    let mut meet = Meet::new(options)?;
+    let is_host = if asked.torchs.is_some() { meet.drop_theirs()? } else { None };
+    let native = asked.torchs.is_some() || options.rdzv_backend == BACKEND;
+    if asked.torchs.is_some() {
+        options.rdzv_backend = BACKEND.to_owned();
+    }
+    // torchrun's way to say that the nodes of one machine need no place: port 0.
+    if asked.torchs.is_some() && !options.standalone && asked.endpoint.ends_with(":0") {
+        if options.nnodes.max > 1 {
+            let endpoint = &asked.endpoint;
+            return Err(Problem::usage(format!(
+                "--rdzv-endpoint {endpoint} is for 1 node: the others cannot know which port it will be"
+            )));
+        }
+        options.connection.endpoint.clear();
+    }
+    meet.alone = options.standalone || (options.nnodes.max == 1 && options.connection.endpoints().is_empty());
+    if options.standalone {
+        meet.none_of(&asked, "--standalone is for this node alone");
+    } else if !native {
+        meet.none_of(&asked, "only Rallypoint's own backend heeds it");
+    } else {
+        asked.check_rank(options)?;
+        if meet.alone {
+            meet.by_itself(options, asked);
+        } else {
+            meet.with_others(options, &asked, is_host);
+        }
+    }
+    Ok(meet)
+}
+
+/// What torchrun's flags say of the place to meet.
+struct Asked {
+    torchs: Option<Torchs>,
+    /// The backend's name, as it was given.
+    backend: String,
+    endpoint: String,
+    master_addr: Option<String>,
+    master_port: Option<u16>,
+    node_rank: Option<usize>,
+}
+
+impl Asked {
+    fn take(options: &mut Run) -> Self {
+        let backend = options.rdzv_backend.clone();
+        Asked {
+            torchs: match backend.as_str() {
+                "static" => Some(Torchs::Static),
+                "c10d" => Some(Torchs::C10d),
+                _ => None,
+            },
+            backend,
+            endpoint: options.connection.endpoints().to_owned(),
+            master_addr: options.master_addr.take().filter(|address| !address.is_empty()),
+            master_port: options.master_port.take(),
+            node_rank: options.node_rank.take(),
+        }
+    }
+
+    /// The nodes meet at the master, for want of an endpoint.
+    fn by_master(&self) -> bool {
+        let named = self.master_addr.is_some() || self.master_port.is_some();
+        self.endpoint.is_empty() && (self.torchs == Some(Torchs::Static) || named)
+    }
+
+    /// Each node has the rank that it is given.
+    fn is_static(&self) -> bool {
+        self.torchs == Some(Torchs::Static) || self.by_master()
+    }
+
+    fn check_rank(&self, options: &Run) -> Result<(), Problem> {
+        let nodes = options.nnodes.max;
+        let Some(rank) = self.node_rank.filter(|rank| self.is_static() && *rank >= nodes) else {
+            return Ok(());
+        };
+        let there = match nodes {
+            1 => "1 node has the rank 0".to_owned(),
+            nodes => format!("the ranks are 0 to {}", nodes - 1),
+        };
+        Err(Problem::usage(format!("--node-rank {rank} does not exist with --nnodes {nodes}: {there}")))
+    }
+
+    fn said(&self, endpoint: &str) -> String {
+        let asked =
+            self.torchs.map_or("--master-addr".to_owned(), |_| format!("--rdzv-backend {}", self.backend));
+        format!("{asked} means Rallypoint's own backend here; the nodes meet at {endpoint}")
+    }
+}
+
+impl Meet {
+    fn new(options: &Run) -> Result<Self, Problem> {
+        let refused = |error: ParameterError| Problem::usage(format!("--rdzv-conf: {error}"));
+        Ok(Meet {
+            alone: false,
+            serves: Serves::OnDemand,
+            patience: options.connect_timeout.map_or(CONNECT_TIMEOUT, |seconds| seconds.0),
+            nameless: false,
+            config: RendezvousParameters::parse_config(&options.rdzv_conf).map_err(refused)?,
+            said: None,
+            without_effect: Vec::new(),
+        })
+    }
+
+    /// What `--rdzv-conf` says comes first.
+    fn set(&mut self, key: &str, value: impl Into<String>) {
+        self.config.entry(key.to_owned()).or_insert(value.into());
+    }
+
+    fn nothing(&mut self, flag: &str, why: &str) {
+        self.without_effect.push((flag.to_owned(), why.to_owned()));
+    }
+
+    /// Takes out what only torchrun's backends can be told; whether this node is to serve, if it says so.
+    fn drop_theirs(&mut self) -> Result<Option<bool>, Problem> {
+        for (key, why) in THEIRS {
+            if self.config.remove(key).is_some() {
+                self.nothing(&format!("--rdzv-conf {key}"), why);
+            }
+        }
+        self.config.remove("is_host").map(|text| yes_or_no("is_host", &text)).transpose()
+    }
+
+    fn none_of(&mut self, asked: &Asked, why: &str) {
+        let given = [
+            ("--master-addr", asked.master_addr.is_some()),
+            ("--master-port", asked.master_port.is_some()),
+            ("--node-rank", asked.node_rank.is_some_and(|rank| rank != 0)),
+        ];
+        given.into_iter().filter(|(_, given)| *given).for_each(|(flag, _)| self.nothing(flag, why));
+    }
+
+    /// Nobody else needs to find the server, so the workers can have the port.
+    fn by_itself(&mut self, options: &mut Run, asked: Asked) {
+        self.said = asked.torchs.map(|_| asked.said("a server of this node's own"));
+        let address = asked.master_addr.map(|address| bare(&address).to_owned());
+        options.local_addr = options.local_addr.take().or(address);
+        if let Some(port) = asked.master_port.filter(|port| *port != 0) {
+            self.set("master_port", port.to_string());
+        }
+    }
+
+    fn with_others(&mut self, options: &mut Run, asked: &Asked, is_host: Option<bool>) {
+        let is_static = asked.is_static();
+        if asked.by_master() {
+            let address = asked.master_addr.as_deref().unwrap_or(MASTER_ADDR);
+            options.connection.endpoint = endpoint(address, asked.master_port.unwrap_or(MASTER_PORT));
+            if asked.node_rank == Some(0) {
+                options.local_addr = options.local_addr.take().or_else(|| Some(bare(address).to_owned()));
+            }
+        } else {
+            let why = "--rdzv-endpoint says where the nodes meet";
+            asked.master_addr.iter().for_each(|_| self.nothing("--master-addr", why));
+            asked.master_port.iter().for_each(|_| self.nothing("--master-port", why));
+            if let (Some(torchs), false) =
+                (asked.torchs, asked.endpoint.is_empty() || has_port(&asked.endpoint))
+            {
+                let port = if torchs == Torchs::C10d { C10D_PORT } else { MASTER_PORT };
+                options.connection.endpoint = format!("{}:{port}", asked.endpoint);
+            }
+        }
+        self.serves = match (is_host, asked.node_rank) {
+            (Some(true), _) => Serves::Here,
+            (Some(false), _) => Serves::Elsewhere,
+            (None, Some(0)) if is_static => Serves::Here,
+            (None, Some(_)) if is_static => Serves::Elsewhere,
+            (None, _) => Serves::OnDemand,
+        };
+        // A policy is the run's, so all its nodes have one with a static rendezvous, also the one that leaves out its 0.
+        if let Some(rank) = asked.node_rank.or(is_static.then_some(0)) {
+            self.set("rank_policy", "hint");
+            self.set("rank_hint", rank.to_string());
+        }
+        if let Some(rank) = asked.node_rank.filter(|_| is_static) {
+            // So a second node of this rank is told of, and one that is started again takes its place at once.
+            self.set("node_id", format!("node-rank-{rank}"));
+            // As under torchrun, the nodes may come in any order, as long as the round waits.
+            if options.connect_timeout.is_none() {
+                self.patience = DEFAULT_JOIN_TIMEOUT;
+            }
+        }
+        if asked.torchs.is_some() || asked.by_master() {
+            let place = Some(options.connection.endpoints()).filter(|endpoint| !endpoint.is_empty());
+            self.said = place.map(|endpoint| asked.said(endpoint));
+            self.nameless = options.rdzv_id.trim().is_empty();
+            if self.nameless {
+                options.rdzv_id = NO_NAME.to_owned();
+            }
+        }
+    }
+}
+
+fn yes_or_no(key: &str, text: &str) -> Result<bool, Problem> {
+    match text.to_lowercase().as_str() {
+        "1" | "true" | "t" | "yes" | "y" => Ok(true),
+        "0" | "false" | "f" | "no" | "n" => Ok(false),
+        _ => Err(Problem::usage(format!("--rdzv-conf {key}={text} is neither true nor false"))),
+    }
+}
+
+/// An address without the brackets of IPv6.
+fn bare(address: &str) -> &str {
+    address.strip_prefix('[').and_then(|address| address.strip_suffix(']')).unwrap_or(address)
+}
+
+fn endpoint(address: &str, port: u16) -> String {
+    let address = bare(address);
+    if address.contains(':') { format!("[{address}]:{port}") } else { format!("{address}:{port}") }
+}
+
+/// Whether each part of an endpoint that torchrun takes, which is one, has a port.
+fn has_port(endpoint: &str) -> bool {
+    let after = endpoint.rsplit_once(']').map_or(endpoint, |(_, after)| after);
+    after.contains([':', ','])
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        run: Run,
+    }
+
+    fn meant(line: &str) -> Result<(Run, Meet), Problem> {
+        let words = ["rallypoint"].into_iter().chain(line.split_whitespace()).chain(["train.py"]);
+        let mut run = Cli::try_parse_from(words).map_err(|error| Problem::usage(error.to_string()))?.run;
+        let meet = of(&mut run)?;
+        Ok((run, meet))
+    }
+
+    #[test]
+    fn a_static_rendezvous_is_the_native_one_at_the_master() {
+        let (run, meet) = meant("--nnodes 2 --node-rank 0 --master-addr node1 --master-port 7000").unwrap();
+        assert_eq!((run.rdzv_backend.as_str(), run.connection.endpoints()), (BACKEND, "node1:7000"));
+        assert_eq!((run.rdzv_id.as_str(), run.local_addr.as_deref()), ("none", Some("node1")));
+        assert_eq!((meet.serves, meet.alone, meet.patience), (Serves::Here, false, DEFAULT_JOIN_TIMEOUT));
+        assert_eq!((meet.config["rank_policy"].as_str(), meet.config["rank_hint"].as_str()), ("hint", "0"));
+        assert!(meet.said.unwrap().contains("node1:7000") && meet.without_effect.is_empty());
+
+        let (run, meet) =
+            meant("--rdzv-backend static --nnodes 2 --node_rank 1 --master_addr [fd00::1] --rdzv-id job")
+                .unwrap();
+        assert_eq!((run.connection.endpoints(), run.rdzv_id.as_str()), ("[fd00::1]:29500", "job"));
+        assert_eq!((meet.serves, run.local_addr), (Serves::Elsewhere, None));
+        assert_eq!(meet.config["node_id"], "node-rank-1");
+
+        // Whoever leaves out its rank is 0, as under torchrun, but serves only where the address is its own.
+        let (_, meet) = meant("--nnodes 2 --master-addr node1").unwrap();
+        assert_eq!((meet.serves, meet.config["rank_hint"].as_str()), (Serves::OnDemand, "0"));
+        assert!(meant("--nnodes 2 --node-rank 2 --master-addr a").unwrap_err().text.contains("0 to 1"));
+    }
+
+    #[test]
+    fn c10d_is_the_native_one_at_its_endpoint() {
+        let (run, meet) = meant(
+            "--rdzv-backend c10d --nnodes 2:4 --rdzv-endpoint node1 --rdzv-conf is_host=1,close_timeout=3",
+        )
+        .unwrap();
+        assert_eq!((run.connection.endpoints(), run.rdzv_id.as_str()), ("node1:29400", "none"));
+        assert_eq!((meet.serves, meet.patience, meet.config.len()), (Serves::Here, CONNECT_TIMEOUT, 0));
+        assert_eq!(meet.without_effect[0].0, "--rdzv-conf close_timeout");
+        let (run, _) =
+            meant("--rdzv-backend c10d --nnodes 2 --rdzv-endpoint [fd00::1]:1 --master-addr x").unwrap();
+        assert_eq!(run.connection.endpoints(), "[fd00::1]:1");
+        // Ranks are heeded though torchrun's c10d does not; nodes may still share one.
+        let (_, meet) = meant("--rdzv-backend c10d --nnodes 2:4 --rdzv-endpoint n:1 --node-rank 7").unwrap();
+        assert_eq!((meet.config["rank_hint"].as_str(), meet.config.get("node_id")), ("7", None));
+    }
+
+    #[test]
+    fn one_node_needs_no_place() {
+        for line in
+            ["--rdzv-backend c10d --rdzv-endpoint localhost:0", "--standalone --rdzv-backend static", ""]
+        {
+            let (run, meet) = meant(line).unwrap();
+            assert!(meet.alone && run.connection.endpoints().is_empty(), "{line}");
+        }
+        let (run, meet) = meant("--master-addr 10.0.0.1 --master-port 29511").unwrap();
+        assert_eq!((meet.alone, run.local_addr.as_deref()), (true, Some("10.0.0.1")));
+        assert_eq!(meet.config["master_port"], "29511");
+        assert!(
+            meant("--rdzv-backend c10d --rdzv-endpoint h:0 --nnodes 2").unwrap_err().text.contains("1 node")
+        );
+        assert!(meant("--node-rank 1 --master-addr a").unwrap_err().text.contains("--node-rank 1"));
+    }
+
+    #[test]
+    fn what_has_no_effect_is_named() {
+        let named = |line: &str| {
+            let without = meant(line).unwrap().1.without_effect;
+            without.into_iter().map(|(flag, _)| flag).collect::<Vec<_>>()
+        };
+        let all = "--master-addr a --master-port 1 --node-rank 1";
+        assert_eq!(named(&format!("--standalone {all}")).len(), 3);
+        assert_eq!(named(&format!("--rdzv-backend etcd --nnodes 2 --rdzv-endpoint e {all}")).len(), 3);
+        assert_eq!(
+            named("--nnodes 2 --rdzv-endpoint e --rdzv-id j --master-addr a --node-rank 1"),
+            ["--master-addr"]
+        );
+    }
+}
