@@ -96,10 +96,9 @@ impl Waiting {
             Role::Member(place) | Role::Expiring(place) => Some(place.rank),
         };
         let full = record.joined() >= around.max;
-        let ranks =
-            record.keep_alives.iter().flatten().filter_map(|key| key.rsplit("rank_").next()?.parse().ok());
+        // Also one that never confirmed: after etcd lost data, two of PyTorch's nodes can confirm the same rank.
         let gone: Vec<usize> =
-            ranks.filter(|rank| !members.iter().any(|member| member.rank == *rank)).collect();
+            (0..record.joined()).filter(|rank| !members.iter().any(|member| member.rank == *rank)).collect();
         let absent = !gone.is_empty();
         // Who was missing before may have been back since.
         let since = match &self.absent {

@@ -319,10 +319,15 @@ impl Way {
             Stage::Seated(mut seat) => {
                 let next = match done {
                     Some(index) => {
-                        seat.wrote(cx.out.now, index);
+                        seat.wrote(cx.out.now, record, index);
                         seat.next(cx, &self.steps.view)
                     }
-                    None => seat.lost_race(cx, &mut self.steps.pace, record),
+                    None => {
+                        if reply.is_err() {
+                            seat.may_have_written(record);
+                        }
+                        seat.lost_race(cx, &mut self.steps.pace, record)
+                    }
                 };
                 self.seated(cx, seat, next)
             }

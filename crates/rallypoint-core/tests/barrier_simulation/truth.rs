@@ -7,6 +7,9 @@ use rallypoint_core::barrier::{Change, KEEP_ALIVE_TTL, Place, Record, Status};
 
 use crate::server::Deed;
 
+/// What was seen when a request was sent may be as old as this.
+const ROUND_TRIP: Duration = Duration::from_millis(10);
+
 #[derive(Debug, Default)]
 pub(crate) struct Truth {
     /// Who had which rank in a version, and with how many.
@@ -59,6 +62,14 @@ impl Truth {
     /// Something happened that the group may meet again for.
     pub(crate) fn cause(&mut self) {
         self.steady_since = None;
+    }
+
+    /// A request is carried out that was sent at this time. If that was before all was well, what it brings about was
+    /// decided by what was so then; the write of one key cannot depend on how the others are by now.
+    pub(crate) fn decided(&mut self, sent: Duration) {
+        if self.steady_since.is_some_and(|since| sent < since + ROUND_TRIP) {
+            self.cause();
+        }
     }
 
     pub(crate) fn seen_steady(&mut self, now: Duration, steady: bool) {

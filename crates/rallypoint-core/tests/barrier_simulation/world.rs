@@ -78,8 +78,8 @@ struct Process {
     listed_in: Option<u32>,
     /// In which history it was told that the folder ended.
     folder_gone_in: u32,
-    /// Where it met last.
-    last_met: Option<Place>,
+    /// Where it has met, and in which history.
+    has_met: Vec<(Place, u32)>,
 }
 
 /// When something happens, in which order, and where it is kept: what is sorted is small.
@@ -236,7 +236,6 @@ impl World {
     fn happen(&mut self, event: Event) -> Result<(), String> {
         match event {
             Event::Tick => self.ticks_at = None,
-            Event::Cause => self.truth.cause(),
             Event::Second => {
                 self.truth.seen_steady(self.now, self.is_steady());
                 self.well_since = self.is_well().then(|| self.well_since.unwrap_or(self.now));
@@ -258,8 +257,8 @@ impl World {
                 }
             }
             Event::Arrive { life, .. } if life != self.lives => {}
-            Event::Arrive { node, id, message, heard, times, .. } => {
-                return self.arrive(node, id, message, heard, times);
+            Event::Arrive { node, id, message, heard, times, sent, .. } => {
+                return self.arrive(node, id, message, heard, times, sent);
             }
             Event::Answer { node, id, reply, history } => {
                 if self.nodes[node].life == Life::Dead || !self.nodes[node].open.contains(&id) {
@@ -345,7 +344,7 @@ impl World {
             met_in: 0,
             listed_in: None,
             folder_gone_in: 0,
-            last_met: None,
+            has_met: Vec::new(),
         });
         let now = self.now;
         match &mut self.nodes[node].brain {

@@ -122,7 +122,11 @@ impl World {
             Fault::GiveUp => {
                 for node in 0..self.nodes.len() {
                     if self.nodes[node].life == Life::Going && !self.is_well() {
-                        self.fault(Fault::Leave(node))?;
+                        // PyTorch's code ends the process when the time to meet is over. It can be that only that ends
+                        // its watch: from an index that the server had come to, and did not come to again by the
+                        // record's last change.
+                        let torch = matches!(self.nodes[node].brain, Brain::Torch(_));
+                        self.fault(if torch { Fault::Crash(node) } else { Fault::Leave(node) })?;
                     }
                 }
             }

@@ -48,11 +48,8 @@ impl World {
         }
         let life = self.lives;
         if arrives {
-            if travels > Duration::from_secs(1) {
-                // What it brings about was decided long ago.
-                self.schedule(self.now + travels, Event::Cause);
-            }
-            self.schedule(self.now + travels, Event::Arrive { node, id, message, heard, times, life });
+            let sent = self.now;
+            self.schedule(self.now + travels, Event::Arrive { node, id, message, heard, times, sent, life });
         }
         Ok(())
     }
@@ -64,10 +61,12 @@ impl World {
         message: Message,
         heard: bool,
         times: Times,
+        sent: Duration,
     ) -> Result<(), String> {
         if !self.is_up() {
             return Ok(());
         }
+        self.truth.decided(sent);
         let name = self.nodes[node].name.clone();
         let name = matches!(self.nodes[node].brain, Brain::Ours(_)).then_some(name.as_str());
         let request = match &message {
@@ -110,8 +109,7 @@ impl World {
             // The first try's reply was lost, and of a refusal nobody knows what it means.
             let life = self.lives;
             let again = self.now + self.random_time(Duration::from_secs(2));
-            self.schedule(again, Event::Cause);
-            self.schedule(again, Event::Arrive { node, id, message, heard, times: Times::Again, life });
+            self.schedule(again, Event::Arrive { node, id, message, heard, times: Times::Again, sent, life });
             return Ok(());
         }
         if heard && self.nodes[node].cut_until <= self.now {

@@ -42,7 +42,7 @@ impl World {
             Ask::Met { place, world } => {
                 self.truth.meets(self.who(node), place, world, self.plan.min..=self.plan.max)?;
                 self.nodes[node].life = Life::Met(place);
-                self.nodes[node].last_met = Some(place);
+                self.nodes[node].has_met.push((place, self.hears));
                 self.nodes[node].met_in = self.hears;
                 self.wake_at(node, self.now + Duration::from_secs(1));
             }
