@@ -171,15 +171,35 @@ impl Waiting {
 mod tests {
     use super::*;
 
+    fn record_of_two(confirmed: [&str; 2]) -> Record {
+        let record = Record::joinable(1).with_node(2).0.with_node(2).0;
+        record.with_confirmed(confirmed[0]).with_confirmed(confirmed[1])
+    }
+
+    /// Two of PyTorch's nodes had confirmed the same rank, and nobody the other; all that were confirmed were there, so
+    /// that a spare waited for ever.
+    #[test]
+    fn a_member_that_never_confirmed_is_missing() {
+        let record = record_of_two(["/v_1/rank_1", "/v_1/rank_1"]);
+        let around = |seconds: u64| Surroundings {
+            now: Duration::from_secs(seconds),
+            max: 2,
+            created: 1,
+            next: 7,
+            grace_until: Duration::ZERO,
+            woken: false,
+        };
+        let mut waiting = Waiting::new(1, Role::Newcomer);
+        waiting.listed(vec![KeepAlive { rank: 1, node: None }], 7);
+        assert!(matches!(waiting.next(&record, &around(1)), Next::Wait { until: Some(_), .. }));
+        assert!(matches!(waiting.next(&record, &around(6)), Next::Announce));
+    }
+
     /// A spare gave a member time that was missing; when that was over the folder of the run had just ended, and all
     /// were.
     #[test]
     fn every_member_that_is_missing_gets_its_time() {
-        let mut record = Record::joinable(1);
-        for _ in 0..2 {
-            record = record.with_node(2).0;
-        }
-        let record = record.with_confirmed("/v_1/rank_0").with_confirmed("/v_1/rank_1");
+        let record = record_of_two(["/v_1/rank_0", "/v_1/rank_1"]);
         let around = |seconds: u64, created: u64| Surroundings {
             now: Duration::from_secs(seconds),
             max: 2,
