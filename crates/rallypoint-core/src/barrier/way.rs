@@ -224,9 +224,11 @@ impl Way {
                 self.stage = Stage::Entering { paced: false };
                 self.pause_after_failure(cx)
             }
-            (Request::RenewKeepAlive(_), Ok(reply)) => match self.stage.clone() {
+            (Request::RenewKeepAlive(place), Ok(reply)) => match self.stage.clone() {
                 Stage::Seated(seat) => {
-                    let next = seat.checked(&self.steps.view, reply != Reply::Refused);
+                    // One that was lost is kept no more, and a late write of it may have come since.
+                    let own = reply != Reply::Refused && self.kept == Some(place);
+                    let next = seat.checked(&self.steps.view, own);
                     self.seated(cx, seat, next)
                 }
                 _ => self.judge(cx),

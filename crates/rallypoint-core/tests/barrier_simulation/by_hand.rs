@@ -281,3 +281,25 @@ fn a_record_is_missing_from_when_the_folder_was_seen_without_it() {
     one.until(&mut server, |request| *request == Request::ReadRecord);
     assert!(!one.told.iter().any(|event| matches!(event, NodeEvent::Changed(_))), "{:?}", one.told);
 }
+
+/// Its keep-alive ended before the version was final. Then a late write of it came, so that it was there when it was asked
+/// for; but nobody kept it any more.
+#[test]
+fn a_place_whose_keep_alive_was_lost_is_gone() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
+    let (id, late) = one.until(&mut server, |request| matches!(request, Request::WriteKeepAlive(_)));
+    one.node.handle_reply(one.now, id, Err(Failure::Unknown));
+    let (id, confirm) = one.until(&mut server, writes(Status::Final));
+    one.answer(&mut server, id, &confirm);
+    let renews = |request: &Request| matches!(request, Request::RenewKeepAlive(_));
+    let (unknown, _) = one.until(&mut server, renews);
+    let (id, renew) = one.until(&mut server, renews);
+    one.now += Duration::from_secs(20);
+    server.advance(one.now);
+    one.answer(&mut server, id, &renew);
+    one.goes_on(&mut server, 2);
+    let _ = server.serve(one.now, Some("one"), &late);
+    one.node.handle_reply(one.now, unknown, Err(Failure::Unknown));
+    one.goes_on(&mut server, 2);
+    assert!(!one.has_met(), "{:?}", one.told);
+}
