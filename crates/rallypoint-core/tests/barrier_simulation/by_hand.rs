@@ -303,3 +303,34 @@ fn a_place_whose_keep_alive_was_lost_is_gone() {
     one.goes_on(&mut server, 2);
     assert!(!one.has_met(), "{:?}", one.told);
 }
+
+/// It slept through a loss of data, and left a version in which another node had its rank: that one was told that
+/// somebody waits.
+#[test]
+fn who_leaves_tells_nobody_in_a_version_of_other_nodes() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
+    one.goes_on(&mut server, 20);
+    assert!(one.has_met());
+    server.lose(false);
+    let mut other = Hand::joining("other", 1, 1);
+    other.goes_on(&mut server, 20);
+    assert!(other.has_met());
+    one.node.leave(one.now);
+    one.goes_on(&mut server, 10);
+    assert!(one.told.contains(&NodeEvent::Left));
+    assert_eq!(server.record().and_then(|record| record.waiting), Some(0));
+}
+
+/// The watch of the record was from an index that the server came to again only after the run was closed.
+#[test]
+fn a_group_looks_by_itself_whether_it_is_closed() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
+    one.goes_on(&mut server, 20);
+    assert!(one.has_met());
+    let over = view(&mut server).record.expect("a record");
+    let record = over.0.to_closed();
+    let done = server.serve(one.now, None, &Request::SwapRecord { record, over, ttl: None });
+    assert!(matches!(done, Ok(Reply::Done { .. })), "{done:?}");
+    one.goes_on(&mut server, 20);
+    assert!(one.told.contains(&NodeEvent::Changed(Change::Closed)), "{:?}", one.told);
+}

@@ -33,6 +33,7 @@ pub(crate) struct Truth {
     missing_since: Option<Duration>,
     /// The group is whole, and since the time it became so nothing has happened that it must meet again for.
     steady_since: Option<Duration>,
+    steady_version: u64,
 }
 
 /// A node, whether it is PyTorch's, and in which history it met.
@@ -72,11 +73,14 @@ impl Truth {
         }
     }
 
-    pub(crate) fn seen_steady(&mut self, now: Duration, steady: bool) {
-        if steady {
-            self.steady_since.get_or_insert(now);
-        } else {
-            self.steady_since = None;
+    /// The version whose group is whole, if there is one.
+    pub(crate) fn seen_steady(&mut self, now: Duration, version: Option<u64>) {
+        match version {
+            Some(version) => {
+                self.steady_since.get_or_insert(now);
+                self.steady_version = version;
+            }
+            None => self.steady_since = None,
         }
     }
 
@@ -105,7 +109,7 @@ impl Truth {
         now: Duration,
         up_since: Duration,
         deed: Deed,
-        knows: bool,
+        seen: Option<u64>,
         blameless: impl Fn(usize) -> bool,
     ) -> Result<(), String> {
         match deed {
@@ -116,8 +120,8 @@ impl Truth {
                 }
                 if let Some(since) = self.steady_since
                     && record.status == Status::Setup
-                    // Who has seen no version cannot know that one is lost.
-                    && knows
+                    // Who has not seen that version cannot know that it is lost.
+                    && seen >= Some(self.steady_version)
                 {
                     return Err(format!("a needless new version at {now:?}: all was well since {since:?}"));
                 }

@@ -54,8 +54,8 @@ impl World {
         };
         let Some(version) = record.version else { return false };
         let was_torch = |place: Place| {
-            let mut met = self.nodes.iter().flat_map(|node| &node.has_met);
-            met.any(|(met, history)| *met == place && *history != self.truth.history())
+            let mut wrote = self.nodes.iter().flat_map(|node| &node.wrote);
+            wrote.any(|(wrote, history)| *wrote == place && *history != self.truth.history())
         };
         let mut places = (0..record.joined()).map(|rank| Place { version, rank });
         let living = self.living();
