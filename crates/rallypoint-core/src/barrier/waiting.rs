@@ -141,7 +141,14 @@ impl Waiting {
         }
     }
 
-    pub(super) fn listed(&mut self, members: Vec<KeepAlive>, next: u64) {
+    /// The keep-alives that are there. After a loss of data the one at this node's place can be another's: then the
+    /// version is of other nodes.
+    pub(super) fn listed(&mut self, members: Vec<KeepAlive>, next: u64, node: &str) {
+        if let Role::Member(place) | Role::Expiring(place) = self.role
+            && members.iter().any(|one| one.rank == place.rank && one.node.as_deref() != Some(node))
+        {
+            self.role = Role::Newcomer;
+        }
         self.members = Some((members, next));
     }
 
@@ -190,7 +197,7 @@ mod tests {
             woken: false,
         };
         let mut waiting = Waiting::new(1, Role::Newcomer);
-        waiting.listed(vec![KeepAlive { rank: 1, node: None }], 7);
+        waiting.listed(vec![KeepAlive { rank: 1, node: None }], 7, "one");
         assert!(matches!(waiting.next(&record, &around(1)), Next::Wait { until: Some(_), .. }));
         assert!(matches!(waiting.next(&record, &around(6)), Next::Announce));
     }
@@ -210,12 +217,12 @@ mod tests {
         };
         let there = KeepAlive { rank: 1, node: Some("n".to_owned()) };
         let mut waiting = Waiting::new(1, Role::Newcomer);
-        waiting.listed(vec![there.clone()], 7);
+        waiting.listed(vec![there.clone()], 7, "one");
         assert!(matches!(waiting.next(&record, &around(1, 1)), Next::Wait { until: Some(_), .. }));
-        waiting.listed(Vec::new(), 7);
+        waiting.listed(Vec::new(), 7, "one");
         assert!(matches!(waiting.next(&record, &around(6, 1)), Next::Wait { until: Some(_), .. }));
         assert!(matches!(waiting.next(&record, &around(11, 9)), Next::Wait { until: Some(_), .. }));
-        waiting.listed(vec![there], 7);
+        waiting.listed(vec![there], 7, "one");
         assert!(matches!(waiting.next(&record, &around(16, 9)), Next::End));
     }
 }

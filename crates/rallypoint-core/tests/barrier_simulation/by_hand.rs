@@ -334,3 +334,19 @@ fn a_group_looks_by_itself_whether_it_is_closed() {
     one.goes_on(&mut server, 20);
     assert!(one.told.contains(&NodeEvent::Changed(Change::Closed)), "{:?}", one.told);
 }
+
+/// It slept through a loss of data, and came back to a version of the same number: it took itself for a member of it, and
+/// ended it.
+#[test]
+fn who_comes_back_to_a_version_of_other_nodes_is_a_newcomer() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
+    one.goes_on(&mut server, 20);
+    assert!(one.has_met());
+    server.lose(false);
+    let mut other = Hand::joining("other", 1, 1);
+    other.goes_on(&mut server, 20);
+    assert!(other.has_met());
+    one.node.join(one.now);
+    one.goes_on(&mut server, 5);
+    assert_eq!(server.record().map(|record| (record.status, record.waiting)), Some((Status::Final, Some(0))));
+}

@@ -118,12 +118,14 @@ impl Truth {
                 if closed && record.status != Status::Closed {
                     return Err(format!("a closed run was opened again: {record:?}"));
                 }
-                if let Some(since) = self.steady_since
-                    && record.status == Status::Setup
+                if record.status == Status::Setup {
                     // Who has not seen that version cannot know that it is lost.
-                    && seen >= Some(self.steady_version)
-                {
-                    return Err(format!("a needless new version at {now:?}: all was well since {since:?}"));
+                    if let Some(since) = self.steady_since.filter(|_| seen >= Some(self.steady_version)) {
+                        return Err(format!(
+                            "a needless new version at {now:?}: all was well since {since:?}"
+                        ));
+                    }
+                    self.cause();
                 }
                 match (record.status, record.version) {
                     (Status::Closed, _) => self.closed = true,
