@@ -19,7 +19,10 @@ impl World {
         let second = self.now.as_secs();
         process.second =
             if process.second.0 == second { (second, process.second.1 + 1) } else { (second, 1) };
-        if process.second.1 > SPIN && self.plan.max <= 12 {
+        // After a loss two of PyTorch's nodes can wait out the last call of one version. Each writes the record whenever it
+        // changes, and so whenever the other has.
+        let outdone = self.truth.history() > 0 && matches!(process.brain, Brain::Torch(_));
+        if process.second.1 > SPIN && self.plan.max <= 12 && !outdone {
             return Err(format!("node {node} sends more than {SPIN} requests in a second: {message:?}"));
         }
         let cut = process.cut_until > self.now;
