@@ -128,7 +128,11 @@ impl Truth {
                     self.cause();
                 }
                 match (record.status, record.version) {
-                    (Status::Closed, _) => self.closed = true,
+                    (Status::Closed, _) => {
+                        self.closed = true;
+                        // The members go, and who has not heard why yet may be told that.
+                        self.cause();
+                    }
                     (Status::Final, Some(version)) => {
                         if record.waiting.unwrap_or(0) > 0 {
                             self.announced.insert(version);
