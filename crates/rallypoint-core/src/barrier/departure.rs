@@ -75,14 +75,27 @@ impl Departure {
         let (Some(request), Stage::Leaving(footing)) = (self.asked.take(id), self.stage) else { return };
         match (request, reply) {
             (Request::ReadRecord, Ok(Reply::Record(view))) => self.go(cx, footing, view),
-            (Request::DeleteKeepAlive(place), Ok(_)) => {
-                self.stage = Stage::Leaving(Footing::In { place, kept: false });
-                self.ask(cx, Request::ReadRecord);
+            (Request::DeleteKeepAlive(Place { version, .. }), Ok(Reply::Refused)) => {
+                self.ask(cx, Request::ListMembers { version });
             }
+            (Request::DeleteKeepAlive(place), Ok(_)) => self.removed(cx, place),
+            (Request::ListMembers { .. }, Ok(Reply::Members { members, .. })) => match footing {
+                // It was gone, or is: the others may not know.
+                Footing::In { place, .. } if members.iter().all(|member| member.rank != place.rank) => {
+                    self.removed(cx, place);
+                }
+                // Another node's: after a loss of data, the version is of other nodes.
+                _ => self.stage = Stage::Gone,
+            },
             (Request::DeleteRecord { .. }, Ok(Reply::Done { .. })) => self.ask(cx, Request::ReadRecord),
             (Request::SwapRecord { .. }, Ok(Reply::Done { .. })) => self.stage = Stage::Gone,
             _ => self.pause = Some(cx.out.now + self.pace.after_failure(cx.out.random())),
         }
+    }
+
+    fn removed(&mut self, cx: &mut Context, place: Place) {
+        self.stage = Stage::Leaving(Footing::In { place, kept: false });
+        self.ask(cx, Request::ReadRecord);
     }
 
     fn go(&mut self, cx: &mut Context, footing: Footing, view: View) {

@@ -11,6 +11,9 @@
 //!  │ └────────────────────────────────────────────────┘                                    ▼
 //!  └──────────────────────────── counted up ──────────────────────────────────────────── Calling
 //! ```
+//!
+//! Now and then it looks by itself. A server that was restored can come past the index of a watch before it is asked, and
+//! then nobody is told what happened below it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -25,6 +28,11 @@ use crate::Backoff;
 /// A keep-alive that ended while its node could not renew it may be there again after this time.
 const SECOND_LOOK: Duration = Duration::from_secs(1);
 
+/// How often a group of up to [`SMALL`] nodes looks by itself; a larger one less often, since what is read is as long as
+/// the group, and every member reads it.
+const CHECK: Duration = Duration::from_secs(10);
+const SMALL: f64 = 64.0;
+
 #[derive(Debug)]
 pub(super) struct Group {
     place: Place,
@@ -34,6 +42,8 @@ pub(super) struct Group {
     since: u64,
     told: Option<Change>,
     look: Look,
+    /// When to look by itself.
+    check_at: Duration,
     /// The members that this node watches, and their names.
     neighbours: Neighbours,
     /// The ranks of PyTorch's nodes, which do not put their keep-alives back when etcd loses them.
@@ -48,6 +58,8 @@ pub(super) struct Group {
 #[derive(Debug, Clone, PartialEq)]
 enum Look {
     Rest,
+    /// Looks at the record by itself, then at the members.
+    Checking,
     /// Look at the members at that time; `sure` if who is missing then is gone.
     Due {
         at: Duration,
@@ -105,12 +117,14 @@ impl Group {
             since: index + 1,
             told: None,
             look: Look::Due { at, sure: false },
+            check_at: Duration::MAX,
             neighbours: Neighbours::Unknown,
             torch: BTreeSet::new(),
             lost_all: false,
             asked: Asked::default(),
             backoff: Backoff::default(),
         };
+        group.check_later(cx);
         cx.out.watch(WatchId::Record, Watched::Record, index + 1);
         // Somebody may have come before this node saw that the group was complete.
         group.waiting_changed(cx);
@@ -130,14 +144,20 @@ impl Group {
 
     pub(super) fn timeout(&self) -> Option<Duration> {
         match self.look {
+            Look::Rest => (!self.is_over()).then_some(self.check_at),
             Look::Due { at, .. } => Some(at),
             Look::Calling { at } => at,
-            _ => None,
+            Look::Checking | Look::Listing { .. } | Look::Asking(_) => None,
         }
     }
 
     pub(super) fn handle_timeout(&mut self, cx: &mut Context) {
         match self.look {
+            Look::Rest if !self.is_over() && self.check_at <= cx.out.now => {
+                self.check_later(cx);
+                self.look = Look::Checking;
+                self.ask(cx, Request::ReadRecord);
+            }
             Look::Due { at, sure } if at <= cx.out.now => self.list(cx, sure),
             Look::Calling { at: Some(at) } if at <= cx.out.now => {
                 self.look = Look::Calling { at: None };
@@ -213,6 +233,11 @@ impl Group {
     pub(super) fn handle_reply(&mut self, cx: &mut Context, id: u64, reply: Result<Reply, Failure>) -> Doubt {
         let Some(request) = self.asked.take(id) else { return Doubt::None };
         match (self.look.clone(), reply) {
+            (Look::Checking, Ok(Reply::Record(view))) => {
+                self.look = Look::Rest;
+                return self.checked(cx, &view);
+            }
+            (Look::Checking, _) => self.look = Look::Rest,
             (Look::Listing { sure }, Ok(Reply::Members { members, next })) => {
                 self.backoff = Backoff::default();
                 return self.listed(cx, &members, next, sure);
@@ -268,6 +293,21 @@ impl Group {
             _ => return Doubt::Record,
         }
         Doubt::None
+    }
+
+    /// The record was read without a reason: it is what was seen last, or what the watch has yet to tell of.
+    fn checked(&mut self, cx: &mut Context, view: &View) -> Doubt {
+        let behind = view.record.as_ref().is_none_or(|(_, index)| *index < self.seen.1);
+        let doubt = if behind { Doubt::Record } else { self.record_is(cx, view) };
+        if doubt == Doubt::None && self.look == Look::Rest && !self.is_over() {
+            self.list(cx, false);
+        }
+        doubt
+    }
+
+    fn check_later(&mut self, cx: &mut Context) {
+        let large = (self.seen.0.joined() as f64 / SMALL).max(1.0);
+        self.check_at = cx.out.now + CHECK.mul_f64(large * (0.75 + 0.5 * cx.out.random()));
     }
 
     /// Whoever counted up the number has a reason.

@@ -61,12 +61,12 @@ struct Returning {
     place: Place,
     /// The record of the group, once it is final.
     group: Option<Record>,
-    /// Since when there is no record, or one that is being set up.
+    /// Since when the folder is known to be there without a record, or with one that is being set up.
     missing_since: Option<Duration>,
     lost: Option<Loss>,
-    /// The record as it was read last, and when.
+    /// The record as it was read last, and when that was asked for.
     view: View,
-    read_at: Duration,
+    asked_at: Duration,
     /// When to read it again.
     pause: Option<Duration>,
 }
@@ -74,7 +74,7 @@ struct Returning {
 impl Returning {
     /// Whether another node may be putting the record back, or setting one up.
     fn may_return(&self) -> bool {
-        self.missing_since.is_none_or(|since| self.read_at < since + PUTTING_BACK)
+        self.missing_since.is_none_or(|since| self.asked_at < since + PUTTING_BACK)
     }
 }
 
@@ -104,10 +104,15 @@ impl Keeper {
     }
 
     /// The version is final, with this record, which is put back if etcd loses it.
-    pub(super) fn group_is(&mut self, record: Option<&Record>) {
+    pub(super) fn group_is(&mut self, cx: &mut Context, record: Option<&Record>) {
         let group = match &mut self.state {
             State::Off => return,
             State::Kept { group, .. } | State::Renewing { group, .. } => group,
+            // What was read before it was final is not the record of the group.
+            State::Returning(returning) if returning.group.is_none() && record.is_some() => {
+                let (place, lost) = (returning.place, returning.lost);
+                return self.returns(cx, place, record.cloned(), lost);
+            }
             State::Returning(returning) => &mut returning.group,
         };
         if group.as_ref() != record {
@@ -192,7 +197,7 @@ impl Keeper {
         let place = way.place;
         let next = match (request, reply) {
             (_, Reply::Record(view)) => {
-                (way.view, way.read_at) = (view, cx.out.now);
+                way.view = view;
                 match self.judge(cx, &mut way) {
                     Ok(Some(request)) => request,
                     Ok(None) => {
@@ -214,12 +219,15 @@ impl Keeper {
             (_, Reply::Run(true)) if way.lost == Some(Loss::Everything) => {
                 Request::MakeRun { counter: place.version }
             }
-            // Another node is about to write the record.
-            (_, Reply::Run(true)) if way.may_return() => {
+            (_, Reply::Run(true)) => {
+                way.missing_since.get_or_insert(cx.out.now);
+                if !way.may_return() {
+                    return Verdict::Superseded(way.view);
+                }
+                // Another node is about to write the record.
                 self.look_again(cx, way);
                 return Verdict::None;
             }
-            (_, Reply::Run(true)) => return Verdict::Superseded(way.view),
             (_, Reply::Members { members, .. }) => {
                 match members.into_iter().find(|member| member.rank == place.rank) {
                     // Until the group has met, that it is there tells this node's place from another's.
@@ -256,8 +264,11 @@ impl Keeper {
     fn judge(&self, cx: &Context, way: &mut Returning) -> Result<Option<Request>, ()> {
         let version = way.place.version;
         match &way.view.record {
-            Some((now, _)) if now.status != Status::Setup => way.missing_since = None,
-            _ => _ = way.missing_since.get_or_insert(cx.out.now),
+            Some((now, _)) if now.status == Status::Setup => {
+                way.missing_since.get_or_insert(cx.out.now);
+            }
+            Some(_) => way.missing_since = None,
+            None => {}
         }
         match (&way.view.record, &way.group) {
             (Some((now, _)), Some(group)) if now.is(Status::Final, version) => {
@@ -296,8 +307,8 @@ impl Keeper {
     }
 
     fn returns(&mut self, cx: &mut Context, place: Place, group: Option<Record>, lost: Option<Loss>) {
-        let (missing_since, view, read_at, pause) = (None, View::default(), cx.out.now, None);
-        self.state = State::Returning(Returning { place, group, missing_since, lost, view, read_at, pause });
+        let (missing_since, view, asked_at, pause) = (None, View::default(), cx.out.now, None);
+        self.state = State::Returning(Returning { place, group, missing_since, lost, view, asked_at, pause });
         self.ask(cx, Request::ReadRecord);
     }
 
@@ -320,6 +331,9 @@ impl Keeper {
     }
 
     fn ask(&mut self, cx: &mut Context, request: Request) {
+        if let (Request::ReadRecord, State::Returning(returning)) = (&request, &mut self.state) {
+            returning.asked_at = cx.out.now;
+        }
         self.asked.ask(&mut cx.out, Part::KeepAlive, request);
     }
 }

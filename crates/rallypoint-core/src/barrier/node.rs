@@ -230,7 +230,7 @@ impl Node {
                     self.cx.out.event(NodeEvent::Joined { place, world: record.joined() });
                     self.progress = None;
                     self.keeper.keep(self.cx.out.now, self.way.kept());
-                    self.keeper.group_is(Some(&record));
+                    self.keeper.group_is(&mut self.cx, Some(&record));
                     let group = Group::new(&mut self.cx, place, &record, index);
                     self.presence = Presence::Member(Box::new(group));
                 }
@@ -282,7 +282,7 @@ impl Node {
         }
         self.keeper.keep(self.cx.out.now, self.way.kept());
         if let Presence::Member(group) = &self.presence {
-            self.keeper.group_is(group.record());
+            self.keeper.group_is(&mut self.cx, group.record());
         }
         if let Presence::Leaving { departure, rejoin } = &self.presence
             && departure.is_over(self.cx.out.now)

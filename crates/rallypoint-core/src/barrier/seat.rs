@@ -9,7 +9,8 @@
 //!
 //! If the version ends on the way, or is not the one that was joined, the place is gone. The record does not say whose
 //! a rank is, and after etcd lost data another node can have it, in a record that reads the same. The keep-alive says
-//! it; so it is asked for once more when the version is final.
+//! it; so it is asked for once more when the version is final. Who slept until the other one had gone could take that
+//! keep-alive; so the record must have this node's confirmation where this node wanted it.
 
 use std::time::Duration;
 
@@ -30,6 +31,8 @@ pub(super) struct Seat {
     /// Nodes that it needs. One of PyTorch's that waited out the last call of a version that etcd has lost fixes the
     /// next one of that number, whoever is in it.
     min: usize,
+    /// The confirmations as it wrote them, or may have: the last of them is its own.
+    confirmed: Vec<String>,
     stage: Stage,
 }
 
@@ -84,7 +87,7 @@ impl Seat {
         } else {
             Stage::Gathering
         };
-        Seat { place, created, written_at: index, min: cx.settings.min, stage }
+        Seat { place, created, written_at: index, min: cx.settings.min, confirmed: Vec::new(), stage }
     }
 
     pub(super) fn place(&self) -> Place {
@@ -125,22 +128,22 @@ impl Seat {
             self.stage = Stage::Confirming { written: false };
         }
         let key = cx.settings.keep_alive(self.place);
-        if let (Stage::Confirming { written }, Some(over)) = (&self.stage, self.seen(view, Status::Frozen)) {
+        if let (Stage::Confirming { written }, Some(over)) = (&self.stage, self.seen(view, Status::Frozen))
+            && !over.0.has_confirmed(&key)
+        {
             if !written {
                 return Next::Ask(Request::WriteKeepAlive(self.place));
             }
-            if !over.0.has_confirmed(&key) {
-                let record = over.0.with_confirmed(&key);
-                let ttl = (record.status == Status::Frozen).then_some(FROZEN_TTL);
-                return Next::Ask(Request::SwapRecord { record, over: over.clone(), ttl });
-            }
+            let record = over.0.with_confirmed(&key);
+            let ttl = (record.status == Status::Frozen).then_some(FROZEN_TTL);
+            return Next::Ask(Request::SwapRecord { record, over: over.clone(), ttl });
         }
         self.stage = Stage::Completing;
         match (self.seen(view, Status::Final), self.seen(view, Status::Frozen)) {
-            (Some((record, _)), _) if record.has_confirmed(&key) => {
+            (Some((record, _)), _) if self.has_confirmed(record) => {
                 Next::Ask(Request::RenewKeepAlive(self.place))
             }
-            (None, Some((record, _))) => {
+            (None, Some((record, _))) if self.has_confirmed(record) => {
                 Next::Wait { crowd: record.joined() - record.confirmed(), until: None }
             }
             _ => Next::Gone { written: true },
@@ -148,8 +151,9 @@ impl Seat {
     }
 
     /// The record was written as it was asked for.
-    pub(super) fn wrote(&mut self, now: Duration, index: u64) {
+    pub(super) fn wrote(&mut self, now: Duration, record: &Record, index: u64) {
         self.written_at = index;
+        self.may_have_written(record);
         match &mut self.stage {
             Stage::LastCall(last_call) => last_call.refreshed(now),
             Stage::Confirming { .. } => self.stage = Stage::Completing,
@@ -157,7 +161,12 @@ impl Seat {
         }
     }
 
-    /// Somebody else wrote the record first; `record` is what this node wanted to write.
+    /// Nobody knows whether it was.
+    pub(super) fn may_have_written(&mut self, record: &Record) {
+        self.confirmed = record.keep_alives.clone().unwrap_or_default();
+    }
+
+    /// It was not, or that is not known; `record` is what this node wanted to write.
     pub(super) fn lost_race(&self, cx: &mut Context, pace: &mut Pace, record: &Record) -> Next {
         match self.stage {
             Stage::Confirming { .. } => self.line_up(cx, pace, record),
@@ -199,6 +208,12 @@ impl Seat {
         if let Stage::LastCall(last_call) = &mut self.stage {
             last_call.look_again();
         }
+    }
+
+    /// Whether it was this node that confirmed its place in the record.
+    fn has_confirmed(&self, record: &Record) -> bool {
+        let confirmed = record.keep_alives.as_deref().unwrap_or_default();
+        !self.confirmed.is_empty() && confirmed.starts_with(&self.confirmed)
     }
 
     /// The nodes of a frozen version know their ranks, so they can take turns.

@@ -96,10 +96,9 @@ impl Waiting {
             Role::Member(place) | Role::Expiring(place) => Some(place.rank),
         };
         let full = record.joined() >= around.max;
-        let ranks =
-            record.keep_alives.iter().flatten().filter_map(|key| key.rsplit("rank_").next()?.parse().ok());
+        // Also one that never confirmed: after etcd lost data, two of PyTorch's nodes can confirm the same rank.
         let gone: Vec<usize> =
-            ranks.filter(|rank| !members.iter().any(|member| member.rank == *rank)).collect();
+            (0..record.joined()).filter(|rank| !members.iter().any(|member| member.rank == *rank)).collect();
         let absent = !gone.is_empty();
         // Who was missing before may have been back since.
         let since = match &self.absent {
@@ -142,7 +141,14 @@ impl Waiting {
         }
     }
 
-    pub(super) fn listed(&mut self, members: Vec<KeepAlive>, next: u64) {
+    /// The keep-alives that are there. After a loss of data the one at this node's place can be another's: then the
+    /// version is of other nodes.
+    pub(super) fn listed(&mut self, members: Vec<KeepAlive>, next: u64, node: &str) {
+        if let Role::Member(place) | Role::Expiring(place) = self.role
+            && members.iter().any(|one| one.rank == place.rank && one.node.as_deref() != Some(node))
+        {
+            self.role = Role::Newcomer;
+        }
         self.members = Some((members, next));
     }
 
@@ -172,15 +178,35 @@ impl Waiting {
 mod tests {
     use super::*;
 
+    fn record_of_two(confirmed: [&str; 2]) -> Record {
+        let record = Record::joinable(1).with_node(2).0.with_node(2).0;
+        record.with_confirmed(confirmed[0]).with_confirmed(confirmed[1])
+    }
+
+    /// Two of PyTorch's nodes had confirmed the same rank, and nobody the other; all that were confirmed were there, so
+    /// that a spare waited for ever.
+    #[test]
+    fn a_member_that_never_confirmed_is_missing() {
+        let record = record_of_two(["/v_1/rank_1", "/v_1/rank_1"]);
+        let around = |seconds: u64| Surroundings {
+            now: Duration::from_secs(seconds),
+            max: 2,
+            created: 1,
+            next: 7,
+            grace_until: Duration::ZERO,
+            woken: false,
+        };
+        let mut waiting = Waiting::new(1, Role::Newcomer);
+        waiting.listed(vec![KeepAlive { rank: 1, node: None }], 7, "one");
+        assert!(matches!(waiting.next(&record, &around(1)), Next::Wait { until: Some(_), .. }));
+        assert!(matches!(waiting.next(&record, &around(6)), Next::Announce));
+    }
+
     /// A spare gave a member time that was missing; when that was over the folder of the run had just ended, and all
     /// were.
     #[test]
     fn every_member_that_is_missing_gets_its_time() {
-        let mut record = Record::joinable(1);
-        for _ in 0..2 {
-            record = record.with_node(2).0;
-        }
-        let record = record.with_confirmed("/v_1/rank_0").with_confirmed("/v_1/rank_1");
+        let record = record_of_two(["/v_1/rank_0", "/v_1/rank_1"]);
         let around = |seconds: u64, created: u64| Surroundings {
             now: Duration::from_secs(seconds),
             max: 2,
@@ -191,12 +217,12 @@ mod tests {
         };
         let there = KeepAlive { rank: 1, node: Some("n".to_owned()) };
         let mut waiting = Waiting::new(1, Role::Newcomer);
-        waiting.listed(vec![there.clone()], 7);
+        waiting.listed(vec![there.clone()], 7, "one");
         assert!(matches!(waiting.next(&record, &around(1, 1)), Next::Wait { until: Some(_), .. }));
-        waiting.listed(Vec::new(), 7);
+        waiting.listed(Vec::new(), 7, "one");
         assert!(matches!(waiting.next(&record, &around(6, 1)), Next::Wait { until: Some(_), .. }));
         assert!(matches!(waiting.next(&record, &around(11, 9)), Next::Wait { until: Some(_), .. }));
-        waiting.listed(vec![there], 7);
+        waiting.listed(vec![there], 7, "one");
         assert!(matches!(waiting.next(&record, &around(16, 9)), Next::End));
     }
 }

@@ -224,9 +224,11 @@ impl Way {
                 self.stage = Stage::Entering { paced: false };
                 self.pause_after_failure(cx)
             }
-            (Request::RenewKeepAlive(_), Ok(reply)) => match self.stage.clone() {
+            (Request::RenewKeepAlive(place), Ok(reply)) => match self.stage.clone() {
                 Stage::Seated(seat) => {
-                    let next = seat.checked(&self.steps.view, reply != Reply::Refused);
+                    // One that was lost is kept no more, and a late write of it may have come since.
+                    let own = reply != Reply::Refused && self.kept == Some(place);
+                    let next = seat.checked(&self.steps.view, own);
                     self.seated(cx, seat, next)
                 }
                 _ => self.judge(cx),
@@ -319,10 +321,15 @@ impl Way {
             Stage::Seated(mut seat) => {
                 let next = match done {
                     Some(index) => {
-                        seat.wrote(cx.out.now, index);
+                        seat.wrote(cx.out.now, record, index);
                         seat.next(cx, &self.steps.view)
                     }
-                    None => seat.lost_race(cx, &mut self.steps.pace, record),
+                    None => {
+                        if reply.is_err() {
+                            seat.may_have_written(record);
+                        }
+                        seat.lost_race(cx, &mut self.steps.pace, record)
+                    }
                 };
                 self.seated(cx, seat, next)
             }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rallypoint_core::barrier::{
-    Change, Failure, Node, NodeEvent, Output, Record, Reply, Request, Settings, Status, Update, WatchId,
+    Change, Failure, Node, NodeEvent, Output, Record, Reply, Request, Settings, Status, Update, View, WatchId,
 };
 
 use crate::server::Server;
@@ -29,18 +29,22 @@ impl Hand {
         hand
     }
 
+    fn drain(&mut self) {
+        while let Some(output) = self.node.poll_output() {
+            match output {
+                Output::Request { id, request } => self.asked.push((id, *request)),
+                Output::Event(event) => self.told.push(event),
+                Output::Watch { .. } | Output::Unwatch(_) => {}
+            }
+        }
+        // The run's folder is another matter.
+        self.asked.retain(|(_, request)| *request != Request::RenewRun);
+    }
+
     /// What the node asks for next, after its timers where it waits for them.
     fn next(&mut self) -> Option<(u64, Request)> {
         for _ in 0..10 {
-            while let Some(output) = self.node.poll_output() {
-                match output {
-                    Output::Request { id, request } => self.asked.push((id, *request)),
-                    Output::Event(event) => self.told.push(event),
-                    Output::Watch { .. } | Output::Unwatch(_) => {}
-                }
-            }
-            // The run's folder is another matter.
-            self.asked.retain(|(_, request)| *request != Request::RenewRun);
+            self.drain();
             if !self.asked.is_empty() {
                 return Some(self.asked.remove(0));
             }
@@ -65,6 +69,7 @@ impl Hand {
     fn answer(&mut self, server: &mut Server, id: u64, request: &Request) {
         let reply = server.serve(self.now, Some(self.name), request);
         self.node.handle_reply(self.now, id, reply);
+        self.drain();
     }
 
     /// So many requests are carried out.
@@ -73,6 +78,12 @@ impl Hand {
             let Some((id, request)) = self.next() else { return };
             self.answer(server, id, &request);
         }
+    }
+
+    /// Its watch tells it how the record is.
+    fn sees(&mut self, server: &mut Server) {
+        let update = Update::Record(view(server));
+        self.node.handle_update(self.now, WatchId::Record, update);
     }
 
     fn has_met(&self) -> bool {
@@ -85,6 +96,13 @@ fn server() -> Server {
     let made = server.serve(Duration::ZERO, None, &Request::MakeRun { counter: 0 });
     assert!(made.is_ok());
     server
+}
+
+fn view(server: &mut Server) -> View {
+    match server.serve(Duration::ZERO, None, &Request::ReadRecord) {
+        Ok(Reply::Record(view)) => view,
+        other => panic!("a record: {other:?}"),
+    }
 }
 
 fn writes(status: Status) -> impl Fn(&Request) -> bool {
@@ -135,17 +153,11 @@ fn a_version_that_was_fixed_with_too_few_nodes_is_not_confirmed() {
         one.answer(&mut server, id, &request);
     }
     assert_eq!(one.next(), None, "it waits for the second node");
-    let Ok(Reply::Record(view)) = server.serve(one.now, None, &Request::ReadRecord) else {
-        panic!("a record")
-    };
-    let over = view.record.expect("a record");
+    let over = view(&mut server).record.expect("a record");
     let record: Record = over.0.to_frozen();
     let done = server.serve(one.now, None, &Request::SwapRecord { record, over, ttl: None });
     assert!(matches!(done, Ok(Reply::Done { .. })), "{done:?}");
-    let Ok(Reply::Record(view)) = server.serve(one.now, None, &Request::ReadRecord) else {
-        panic!("a record")
-    };
-    one.node.handle_update(one.now, WatchId::Record, Update::Record(view));
+    one.sees(&mut server);
     while let Some((id, request)) = one.next() {
         assert!(!matches!(request, Request::WriteKeepAlive(_)), "it confirms");
         one.answer(&mut server, id, &request);
@@ -182,14 +194,159 @@ fn a_version_of_the_same_number_and_other_nodes_is_another() {
         other = other.with_node(2).0;
     }
     let other = other.with_confirmed("/r/rdzv/v_1/rank_1").with_confirmed("/r/rdzv/v_1/rank_0");
-    let Ok(Reply::Record(mut view)) = server.serve(one.now, None, &Request::ReadRecord) else {
-        panic!("a record")
-    };
-    let over = view.record.clone().expect("a record");
-    let done = server.serve(one.now, None, &Request::SwapRecord { record: other.clone(), over, ttl: None });
-    let Ok(Reply::Done { index }) = done else { panic!("it is written: {done:?}") };
-    (view.record, view.next) = (Some((other, index)), index + 1);
-    one.node.handle_update(one.now, WatchId::Record, Update::Record(view));
+    let over = view(&mut server).record.expect("a record");
+    let done = server.serve(one.now, None, &Request::SwapRecord { record: other, over, ttl: None });
+    assert!(matches!(done, Ok(Reply::Done { .. })), "{done:?}");
+    one.sees(&mut server);
     one.goes_on(&mut server, 4);
     assert!(one.told.contains(&NodeEvent::Changed(Change::Excluded)), "{:?}", one.told);
+}
+
+/// It slept through a restore. Another node got its rank, met and went on to the next version, so that the keep-alive was
+/// free; what its watch had seen meanwhile showed it the version that was over.
+#[test]
+fn a_rank_that_another_node_has_confirmed_is_not_ones_own() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 2, 2));
+    let (id, publish) = one.until(&mut server, writes(Status::Joinable));
+    one.answer(&mut server, id, &publish);
+    let (id, join) = one.until(&mut server, writes(Status::Joinable));
+    server.take_snapshot();
+    one.answer(&mut server, id, &join);
+    assert_eq!(one.next(), None, "it waits for the second node");
+    server.lose(true);
+
+    let (mut other, mut mate) = (Hand::joining("other", 2, 2), Hand::joining("mate", 2, 2));
+    let (id, join) = other.until(&mut server, writes(Status::Joinable));
+    other.answer(&mut server, id, &join);
+    let (id, join) = mate.until(&mut server, writes(Status::Frozen));
+    mate.answer(&mut server, id, &join);
+    other.sees(&mut server);
+    let (id, confirm) = other.until(&mut server, writes(Status::Frozen));
+    other.answer(&mut server, id, &confirm);
+    let confirmed = view(&mut server);
+    mate.goes_on(&mut server, 20);
+    let complete = view(&mut server);
+    other.sees(&mut server);
+    other.goes_on(&mut server, 2);
+    assert!(other.has_met() && mate.has_met());
+    other.node.join(other.now);
+    let (id, gone) = other.until(&mut server, |request| matches!(request, Request::DeleteKeepAlive(_)));
+    other.answer(&mut server, id, &gone);
+
+    for late in [confirmed, complete] {
+        one.node.handle_update(one.now, WatchId::Record, Update::Record(late));
+        one.goes_on(&mut server, 1);
+    }
+    assert!(!one.has_met(), "{:?}", one.told);
+}
+
+/// Its keep-alive was in doubt while the version was not final yet. When the doubt was over it had met, and took the
+/// record that it had read before for the one of its group.
+#[test]
+fn what_was_read_before_a_group_had_met_is_not_its_record() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
+    let (id, _) = one.until(&mut server, writes(Status::Final));
+    one.now += Duration::from_secs(4);
+    one.node.handle_reply(one.now, id, Err(Failure::Unknown));
+    one.node.handle_timeout(one.now);
+    let renews = |request: &Request| matches!(request, Request::RenewKeepAlive(_));
+    let (on_its_way, look) = one.until(&mut server, |request| *request == Request::ReadRecord);
+    let (id, _) = one.until(&mut server, renews);
+    one.node.handle_reply(one.now, id, Ok(Reply::Done { index: 1 }));
+    let (late, renew) = one.until(&mut server, renews);
+    one.answer(&mut server, on_its_way, &look);
+    one.goes_on(&mut server, 2);
+    assert!(one.has_met());
+    one.answer(&mut server, late, &renew);
+    one.sees(&mut server);
+    one.goes_on(&mut server, 10);
+    assert!(!one.told.iter().any(|event| matches!(event, NodeEvent::Changed(_))), "{:?}", one.told);
+}
+
+/// Nobody had told it whether the folder was there, for longer than putting it back may take. When it was told, another
+/// member had just begun.
+#[test]
+fn a_record_is_missing_from_when_the_folder_was_seen_without_it() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
+    one.goes_on(&mut server, 20);
+    assert!(one.has_met());
+    server.lose(false);
+    let (id, _) = one.until(&mut server, |request| *request == Request::FindRun);
+    one.now += Duration::from_secs(6);
+    one.node.handle_reply(one.now, id, Err(Failure::Unknown));
+    let made = server.serve(one.now, None, &Request::MakeRun { counter: 1 });
+    assert!(made.is_ok());
+    let (id, request) = one.until(&mut server, |request| *request == Request::FindRun);
+    one.answer(&mut server, id, &request);
+    one.until(&mut server, |request| *request == Request::ReadRecord);
+    assert!(!one.told.iter().any(|event| matches!(event, NodeEvent::Changed(_))), "{:?}", one.told);
+}
+
+/// Its keep-alive ended before the version was final. Then a late write of it came, so that it was there when it was asked
+/// for; but nobody kept it any more.
+#[test]
+fn a_place_whose_keep_alive_was_lost_is_gone() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
+    let (id, late) = one.until(&mut server, |request| matches!(request, Request::WriteKeepAlive(_)));
+    one.node.handle_reply(one.now, id, Err(Failure::Unknown));
+    let (id, confirm) = one.until(&mut server, writes(Status::Final));
+    one.answer(&mut server, id, &confirm);
+    let renews = |request: &Request| matches!(request, Request::RenewKeepAlive(_));
+    let (unknown, _) = one.until(&mut server, renews);
+    let (id, renew) = one.until(&mut server, renews);
+    one.now += Duration::from_secs(20);
+    server.advance(one.now);
+    one.answer(&mut server, id, &renew);
+    one.goes_on(&mut server, 2);
+    let _ = server.serve(one.now, Some("one"), &late);
+    one.node.handle_reply(one.now, unknown, Err(Failure::Unknown));
+    one.goes_on(&mut server, 2);
+    assert!(!one.has_met(), "{:?}", one.told);
+}
+
+/// It slept through a loss of data, and left a version in which another node had its rank: that one was told that
+/// somebody waits.
+#[test]
+fn who_leaves_tells_nobody_in_a_version_of_other_nodes() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
+    one.goes_on(&mut server, 20);
+    assert!(one.has_met());
+    server.lose(false);
+    let mut other = Hand::joining("other", 1, 1);
+    other.goes_on(&mut server, 20);
+    assert!(other.has_met());
+    one.node.leave(one.now);
+    one.goes_on(&mut server, 10);
+    assert!(one.told.contains(&NodeEvent::Left));
+    assert_eq!(server.record().and_then(|record| record.waiting), Some(0));
+}
+
+/// The watch of the record was from an index that the server came to again only after the run was closed.
+#[test]
+fn a_group_looks_by_itself_whether_it_is_closed() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
+    one.goes_on(&mut server, 20);
+    assert!(one.has_met());
+    let over = view(&mut server).record.expect("a record");
+    let record = over.0.to_closed();
+    let done = server.serve(one.now, None, &Request::SwapRecord { record, over, ttl: None });
+    assert!(matches!(done, Ok(Reply::Done { .. })), "{done:?}");
+    one.goes_on(&mut server, 20);
+    assert!(one.told.contains(&NodeEvent::Changed(Change::Closed)), "{:?}", one.told);
+}
+
+/// It slept through a loss of data, and came back to a version of the same number: it took itself for a member of it, and
+/// ended it.
+#[test]
+fn who_comes_back_to_a_version_of_other_nodes_is_a_newcomer() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
+    one.goes_on(&mut server, 20);
+    assert!(one.has_met());
+    server.lose(false);
+    let mut other = Hand::joining("other", 1, 1);
+    other.goes_on(&mut server, 20);
+    assert!(other.has_met());
+    one.node.join(one.now);
+    one.goes_on(&mut server, 5);
+    assert_eq!(server.record().map(|record| (record.status, record.waiting)), Some((Status::Final, Some(0))));
 }

@@ -7,6 +7,9 @@ use rallypoint_core::barrier::{Change, KEEP_ALIVE_TTL, Place, Record, Status};
 
 use crate::server::Deed;
 
+/// What was seen when a request was sent may be as old as this.
+const ROUND_TRIP: Duration = Duration::from_millis(10);
+
 #[derive(Debug, Default)]
 pub(crate) struct Truth {
     /// Who had which rank in a version, and with how many.
@@ -30,6 +33,7 @@ pub(crate) struct Truth {
     missing_since: Option<Duration>,
     /// The group is whole, and since the time it became so nothing has happened that it must meet again for.
     steady_since: Option<Duration>,
+    steady_version: u64,
 }
 
 /// A node, whether it is PyTorch's, and in which history it met.
@@ -61,11 +65,22 @@ impl Truth {
         self.steady_since = None;
     }
 
-    pub(crate) fn seen_steady(&mut self, now: Duration, steady: bool) {
-        if steady {
-            self.steady_since.get_or_insert(now);
-        } else {
-            self.steady_since = None;
+    /// A request is carried out that was sent at this time. If that was before all was well, what it brings about was
+    /// decided by what was so then; the write of one key cannot depend on how the others are by now.
+    pub(crate) fn decided(&mut self, sent: Duration) {
+        if self.steady_since.is_some_and(|since| sent < since + ROUND_TRIP) {
+            self.cause();
+        }
+    }
+
+    /// The version whose group is whole, if there is one.
+    pub(crate) fn seen_steady(&mut self, now: Duration, version: Option<u64>) {
+        match version {
+            Some(version) => {
+                self.steady_since.get_or_insert(now);
+                self.steady_version = version;
+            }
+            None => self.steady_since = None,
         }
     }
 
@@ -94,7 +109,7 @@ impl Truth {
         now: Duration,
         up_since: Duration,
         deed: Deed,
-        knows: bool,
+        seen: Option<u64>,
         blameless: impl Fn(usize) -> bool,
     ) -> Result<(), String> {
         match deed {
@@ -103,15 +118,21 @@ impl Truth {
                 if closed && record.status != Status::Closed {
                     return Err(format!("a closed run was opened again: {record:?}"));
                 }
-                if let Some(since) = self.steady_since
-                    && record.status == Status::Setup
-                    // Who has seen no version cannot know that one is lost.
-                    && knows
-                {
-                    return Err(format!("a needless new version at {now:?}: all was well since {since:?}"));
+                if record.status == Status::Setup {
+                    // Who has not seen that version cannot know that it is lost.
+                    if let Some(since) = self.steady_since.filter(|_| seen >= Some(self.steady_version)) {
+                        return Err(format!(
+                            "a needless new version at {now:?}: all was well since {since:?}"
+                        ));
+                    }
+                    self.cause();
                 }
                 match (record.status, record.version) {
-                    (Status::Closed, _) => self.closed = true,
+                    (Status::Closed, _) => {
+                        self.closed = true;
+                        // The members go, and who has not heard why yet may be told that.
+                        self.cause();
+                    }
                     (Status::Final, Some(version)) => {
                         if record.waiting.unwrap_or(0) > 0 {
                             self.announced.insert(version);

@@ -70,16 +70,16 @@ struct Process {
     leaves: bool,
     /// It was told that its group is not as it was.
     told: bool,
-    /// It has seen a version.
-    knows: bool,
+    /// The latest version that it has seen.
+    seen: Option<u64>,
     /// In which history it met.
     met_in: u32,
     /// In which history it first saw the members of the group it met.
     listed_in: Option<u32>,
     /// In which history it was told that the folder ended.
     folder_gone_in: u32,
-    /// Where it met last.
-    last_met: Option<Place>,
+    /// The keep-alives that a node of PyTorch's has written, and in which history.
+    wrote: Vec<(Place, u32)>,
 }
 
 /// When something happens, in which order, and where it is kept: what is sorted is small.
@@ -204,7 +204,7 @@ impl World {
 
     fn check_deeds(&mut self) -> Result<(), String> {
         let by = self.acts.take();
-        let knows = by.is_none_or(|node| self.nodes[node].knows);
+        let seen = by.and_then(|node| self.nodes[node].seen);
         for deed in self.server.deeds() {
             if matches!(deed, Deed::FolderEnded(_)) {
                 self.folder_ended = true;
@@ -224,7 +224,7 @@ impl World {
             let blameless = |node: usize| {
                 was_down && reached(nodes[node].stalled_until) && reached(nodes[node].cut_until)
             };
-            self.truth.deed(now, self.up_since, deed, knows, blameless)?;
+            self.truth.deed(now, self.up_since, deed, seen, blameless)?;
         }
         Ok(())
     }
@@ -236,9 +236,9 @@ impl World {
     fn happen(&mut self, event: Event) -> Result<(), String> {
         match event {
             Event::Tick => self.ticks_at = None,
-            Event::Cause => self.truth.cause(),
             Event::Second => {
-                self.truth.seen_steady(self.now, self.is_steady());
+                let version = self.server.record().and_then(|record| record.version);
+                self.truth.seen_steady(self.now, version.filter(|_| self.is_steady()));
                 self.well_since = self.is_well().then(|| self.well_since.unwrap_or(self.now));
                 self.schedule(self.now + Duration::from_secs(1), Event::Second);
             }
@@ -258,8 +258,8 @@ impl World {
                 }
             }
             Event::Arrive { life, .. } if life != self.lives => {}
-            Event::Arrive { node, id, message, heard, times, .. } => {
-                return self.arrive(node, id, message, heard, times);
+            Event::Arrive { node, id, message, heard, times, sent, .. } => {
+                return self.arrive(node, id, message, heard, times, sent);
             }
             Event::Answer { node, id, reply, history } => {
                 if self.nodes[node].life == Life::Dead || !self.nodes[node].open.contains(&id) {
@@ -341,11 +341,11 @@ impl World {
             second: (0, 0),
             leaves: false,
             told: false,
-            knows: false,
+            seen: None,
             met_in: 0,
             listed_in: None,
             folder_gone_in: 0,
-            last_met: None,
+            wrote: Vec::new(),
         });
         let now = self.now;
         match &mut self.nodes[node].brain {
@@ -446,7 +446,8 @@ impl World {
     }
 
     fn saw(&mut self, node: usize, view: &View) {
-        self.nodes[node].knows |= view.record.as_ref().is_some_and(|(record, _)| record.version.is_some());
+        let seen = view.record.as_ref().and_then(|(record, _)| record.version);
+        self.nodes[node].seen = self.nodes[node].seen.max(seen);
     }
 
     /// Puts an event off while its node is stalled.

@@ -75,7 +75,7 @@ impl Way {
         match &mut self.stage {
             // What went since the record was seen is among what the watch from there on tells.
             Stage::Waiting(waiting) if waiting.version == version => {
-                waiting.listed(members, self.steps.view.next);
+                waiting.listed(members, self.steps.view.next, &cx.settings.node);
             }
             Stage::Seated(seat) => seat.listed(members.is_empty(), mixed),
             _ => {}

@@ -31,6 +31,7 @@ pub(super) enum Event {
         message: Message,
         heard: bool,
         times: Times,
+        sent: Duration,
         /// Which life of the server it was sent in: what is on its way ends with it.
         life: u32,
     },
@@ -62,7 +63,6 @@ pub(super) enum Event {
     Fault(Fault),
     Second,
     Tick,
-    Cause,
 }
 
 /// What goes wrong.

@@ -120,10 +120,15 @@ impl World {
                 }
             }
             Fault::GiveUp => {
-                for node in 0..self.nodes.len() {
-                    if self.nodes[node].life == Life::Going && !self.is_well() {
-                        self.fault(Fault::Leave(node))?;
-                    }
+                let in_vain = if self.is_well() { 0 } else { self.nodes.len() };
+                for node in
+                    (0..in_vain).filter(|node| self.nodes[*node].life == Life::Going).collect::<Vec<_>>()
+                {
+                    // PyTorch's code ends the process. It can be that only that ends its wait: for the next change of a
+                    // version that is lost, or for one from an index on that the record's last change did not come to
+                    // again.
+                    let torch = matches!(self.nodes[node].brain, Brain::Torch(_));
+                    self.fault(if torch { Fault::Crash(node) } else { Fault::Leave(node) })?;
                 }
             }
             Fault::Close => {

@@ -24,6 +24,7 @@ impl World {
                     _ => None,
                 };
                 if let Some(place) = keeps {
+                    self.nodes[node].wrote.push((place, self.truth.history()));
                     self.schedule(self.now + torch::RENEWS, Event::Renew { node, place });
                 }
                 return self.send(node, id, Message::Request(request));
@@ -42,7 +43,6 @@ impl World {
             Ask::Met { place, world } => {
                 self.truth.meets(self.who(node), place, world, self.plan.min..=self.plan.max)?;
                 self.nodes[node].life = Life::Met(place);
-                self.nodes[node].last_met = Some(place);
                 self.nodes[node].met_in = self.hears;
                 self.wake_at(node, self.now + Duration::from_secs(1));
             }

@@ -47,15 +47,15 @@ impl World {
     }
 
     /// Whether ours are at work in a version that etcd had lost, in which only PyTorch's nodes are missing. Nobody can
-    /// tell whether those live.
+    /// tell whether those live, or have gone on to another version before that was lost, too.
     fn is_put_back(&self) -> bool {
         let Some(record) = self.server.record().filter(|record| record.status == Status::Final) else {
             return false;
         };
         let Some(version) = record.version else { return false };
         let was_torch = |place: Place| {
-            let met = |node: &Process| node.last_met == Some(place) && node.met_in != self.truth.history();
-            self.nodes.iter().any(met)
+            let mut wrote = self.nodes.iter().flat_map(|node| &node.wrote);
+            wrote.any(|(wrote, history)| *wrote == place && *history != self.truth.history())
         };
         let mut places = (0..record.joined()).map(|rank| Place { version, rank });
         let living = self.living();
