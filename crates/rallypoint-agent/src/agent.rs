@@ -4,15 +4,17 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rallypoint_rendezvous::{GroupChange, RendezvousError, RendezvousHandler};
+use rallypoint_rendezvous::{GroupChange, Rendezvous, RendezvousError, RendezvousHandler};
 use rustix::process::Signal;
 use thiserror::Error;
 use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
-use crate::decision::{Cause, Verdict};
+use crate::budget::Budget;
+use crate::decision::{Cause, Verdict, WhenExhausted};
 use crate::environment::{DEFAULT_SIGNALS, NoGpu};
 use crate::failure::{Failure, FailureReport};
+use crate::fence::{Fence, Witness};
 use crate::logs::{LogError, Logs};
 use crate::notice::Notice;
 use crate::output::Console;
@@ -27,6 +29,8 @@ use crate::workers::Workers;
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(25);
 /// How long an etcd that does not answer keeps a node that has finished.
 pub const DEFAULT_EXIT_BARRIER_TIMEOUT: Duration = Duration::from_secs(60);
+/// How many nodes may leave a run because their restarts are used up, where they may at all.
+pub const DEFAULT_MAX_DEPARTURES: u32 = 1;
 /// The reason of a run that ended well.
 pub const FINISHED: &str = "all workers have finished";
 /// For telling the others that this node leaves, when nothing depends on it any more.
@@ -46,6 +50,15 @@ pub struct WorkerSpec {
     pub local_world_size: usize,
     /// How often the workers may be started again after a failure.
     pub max_restarts: u32,
+    /// When workers have run for so long without a failure of theirs, all restarts are there again; none: never.
+    pub restarts_return_after: Option<Duration>,
+    /// What happens when there is none left.
+    pub when_exhausted: WhenExhausted,
+    /// With [`WhenExhausted::Leave`], how many nodes of the run may leave so. The next one closes it.
+    pub max_departures: u32,
+    /// For how long neither etcd nor another node may have said that the round stands before the workers are stopped.
+    /// None: for [the time in which a death is noticed](RendezvousHandler::time_to_notice). Zero: for ever.
+    pub fence_timeout: Option<Duration>,
     /// From SIGTERM to SIGKILL.
     pub grace: Duration,
     /// When the workers have finished, how long an etcd that does not answer is waited for before that is a success.
@@ -70,6 +83,10 @@ impl WorkerSpec {
             role: "default".to_owned(),
             local_world_size,
             max_restarts: 0,
+            restarts_return_after: None,
+            when_exhausted: WhenExhausted::Close,
+            max_departures: DEFAULT_MAX_DEPARTURES,
+            fence_timeout: None,
             grace: DEFAULT_GRACE,
             exit_barrier_timeout: DEFAULT_EXIT_BARRIER_TIMEOUT,
             signals: DEFAULT_SIGNALS.to_owned(),
@@ -87,6 +104,8 @@ pub enum Outcome {
     Succeeded(Success),
     /// Workers have failed, here or on another node, and may not be started again.
     Failed(Box<FailureReport>),
+    /// Workers of this node have failed and may not be started again. The others go on without it.
+    Left(Box<FailureReport>),
     /// The run was closed while the workers ran.
     Closed {
         /// Why, in the words of who closed it.
@@ -149,6 +168,9 @@ pub enum AgentError {
         /// Why not.
         source: std::io::Error,
     },
+    /// There is no port where other nodes could ask.
+    #[error("no port for the questions of other nodes: check --local-addr, and that ports are free")]
+    Port(#[source] std::io::Error),
     /// The system refuses something that every process may do.
     #[error("cannot watch for ended processes")]
     Signals(#[source] std::io::Error),
@@ -165,8 +187,11 @@ pub struct Agent {
     phase: watch::Sender<Phase>,
     workers: Workers,
     adopts: bool,
+    budget: Budget,
     restarts: u32,
     rounds: u32,
+    /// Answers other nodes' questions, from the first round with others on.
+    witness: Option<Witness>,
 }
 
 impl Agent {
@@ -180,8 +205,21 @@ impl Agent {
     ) -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let phase = watch::Sender::new(Phase::Meeting);
-        let workers = Workers::default();
-        Agent { spec, handler, logs, console, host, phase, workers, adopts: false, restarts: 0, rounds: 0 }
+        let budget = Budget::new(spec.max_restarts, spec.restarts_return_after);
+        Agent {
+            spec,
+            handler,
+            logs,
+            console,
+            host,
+            phase,
+            workers: Workers::default(),
+            adopts: false,
+            budget,
+            restarts: 0,
+            rounds: 0,
+            witness: None,
+        }
     }
 
     /// Also waits for processes that workers left behind and that became children of this one. Only for a program
@@ -216,7 +254,7 @@ impl Agent {
                 self.part(self.handler.shutdown(&report.in_short()), &mut stop).await;
             }
             // The run goes on without this node.
-            Ok(Outcome::Closed { .. } | Outcome::Stopped(_)) | Err(_) => {
+            Ok(Outcome::Left(_) | Outcome::Closed { .. } | Outcome::Stopped(_)) | Err(_) => {
                 self.part(self.handler.leave(), &mut stop).await;
             }
         }
@@ -255,8 +293,9 @@ impl Agent {
         self.restarts
     }
 
-    pub(crate) fn restarts_left(&self) -> u32 {
-        self.spec.max_restarts.saturating_sub(self.restarts)
+    /// Once the workers of this round have run for so long.
+    pub(crate) fn restarts_left_after(&self, ran: Duration) -> u32 {
+        self.budget.left_after(ran)
     }
 
     pub(crate) fn keeps_logs(&self) -> bool {
@@ -265,6 +304,22 @@ impl Agent {
 
     pub(crate) fn enter(&self, phase: Phase) {
         self.phase.send_replace(phase);
+    }
+
+    /// What watches over a round of this node while etcd does not answer it.
+    async fn fence(&mut self, met: &Rendezvous) -> Result<Fence, AgentError> {
+        let timeout = self.spec.fence_timeout.unwrap_or_else(|| self.handler.time_to_notice());
+        // Where nobody else is in the round, or nothing tells that etcd is silent, there is nothing to ask.
+        if met.world_size == 1 || timeout.is_zero() || self.handler.contact().is_none() {
+            return Ok(Fence::none());
+        }
+        if self.witness.is_none() {
+            self.witness = Witness::open(Arc::clone(&self.handler)).await.map_err(AgentError::Port)?;
+        }
+        let witness = self.witness.as_ref();
+        Ok(witness.map_or_else(Fence::none, |witness| {
+            Fence::start(witness, Arc::clone(&self.handler), met, timeout)
+        }))
     }
 
     /// Tells the others, which nothing depends on any more.
@@ -293,7 +348,8 @@ impl Agent {
             };
             self.rounds += 1;
             self.phase.send_replace(Phase::Starting);
-            let over = round::run(self, met, stop).await?;
+            let fence = self.fence(&met).await?;
+            let over = round::run(self, met, fence, stop).await?;
             match over.verdict {
                 Verdict::Succeed => {
                     let (restarts, rounds) = (self.restarts, self.rounds);
@@ -301,12 +357,18 @@ impl Agent {
                     return Ok(Outcome::Succeeded(Success { workers, nodes, restarts, rounds }));
                 }
                 Verdict::Regroup { cost, cause: why } => {
+                    self.budget.charge(over.ran, cost);
                     self.restarts += cost;
                     cause = self.regroups(why, over.failures);
                 }
                 Verdict::Close => {
                     if let Some(report) = self.report(None, over.failures) {
                         return Ok(Outcome::Failed(Box::new(report)));
+                    }
+                }
+                Verdict::Leave => {
+                    if let Some(report) = self.report(None, over.failures) {
+                        return Ok(Outcome::Left(Box::new(report)));
                     }
                 }
                 Verdict::Closed { reason, first } => {
@@ -328,7 +390,7 @@ impl Agent {
         match why {
             Cause::Own => {
                 let report = self.report(None, failures)?;
-                let left = self.spec.max_restarts - self.restarts;
+                let left = self.budget.left();
                 warn!(restarts = self.restarts, left, "{}; starting again", report.in_short());
                 Some(report)
             }
@@ -341,6 +403,12 @@ impl Agent {
             Cause::Group(change) => {
                 let words = describe(&change);
                 info!("{words}; meeting again");
+                followed(&words);
+                None
+            }
+            Cause::CutOff(why) => {
+                let words = why.to_string();
+                warn!("{words}; stopping the workers, and meeting again when etcd answers");
                 followed(&words);
                 None
             }

@@ -157,6 +157,7 @@ impl EtcdBarrier {
             master: Master { address, port },
             held_port,
             store,
+            run_store: None,
         }))
     }
 }
