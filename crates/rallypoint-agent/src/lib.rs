@@ -56,8 +56,8 @@ mod time;
 mod workers;
 
 pub use agent::{
-    Agent, AgentError, DEFAULT_EXIT_BARRIER_TIMEOUT, DEFAULT_GRACE, DEFAULT_MAX_DEPARTURES, FINISHED, Outcome,
-    Phase, Success, WorkerSpec,
+    Agent, AgentError, DEFAULT_EXIT_BARRIER_TIMEOUT, DEFAULT_GRACE, DEFAULT_MAX_DEPARTURES, FINISHED,
+    Outcome, Phase, Success, WorkerSpec,
 };
 pub use decision::WhenExhausted;
 pub use environment::{Common, DEFAULT_SIGNALS, NoGpu, Place, environment};

@@ -73,6 +73,7 @@ pub(crate) async fn run(
         let (ran, failures) = (Duration::ZERO, Vec::new());
         return Ok(Over { verdict: verdict.clone(), nodes: met.world_size, workers, ran, failures });
     }
+    fence.ready(met.world_size).await;
     info!(
         round = met.round,
         node = met.rank,
@@ -96,8 +97,10 @@ pub(crate) async fn run(
         if let Some(Verdict::Stop(signal)) = round.decision.verdict() { *signal } else { Signal::TERM };
     let (mut asked_again, grace) = (stop.clone(), agent.spec().grace);
     // The others are told while the workers end, not after.
-    let (verdict, ()) =
-        tokio::join!(round.settle(first, &mut fence, stop), group.stop(signal, grace, asked_again.asked_again()),);
+    let (verdict, ()) = tokio::join!(
+        round.settle(first, &mut fence, stop),
+        group.stop(signal, grace, asked_again.asked_again()),
+    );
     let failures = group.failures(agent.keeps_logs());
     Ok(Over { verdict, nodes: met.world_size, workers, ran, failures })
 }
@@ -268,12 +271,7 @@ impl Round<'_> {
     }
 
     /// Finds out, with the other nodes, what came first; `own` did here.
-    async fn settle(
-        &mut self,
-        own: Option<Failure>,
-        fence: &mut Fence,
-        stop: &mut StopListener,
-    ) -> Verdict {
+    async fn settle(&mut self, own: Option<Failure>, fence: &mut Fence, stop: &mut StopListener) -> Verdict {
         let (board, node) = (self.board.clone(), self.decision.node());
         if let Some(Verdict::Stop(_)) = self.decision.verdict() {
             let notice = Notice::leaves(node, self.agent.host());
@@ -345,7 +343,10 @@ impl Round<'_> {
     async fn departs(&self) -> Result<(), String> {
         let words = |error: &dyn std::fmt::Display| error.to_string();
         let Some(run_store) = &self.run_store else {
-            return Err(format!("the backend {:?} does not keep count of those who left", self.handler().backend()));
+            return Err(format!(
+                "the backend {:?} does not keep count of those who left",
+                self.handler().backend()
+            ));
         };
         let min_nodes = self.handler().progress().borrow().min_nodes;
         let spares = self.handler().spares().await.map_err(|error| words(&error))?;

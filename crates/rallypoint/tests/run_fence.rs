@@ -4,151 +4,223 @@
 
 mod launcher;
 
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use launcher::{Launcher, RALLYPOINT, wait_for_any, wait_until};
-use rallypoint_testkit::{Host, Network};
+use launcher::{Launcher, RALLYPOINT, wait_until};
+use rallypoint_testkit::{Etcd, Host, Network, Version};
 
-/// Says that it works, ten times a second, in a file of its own: its world's size, its rank and who it is.
+/// Says how often it was started, and ten times a second that it works, in a file of its node's: when, and its rank.
 const WORKER: &str = r#"
-echo "$WORLD_SIZE are here"
+echo start >>"$FOLDER/$NODE.starts"
+echo "start $(wc -l <"$FOLDER/$NODE.starts"): $WORLD_SIZE are here"
 trap 'exit 0' TERM
-while [ ! -e "$FOLDER/end" ]; do
-    echo "$(date +%s%N) $RANK $WORLD_SIZE" >>"$FOLDER/$NODE"
+while [ ! -e "$FOLDER/end" ] && [ ! -e "$FOLDER/$NODE.end" ]; do
+    echo "$(date +%s%N) $RANK" >>"$FOLDER/$NODE"
     sleep 0.1
 done
 "#;
 
-/// Some machines, and an etcd on the hub.
+/// `--shutdown-timeout` here.
+const GRACE: Duration = Duration::from_secs(5);
+/// `--fence-timeout` where it is not given: the lease and five seconds.
+const FENCE: Duration = Duration::from_secs(7);
+
+/// Some machines, each with a node, and one more with an etcd.
 struct Site {
     folder: tempfile::TempDir,
     nodes: Vec<Launcher>,
-    server: Option<Launcher>,
+    server: Etcd,
     network: Network,
+    /// The machine of the etcd.
     etcd: Host,
 }
 
 impl Site {
-    /// The last host has the etcd, so that it can be cut off from single nodes.
     fn new(nodes: usize, args: &[&str]) -> Self {
         let network = Network::start(nodes + 1).unwrap();
         let etcd = network.host(nodes);
-        let mut site =
-            Site { folder: tempfile::tempdir().unwrap(), nodes: Vec::new(), server: None, network, etcd };
-        site.start_etcd();
-        for n in 0..nodes {
-            let node = site.start(n, args);
-            site.nodes.push(node);
-        }
-        for node in &mut site.nodes {
-            node.wait_for(&format!("{nodes} are here"));
-        }
+        let server = Etcd::builder(Version::V35).unsafe_no_fsync().on(&etcd).start();
+        let folder = tempfile::tempdir().unwrap();
+        let mut site = Site { folder, nodes: Vec::new(), server, network, etcd };
+        site.nodes = (0..nodes).map(|n| site.start(n, args)).collect();
+        site.meet(1, nodes, 0..nodes);
         site
-    }
-
-    fn endpoint(&self) -> String {
-        format!("{}:2379", self.etcd.address())
-    }
-
-    fn start_etcd(&mut self) {
-        let mut command = self.etcd.command(RALLYPOINT);
-        command.args(["serve", "--listen", &self.endpoint()]);
-        let mut server = Launcher::spawn(command);
-        server.wait_for("address=");
-        self.server = Some(server);
     }
 
     fn start(&self, n: usize, args: &[&str]) -> Launcher {
         let mut command = self.network.host(n).command(RALLYPOINT);
-        command.args(["run", "--rdzv-id", "job", "--rdzv-endpoint", &format!("etcd://{}", self.endpoint())]);
-        command.args(["--rdzv-conf", "last_call_timeout=2,lease_timeout=2", "--shutdown-timeout", "5"]);
+        let endpoint = format!("etcd://{}", self.server.endpoint());
+        command.args(["run", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint, "--shutdown-timeout", "5"]);
+        // The last call is longer than anything here takes, so that nobody is left out who is only slow.
+        command.args(["--rdzv-conf", "last_call_timeout=60,lease_timeout=2"]);
         command.args(args).args(["--", "bash", "-c", WORKER]);
         command.env("FOLDER", self.folder.path()).env("NODE", format!("node{n}"));
         Launcher::spawn(command)
     }
 
+    /// Waits until these have started their workers for the nth time, with so many in the round.
+    fn meet(&mut self, start: usize, nodes: usize, who: impl IntoIterator<Item = usize>) {
+        for n in who {
+            self.nodes[n].wait_for(&format!("start {start}: {nodes} are here"));
+        }
+    }
+
+    fn others(&self, one: usize) -> impl Iterator<Item = usize> + use<> {
+        (0..self.nodes.len()).filter(move |n| *n != one)
+    }
+
+    /// Lets so much time pass, while all of them work.
+    fn work_on(&self, time: Duration) {
+        let said = |n: usize| self.words(n).len();
+        let before: Vec<usize> = (0..self.nodes.len()).map(said).collect();
+        std::thread::sleep(time);
+        for (n, before) in before.into_iter().enumerate() {
+            wait_until("all go on working", || (said(n) > before).then_some(()));
+        }
+    }
+
     /// The node that has rank 0.
     fn master(&self) -> usize {
-        (0..self.nodes.len()).find(|n| self.last_word(*n).1 == 0).unwrap()
+        let first =
+            |n: &usize| wait_until("a worker works", || self.words(*n).last().map(|word| word.1)) == 0;
+        (0..self.nodes.len()).find(first).unwrap()
     }
 
-    /// When the worker of a node last said that it works, and its rank.
-    fn last_word(&self, n: usize) -> (u128, usize) {
-        let file = self.folder.path().join(format!("node{n}"));
-        wait_until("a worker works", || {
-            words(&file).last().map(|(at, rank, _)| (*at, *rank))
-        })
+    /// When the worker of a node said that it works, and its rank.
+    fn words(&self, n: usize) -> Vec<(u64, usize)> {
+        let text = std::fs::read_to_string(self.folder.path().join(format!("node{n}"))).unwrap_or_default();
+        let word = |line: &str| {
+            let (at, rank) = line.split_once(' ')?;
+            Some((at.parse().ok()?, rank.parse().ok()?))
+        };
+        text.lines().filter_map(word).collect()
     }
 
-    fn words(&self, n: usize) -> Vec<(u128, usize, usize)> {
-        words(&self.folder.path().join(format!("node{n}")))
+    /// From when to when a node had rank 0. A worker that says nothing for a second is another one.
+    fn reigns(&self, n: usize) -> Vec<(u64, u64)> {
+        let mut reigns: Vec<(u64, u64)> = Vec::new();
+        for (at, _) in self.words(n).into_iter().filter(|(_, rank)| *rank == 0) {
+            match reigns.last_mut() {
+                Some((_, until)) if at - *until < 1_000_000_000 => *until = at,
+                _ => reigns.push((at, at)),
+            }
+        }
+        reigns
     }
 
     /// For how long two nodes had rank 0.
-    fn two_masters(&self) -> Duration {
-        let masters = |n: usize| self.words(n).into_iter().filter(|(_, rank, _)| *rank == 0).map(|(at, ..)| at);
-        let spans = |n: usize| -> Vec<(u128, u128)> {
-            let mut spans: Vec<(u128, u128)> = Vec::new();
-            for at in masters(n) {
-                match spans.last_mut() {
-                    Some((_, until)) if at - *until < 1_000_000_000 => *until = at,
-                    _ => spans.push((at, at)),
-                }
-            }
-            spans
-        };
-        let mut longest = 0;
-        for one in 0..self.nodes.len() {
-            for other in 0..one {
-                for (from, until) in spans(one) {
-                    for (since, end) in spans(other) {
-                        longest = longest.max(until.min(end).saturating_sub(from.max(since)));
-                    }
-                }
-            }
-        }
-        Duration::from_nanos(u64::try_from(longest).unwrap())
+    #[track_caller]
+    fn two_masters(&self, bound: Duration) {
+        let all: Vec<_> = (0..self.nodes.len()).map(|n| self.reigns(n)).collect();
+        let pairs =
+            all.iter().enumerate().flat_map(|(n, one)| all[..n].iter().map(move |other| (one, other)));
+        let overlap = |a: &(u64, u64), b: &(u64, u64)| a.1.min(b.1).saturating_sub(a.0.max(b.0));
+        let overlaps =
+            pairs.flat_map(|(one, other)| one.iter().flat_map(|a| other.iter().map(|b| overlap(a, b))));
+        let longest = Duration::from_nanos(overlaps.max().unwrap_or_default());
+        eprintln!("two had rank 0 for {longest:?}");
+        assert!(longest < bound, "two had rank 0 for {longest:?}, more than {bound:?}");
     }
 
-    fn end(mut self) {
+    /// All end well, each having started its workers so often.
+    fn end(mut self, starts: usize) {
         std::fs::write(self.folder.path().join("end"), "").unwrap();
-        for node in self.nodes.drain(..) {
-            node.ended().expect(0);
+        for (n, node) in self.nodes.drain(..).enumerate() {
+            let ended = node.ended().expect(0);
+            assert_eq!(ended.with("starting workers").len(), starts, "node {n}: {}", ended.text());
+            assert!(ended.with("starting again").is_empty(), "nobody pays: {}", ended.text());
         }
     }
-}
-
-fn words(file: &Path) -> Vec<(u128, usize, usize)> {
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    let line = |line: &str| {
-        let mut words = line.split_whitespace();
-        Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?, words.next()?.parse().ok()?))
-    };
-    text.lines().filter_map(line).collect()
 }
 
 #[test]
 fn a_node_cut_off_from_etcd_learns_from_the_others_that_they_have_met_again() {
+    // The others' word is all that stops it.
     let mut site = Site::new(3, &["--nnodes", "2:3", "--fence-timeout", "600"]);
     let master = site.master();
     let host = site.network.host(master);
     host.cut_from(&site.etcd);
-    let cut = &mut site.nodes[master];
-    cut.wait_for("asking other nodes");
-    cut.wait_for("is in this round no more");
-    cut.forget();
-    let others: Vec<usize> = (0..3).filter(|n| *n != master).collect();
-    for n in others {
-        site.nodes[n].wait_for("2 are here");
-        site.nodes[n].forget();
-    }
-    // It comes back, and nobody has paid for that.
+    site.nodes[master].wait_for("asking other nodes");
+    site.nodes[master].wait_for("is in this round no more");
+    site.meet(2, 2, site.others(master));
     host.mend_to(&site.etcd);
-    for node in &mut site.nodes {
-        node.wait_for("3 are here");
+    site.meet(2, 3, [master]);
+    site.meet(3, 3, site.others(master));
+    site.two_masters(Duration::from_secs(2) + GRACE);
+}
+
+#[test]
+fn a_node_cut_off_from_everything_stops_its_workers_in_time() {
+    let mut site = Site::new(3, &["--nnodes", "2:3"]);
+    let master = site.master();
+    let host = site.network.host(master);
+    host.lose();
+    site.nodes[master].wait_for("neither etcd nor the other nodes");
+    site.meet(2, 2, site.others(master));
+    host.mend();
+    site.meet(2, 3, [master]);
+    site.meet(3, 3, site.others(master));
+    site.two_masters(FENCE + Duration::from_secs(2) + GRACE);
+}
+
+#[test]
+fn nodes_that_are_cut_off_together_do_not_vouch_for_each_other() {
+    let mut site = Site::new(4, &["--nnodes", "2:4"]);
+    let master = site.master();
+    let hosts: Vec<Host> = (0..4).map(|n| site.network.host(n)).collect();
+    let here = [master, (master + 1) % 4];
+    let there = [(master + 2) % 4, (master + 3) % 4];
+    for n in here {
+        there
+            .iter()
+            .map(|other| &hosts[*other])
+            .chain([&site.etcd])
+            .for_each(|other| hosts[n].cut_from(other));
     }
-    let both = site.two_masters();
-    assert!(both < Duration::from_secs(5), "two had rank 0 for {both:?}");
-    site.end();
+    site.meet(2, 2, there);
+    for n in here {
+        // Whichever of the two notices first, and what the other hears from it.
+        site.nodes[n].wait_for("stopping the workers");
+    }
+    for n in here {
+        there
+            .iter()
+            .map(|other| &hosts[*other])
+            .chain([&site.etcd])
+            .for_each(|other| hosts[n].mend_to(other));
+    }
+    for n in here {
+        wait_until("it is back", || site.nodes[n].heard(": 4 are here").then_some(()));
+    }
+    site.two_masters(FENCE + Duration::from_secs(2) + GRACE);
+}
+
+#[test]
+fn while_etcd_is_away_for_all_all_work_on() {
+    let mut site = Site::new(3, &["--nnodes", "2:3", "--fence-timeout", "3"]);
+    site.server.kill();
+    for node in &mut site.nodes {
+        node.wait_for("asking other nodes");
+    }
+    // Far longer than the fence and the lease.
+    site.work_on(Duration::from_secs(15));
+    site.server.restart();
+    for node in &mut site.nodes {
+        node.wait_for("etcd answers this node again");
+    }
+    site.work_on(Duration::from_secs(5));
+    site.end(1);
+}
+
+#[test]
+fn who_has_finished_while_etcd_is_away_is_not_taken_for_lost() {
+    let mut site = Site::new(2, &["--nnodes", "2", "--fence-timeout", "4", "--exit-barrier-timeout", "2"]);
+    site.server.kill();
+    for node in &mut site.nodes {
+        node.wait_for("asking other nodes");
+    }
+    std::fs::write(site.folder.path().join("node1.end"), "").unwrap();
+    site.nodes.pop().unwrap().ended().expect(0);
+    site.work_on(Duration::from_secs(10));
+    site.end(1);
 }

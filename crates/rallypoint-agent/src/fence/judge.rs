@@ -16,9 +16,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// It is in it, and etcd answered it so long ago.
-    Stands {
-        age: Duration,
-    },
+    Stands { age: Duration },
     /// It is in it, and etcd does not answer it either.
     Away,
     /// It is not in it any more.
@@ -177,7 +175,13 @@ mod tests {
                 Some(CutOff::MovedOn { rank: 7 }),
             ),
             ("away for all", 500, &[(0, 499, Away), (1, 498, Away)], KNOWN, None),
-            ("away for all, and one does not answer any more", 119, &[(0, 119, Away), (1, 110, Away)], KNOWN, None),
+            (
+                "away for all, and one does not answer any more",
+                119,
+                &[(0, 119, Away), (1, 110, Away)],
+                KNOWN,
+                None,
+            ),
             ("for too long", 120, &[(0, 119, Away), (1, 110, Away)], KNOWN, no_word(10)),
             ("away for those that can be reached", 110, &[(0, 109, Away)], KNOWN, no_word(10)),
             ("one cannot say, the other is in it", 500, &[(0, 499, Away)], [Known, Mute], None),

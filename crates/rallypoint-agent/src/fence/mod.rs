@@ -36,6 +36,8 @@ const ALL: usize = 16;
 const ASKING: Duration = Duration::from_secs(1);
 /// How long a member may take to write how it is asked; then it is one that cannot be.
 const TO_WRITE: Duration = Duration::from_secs(30);
+/// How long workers wait for that.
+const TO_BE_READY: Duration = Duration::from_secs(1);
 /// Between tries to read what is not there.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Who asks does so this often at least, so whoever has said something for this long has been heard.
@@ -71,6 +73,7 @@ fn asked_by(rank: usize, nodes: usize) -> Vec<usize> {
 #[derive(Debug)]
 pub(crate) struct Fence {
     seat: Option<Seat>,
+    peers: watch::Receiver<Vec<Peer>>,
     cut_off: watch::Receiver<Option<CutOff>>,
     /// Those that find out; they end with this.
     _tasks: JoinSet<()>,
@@ -79,7 +82,8 @@ pub(crate) struct Fence {
 impl Fence {
     /// A round in which there is nothing to ask.
     pub(crate) fn none() -> Self {
-        Fence { seat: None, cut_off: watch::channel(None).1, _tasks: JoinSet::new() }
+        let (peers, cut_off) = (watch::channel(Vec::new()).1, watch::channel(None).1);
+        Fence { seat: None, peers, cut_off, _tasks: JoinSet::new() }
     }
 
     /// Watches over the round that this node is in now. `timeout` is how long it may be in doubt.
@@ -110,11 +114,24 @@ impl Fence {
                 find(&*store, &ranks, &found).await;
             }
         });
-        tasks.spawn(async move {
-            let why = watch_over(&*handler, &ranks, &peers, timeout).await;
-            sender.send_replace(Some(why));
+        tasks.spawn({
+            let peers = peers.clone();
+            async move {
+                let why = watch_over(&*handler, &ranks, &peers, timeout).await;
+                sender.send_replace(Some(why));
+            }
         });
-        Fence { seat: Some(seat), cut_off, _tasks: tasks }
+        Fence { seat: Some(seat), peers, cut_off, _tasks: tasks }
+    }
+
+    /// Waits until this node knows how to ask the others, so that an etcd that is lost right after finds it prepared. Not
+    /// for long: the work matters more. In a large round it takes its time beside the work.
+    pub(crate) async fn ready(&mut self, nodes: usize) {
+        let small = nodes <= ALL + 1;
+        let known = self.peers.wait_for(|peers| peers.iter().all(|peer| !matches!(peer, Peer::Unread)));
+        if small && tokio::time::timeout(TO_BE_READY, known).await.is_err() {
+            debug!("not all nodes have said yet how they are asked");
+        }
     }
 
     /// Waits until the workers are to be stopped.
@@ -260,7 +277,9 @@ async fn watch_over(
         }
         if !std::mem::replace(&mut asking, true) {
             let seconds = contact.at.elapsed().as_secs();
-            warn!("etcd has not answered for {seconds} s; asking other nodes whether this round still stands");
+            warn!(
+                "etcd has not answered for {seconds} s; asking other nodes whether this round still stands"
+            );
         }
         let next = Instant::now() + pace(contact.lease);
         let peers = peers.borrow().clone();
@@ -311,7 +330,8 @@ mod tests {
             let mut know = BTreeSet::from([nodes / 3]);
             let steps = asked_by(0, nodes).len();
             for _ in 0..steps {
-                let heard = (0..nodes).filter(|rank| asked_by(*rank, nodes).iter().any(|at| know.contains(at)));
+                let heard =
+                    (0..nodes).filter(|rank| asked_by(*rank, nodes).iter().any(|at| know.contains(at)));
                 know.extend(heard.collect::<Vec<_>>());
             }
             assert_eq!(know.len(), nodes);
