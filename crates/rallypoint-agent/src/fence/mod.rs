@@ -37,13 +37,13 @@ const ASKING: Duration = Duration::from_secs(1);
 /// How long a member may take to write how it is asked; then it is one that cannot be.
 const TO_WRITE: Duration = Duration::from_secs(30);
 /// How long workers wait for that.
-const TO_BE_READY: Duration = Duration::from_secs(1);
+const TO_BE_READY: Duration = Duration::from_millis(500);
 /// Between tries to read what is not there.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Who asks does so this often at least, so whoever has said something for this long has been heard.
 const HEARD_BY_ALL: Duration = Duration::from_secs(3);
 
-/// etcd refreshes a lease three times within its time: if it has not for this part of it, something is wrong.
+/// A lease is refreshed several times within its time: if it was not for this part of it, something is wrong.
 fn silent_at(contact: &Contact) -> Instant {
     contact.at + contact.lease.mul_f64(0.6)
 }
