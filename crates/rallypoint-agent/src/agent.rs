@@ -14,7 +14,7 @@ use crate::budget::Budget;
 use crate::decision::{Cause, Verdict, WhenExhausted};
 use crate::environment::{DEFAULT_SIGNALS, NoGpu};
 use crate::failure::{Failure, FailureReport};
-use crate::fence::{Fence, Witness};
+use crate::fence::{Fence, Limits, Witness};
 use crate::logs::{LogError, Logs};
 use crate::notice::Notice;
 use crate::output::Console;
@@ -59,6 +59,8 @@ pub struct WorkerSpec {
     /// For how long neither etcd nor another node may have said that the round stands before the workers are stopped.
     /// None: for [the time in which a death is noticed](RendezvousHandler::time_to_notice). Zero: for ever.
     pub fence_timeout: Option<Duration>,
+    /// For how long etcd may be away for all members of the round before the workers are stopped. None: for ever.
+    pub max_etcd_outage: Option<Duration>,
     /// From SIGTERM to SIGKILL.
     pub grace: Duration,
     /// When the workers have finished, how long an etcd that does not answer is waited for before that is a success.
@@ -87,6 +89,7 @@ impl WorkerSpec {
             when_exhausted: WhenExhausted::Close,
             max_departures: DEFAULT_MAX_DEPARTURES,
             fence_timeout: None,
+            max_etcd_outage: None,
             grace: DEFAULT_GRACE,
             exit_barrier_timeout: DEFAULT_EXIT_BARRIER_TIMEOUT,
             signals: DEFAULT_SIGNALS.to_owned(),
@@ -309,8 +312,9 @@ impl Agent {
     /// What watches over a round of this node while etcd does not answer it.
     async fn fence(&mut self, met: &Rendezvous) -> Result<Fence, AgentError> {
         let timeout = self.spec.fence_timeout.unwrap_or_else(|| self.handler.time_to_notice());
-        // Where nobody else is in the round, or nothing tells that etcd is silent, there is nothing to ask.
-        if met.world_size == 1 || timeout.is_zero() || self.handler.contact().is_none() {
+        let limits = Limits { timeout, outage: self.spec.max_etcd_outage };
+        let nobody_to_ask = met.world_size == 1 && limits.outage.is_none();
+        if nobody_to_ask || timeout.is_zero() || self.handler.contact().is_none() {
             return Ok(Fence::none());
         }
         if self.witness.is_none() {
@@ -318,7 +322,7 @@ impl Agent {
         }
         let witness = self.witness.as_ref();
         Ok(witness.map_or_else(Fence::none, |witness| {
-            Fence::start(witness, Arc::clone(&self.handler), met, timeout)
+            Fence::start(witness, Arc::clone(&self.handler), met, limits)
         }))
     }
 

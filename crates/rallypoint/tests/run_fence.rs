@@ -6,7 +6,7 @@ mod launcher;
 
 use std::time::Duration;
 
-use launcher::{Launcher, RALLYPOINT, wait_until};
+use launcher::{Launcher, RALLYPOINT, wait_for_any, wait_until};
 use rallypoint_testkit::{Etcd, Host, Network, Version};
 
 /// Says how often it was started, and ten times a second that it works, in a file of its node's: when, and its rank.
@@ -36,6 +36,13 @@ struct Site {
 }
 
 impl Site {
+    /// All of them work together.
+    fn of_members(nodes: usize, args: &[&str]) -> Self {
+        let mut site = Site::new(nodes, args);
+        site.meet(1, nodes, 0..nodes);
+        site
+    }
+
     fn new(nodes: usize, args: &[&str]) -> Self {
         let network = Network::start(nodes + 1).unwrap();
         let etcd = network.host(nodes);
@@ -43,7 +50,6 @@ impl Site {
         let folder = tempfile::tempdir().unwrap();
         let mut site = Site { folder, nodes: Vec::new(), server, network, etcd };
         site.nodes = (0..nodes).map(|n| site.start(n, args)).collect();
-        site.meet(1, nodes, 0..nodes);
         site
     }
 
@@ -136,7 +142,7 @@ impl Site {
 #[test]
 fn a_node_cut_off_from_etcd_learns_from_the_others_that_they_have_met_again() {
     // The others' word is all that stops it.
-    let mut site = Site::new(3, &["--nnodes", "2:3", "--fence-timeout", "600"]);
+    let mut site = Site::of_members(3, &["--nnodes", "2:3", "--fence-timeout", "600"]);
     let master = site.master();
     let host = site.network.host(master);
     host.cut_from(&site.etcd);
@@ -151,7 +157,7 @@ fn a_node_cut_off_from_etcd_learns_from_the_others_that_they_have_met_again() {
 
 #[test]
 fn a_node_cut_off_from_everything_stops_its_workers_in_time() {
-    let mut site = Site::new(3, &["--nnodes", "2:3"]);
+    let mut site = Site::of_members(3, &["--nnodes", "2:3"]);
     let master = site.master();
     let host = site.network.host(master);
     host.lose();
@@ -165,7 +171,7 @@ fn a_node_cut_off_from_everything_stops_its_workers_in_time() {
 
 #[test]
 fn nodes_that_are_cut_off_together_do_not_vouch_for_each_other() {
-    let mut site = Site::new(4, &["--nnodes", "2:4"]);
+    let mut site = Site::of_members(4, &["--nnodes", "2:4"]);
     let master = site.master();
     let hosts: Vec<Host> = (0..4).map(|n| site.network.host(n)).collect();
     let here = [master, (master + 1) % 4];
@@ -197,7 +203,7 @@ fn nodes_that_are_cut_off_together_do_not_vouch_for_each_other() {
 
 #[test]
 fn while_etcd_is_away_for_all_all_work_on() {
-    let mut site = Site::new(3, &["--nnodes", "2:3", "--fence-timeout", "3"]);
+    let mut site = Site::of_members(3, &["--nnodes", "2:3", "--fence-timeout", "3"]);
     site.server.kill();
     for node in &mut site.nodes {
         node.wait_for("asking other nodes");
@@ -214,7 +220,8 @@ fn while_etcd_is_away_for_all_all_work_on() {
 
 #[test]
 fn who_has_finished_while_etcd_is_away_is_not_taken_for_lost() {
-    let mut site = Site::new(2, &["--nnodes", "2", "--fence-timeout", "4", "--exit-barrier-timeout", "2"]);
+    let mut site =
+        Site::of_members(2, &["--nnodes", "2", "--fence-timeout", "4", "--exit-barrier-timeout", "2"]);
     site.server.kill();
     for node in &mut site.nodes {
         node.wait_for("asking other nodes");
@@ -223,4 +230,31 @@ fn who_has_finished_while_etcd_is_away_is_not_taken_for_lost() {
     site.nodes.pop().unwrap().ended().expect(0);
     site.work_on(Duration::from_secs(10));
     site.end(1);
+}
+
+#[test]
+fn a_group_whose_etcd_is_away_for_longer_than_it_may_makes_room_for_the_spares() {
+    let mut site = Site::new(4, &["--nnodes", "2", "--max-etcd-outage", "4"]);
+    // Two of them meet, whichever they are.
+    wait_for_any(&mut site.nodes, "standing by as a spare");
+    wait_until("two work", || (0..4).filter(|n| !site.words(*n).is_empty()).nth(1));
+    let (members, spares): (Vec<usize>, Vec<usize>) = (0..4).partition(|n| !site.words(*n).is_empty());
+    let cut = |site: &Site, off: bool| {
+        for n in &members {
+            for other in spares.iter().map(|n| site.network.host(*n)).chain([site.etcd.clone()]) {
+                let host = site.network.host(*n);
+                if off { host.cut_from(&other) } else { host.mend_to(&other) }
+            }
+        }
+    };
+    cut(&site, true);
+    site.meet(1, 2, spares.iter().copied());
+    for n in &members {
+        site.nodes[*n].wait_for("stopping the workers");
+    }
+    cut(&site, false);
+    for n in &members {
+        site.nodes[*n].wait_for("standing by as a spare");
+    }
+    site.two_masters(Duration::from_secs(4 + 2) + GRACE);
 }

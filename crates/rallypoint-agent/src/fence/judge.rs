@@ -3,7 +3,8 @@
 //! Times are those since the round's beginning. A round stands, as far as this node can know,
 //!
 //! - at a moment at which etcd answered this node, or another member that says so, and
-//! - for as long as every member that is asked is in it, and etcd answers none of them: then it is away for all.
+//! - for as long as every member that is asked is in it, and etcd answers none of them: then it is away for all. Nodes that
+//!   are not in the round cannot be asked, so the user can set a limit to that.
 //!
 //! A member that does not answer may have died, or be on etcd's side of a cut and in another round by now. So one is
 //! enough to doubt, and if neither etcd nor a member takes the doubt away in time, the workers are stopped. A node that
@@ -43,6 +44,8 @@ pub(crate) enum CutOff {
     MovedOn { rank: usize },
     /// For so long, nobody has said that the round stands.
     NoWord { for_long: Duration },
+    /// For so long, etcd has been away for all.
+    Outage { for_long: Duration },
 }
 
 impl fmt::Display for CutOff {
@@ -56,15 +59,28 @@ impl fmt::Display for CutOff {
                 "for {} s neither etcd nor the other nodes have said that this round still stands",
                 for_long.as_secs()
             ),
+            CutOff::Outage { for_long } => write!(
+                f,
+                "etcd has been away for {} s, longer than it may, and another group may have met",
+                for_long.as_secs()
+            ),
         }
     }
+}
+
+/// What the user has set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// How long the round may be in doubt.
+    pub(crate) timeout: Duration,
+    /// How long etcd may be away for all.
+    pub(crate) outage: Option<Duration>,
 }
 
 /// What is known of the round.
 #[derive(Debug)]
 pub(crate) struct Judge {
-    /// How long the round may be in doubt.
-    timeout: Duration,
+    limits: Limits,
     /// It stood then.
     stood: Duration,
     /// When each was last heard to be in the round, or that it is not.
@@ -81,8 +97,8 @@ enum Heard {
 
 impl Judge {
     /// A round with so many members that may be asked.
-    pub(crate) fn new(members: usize, timeout: Duration) -> Self {
-        Judge { timeout, stood: Duration::ZERO, heard: vec![Heard::Nothing; members] }
+    pub(crate) fn new(members: usize, limits: Limits) -> Self {
+        Judge { limits, stood: Duration::ZERO, heard: vec![Heard::Nothing; members] }
     }
 
     /// etcd answered this node then.
@@ -121,9 +137,12 @@ impl Judge {
             (Heard::Done, _) | (_, Member::Mute) => now,
             _ => Duration::ZERO,
         });
-        let stood = self.stood.max(all_in.min().unwrap_or(now));
-        let for_long = now.saturating_sub(stood);
-        (for_long >= self.timeout).then_some(CutOff::NoWord { for_long })
+        let away = now.saturating_sub(self.stood);
+        let for_long = away.min(now.saturating_sub(all_in.min().unwrap_or(now)));
+        if for_long >= self.limits.timeout {
+            return Some(CutOff::NoWord { for_long });
+        }
+        self.limits.outage.filter(|outage| away >= *outage).map(|_| CutOff::Outage { for_long: away })
     }
 }
 
@@ -131,7 +150,7 @@ impl Judge {
 mod tests {
     use super::*;
 
-    const TIMEOUT: u64 = 10;
+    const LIMITS: Limits = Limits { timeout: Duration::from_secs(10), outage: None };
 
     fn s(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
@@ -139,7 +158,7 @@ mod tests {
 
     /// The verdict at `now` of a node that etcd last answered at 100 s, with two members at ranks 4 and 7.
     fn verdict(now: u64, answers: &[(usize, u64, Answer)], members: [Member; 2]) -> Option<CutOff> {
-        let mut judge = Judge::new(2, s(TIMEOUT));
+        let mut judge = Judge::new(2, LIMITS);
         judge.contact(s(100));
         judge.contact(s(90));
         for (member, at, answer) in answers {
@@ -147,6 +166,9 @@ mod tests {
         }
         judge.verdict(s(now), &[4, 7], &members)
     }
+
+    /// What it is, when it is judged, who said what and when, who can be asked, and the verdict.
+    type Row<'a> = (&'a str, u64, &'a [(usize, u64, Answer)], [Member; 2], Option<CutOff>);
 
     const KNOWN: [Member; 2] = [Member::Known; 2];
 
@@ -159,7 +181,7 @@ mod tests {
         use Answer::{Away, Done, Over};
         use Member::{Known, Mute, Unread};
         let stands = |age| Answer::Stands { age: s(age) };
-        let rows: &[(&str, u64, &[(usize, u64, Answer)], [Member; 2], Option<CutOff>)] = &[
+        let rows: &[Row<'_>] = &[
             ("etcd answered lately", 109, &[], KNOWN, None),
             ("cut off from everything", 110, &[], KNOWN, no_word(10)),
             ("before anybody is known", 110, &[], [Unread; 2], no_word(10)),
@@ -195,12 +217,28 @@ mod tests {
 
     #[test]
     fn a_node_alone_has_nobody_to_doubt() {
-        assert_eq!(Judge::new(0, s(TIMEOUT)).verdict(s(1000), &[], &[]), None);
+        assert_eq!(Judge::new(0, LIMITS).verdict(s(1000), &[], &[]), None);
+    }
+
+    #[test]
+    fn an_outage_for_all_lasts_as_long_as_the_user_lets_it() {
+        let limits = Limits { outage: Some(s(60)), ..LIMITS };
+        let outage = |seconds| Some(CutOff::Outage { for_long: s(seconds) });
+        let alone = Judge::new(0, limits);
+        assert_eq!((alone.verdict(s(59), &[], &[]), alone.verdict(s(60), &[], &[])), (None, outage(60)));
+        let mut judge = Judge::new(1, limits);
+        judge.contact(s(100));
+        judge.answered(0, s(159), Answer::Away);
+        let verdict = |judge: &Judge, now| judge.verdict(s(now), &[4], &[Member::Known]);
+        assert_eq!((verdict(&judge, 159), verdict(&judge, 160)), (None, outage(60)));
+        judge.answered(0, s(160), Answer::Stands { age: s(1) });
+        assert_eq!(verdict(&judge, 160), None);
+        assert_eq!(verdict(&judge, 171), Some(CutOff::NoWord { for_long: s(11) }));
     }
 
     #[test]
     fn who_has_ended_is_asked_no_more() {
-        let mut judge = Judge::new(2, s(TIMEOUT));
+        let mut judge = Judge::new(2, LIMITS);
         judge.answered(0, s(1), Answer::Away);
         judge.answered(1, s(1), Answer::Done);
         assert_eq!((judge.is_open(0), judge.is_open(1)), (true, false));

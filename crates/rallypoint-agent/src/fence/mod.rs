@@ -22,8 +22,8 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 use uuid::Uuid;
 
-pub(crate) use self::judge::CutOff;
 use self::judge::{Answer, Judge, Member};
+pub(crate) use self::judge::{CutOff, Limits};
 use self::wire::{ANSWER, Question, Whereabouts, read_answer};
 use self::witness::Seat;
 pub(crate) use self::witness::Witness;
@@ -86,12 +86,12 @@ impl Fence {
         Fence { seat: None, peers, cut_off, _tasks: JoinSet::new() }
     }
 
-    /// Watches over the round that this node is in now. `timeout` is how long it may be in doubt.
+    /// Watches over the round that this node is in now.
     pub(crate) fn start(
         witness: &Witness,
         handler: Arc<dyn RendezvousHandler>,
         met: &Rendezvous,
-        timeout: Duration,
+        limits: Limits,
     ) -> Self {
         let (seat, whereabouts) = witness.sit();
         let ranks = asked_by(met.rank, met.world_size);
@@ -117,7 +117,7 @@ impl Fence {
         tasks.spawn({
             let peers = peers.clone();
             async move {
-                let why = watch_over(&*handler, &ranks, &peers, timeout).await;
+                let why = watch_over(&*handler, &ranks, &peers, limits).await;
                 sender.send_replace(Some(why));
             }
         });
@@ -257,10 +257,10 @@ async fn watch_over(
     handler: &dyn RendezvousHandler,
     ranks: &[usize],
     peers: &watch::Receiver<Vec<Peer>>,
-    timeout: Duration,
+    limits: Limits,
 ) -> CutOff {
     let began = Instant::now();
-    let mut judge = Judge::new(ranks.len(), timeout);
+    let mut judge = Judge::new(ranks.len(), limits);
     let mut asking = false;
     loop {
         let Some(contact) = handler.contact() else {

@@ -159,3 +159,71 @@ async fn answer_all(listener: TcpListener, desk: Desk) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+    use rallypoint_rendezvous::native::{NativeHandler, NativeSettings};
+    use rallypoint_testkit::{Etcd, Version};
+
+    use super::super::{Peer, Reach};
+    use super::*;
+
+    async fn asks(whereabouts: &Whereabouts) -> Option<Answer> {
+        match Reach::read(&whereabouts.write()).await {
+            Peer::At(reach) => reach.ask().await,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_may_ask_hears_how_the_node_stands_and_a_stranger_hears_nothing() {
+        let mut etcd = Etcd::start(Version::V35);
+        let mut settings = NativeSettings::new(&etcd.endpoint(), "job", 1, 1).unwrap();
+        settings.lease = Duration::from_secs(2);
+        let handler = Arc::new(NativeHandler::connect(settings).await.unwrap());
+        let _met = handler.next_rendezvous().await.unwrap();
+        let witness = Witness::open(handler).await.unwrap().unwrap();
+
+        let (first, whereabouts) = witness.sit();
+        assert!(matches!(asks(&whereabouts).await, Some(Answer::Stands { .. })));
+        drop(first);
+        assert_eq!(asks(&whereabouts).await, Some(Answer::Over));
+        let (second, later) = witness.sit();
+        assert_eq!(asks(&whereabouts).await, Some(Answer::Over), "a round that is over stays over");
+
+        let stranger = Question { key: Uuid::new_v4(), seat: later.question().unwrap().seat };
+        let stranger = Whereabouts::new(&later.address, later.port, stranger, later.proof().unwrap());
+        assert_eq!(asks(&stranger).await, None);
+        let mut rude = TcpStream::connect((later.address.as_str(), later.port)).await.unwrap();
+        rude.write_all(&[b'x'; 2 * QUESTION]).await.unwrap();
+        let mut said = Vec::new();
+        // Whatever was not read makes it a reset.
+        let _ = rude.read_to_end(&mut said).await;
+        assert!(said.is_empty());
+
+        etcd.kill();
+        while asks(&later).await != Some(Answer::Away) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        second.done();
+        drop(second);
+        assert_eq!(asks(&later).await, Some(Answer::Done), "what has ended well stays so");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn those_who_only_connect_keep_nobody_out_for_long() {
+        let etcd = Etcd::start(Version::V35);
+        let settings = NativeSettings::new(&etcd.endpoint(), "job", 1, 1).unwrap();
+        let handler = Arc::new(NativeHandler::connect(settings).await.unwrap());
+        let witness = Witness::open(handler).await.unwrap().unwrap();
+        let (_seat, whereabouts) = witness.sit();
+        let mut silent = Vec::new();
+        for _ in 0..2 * MOST {
+            silent.push(TcpStream::connect((whereabouts.address.as_str(), whereabouts.port)).await.unwrap());
+        }
+        while asks(&whereabouts).await.is_none() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}

@@ -30,7 +30,9 @@ use self::config::Config;
 use self::driver::{Command, Driver, Group, Joined, NoVersion, PATIENCE};
 use self::wire::{Mark, Wire};
 use crate::error::{RendezvousError, Result};
-use crate::handler::{CloseOutcome, Contact, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler};
+use crate::handler::{
+    CloseOutcome, Contact, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler,
+};
 use crate::parameters::{ParameterError, RendezvousParameters};
 
 /// The name of the backend, as in PyTorch.

@@ -214,6 +214,7 @@ fn spec(options: &Run, grace: Duration) -> Result<WorkerSpec, Problem> {
     spec.when_exhausted = options.when_exhausted.into();
     spec.max_departures = options.max_departures;
     spec.fence_timeout = options.fence_timeout.map(|seconds| seconds.0);
+    spec.max_etcd_outage = options.max_etcd_outage.map(|seconds| seconds.0);
     spec.grace = grace;
     spec.exit_barrier_timeout = options.exit_barrier_timeout.0;
     spec.signals.clone_from(&options.signals_to_handle);

@@ -107,6 +107,10 @@ pub(crate) struct Run {
     /// workers are stopped; 0: for ever. The lease and 5 seconds, if it is not given.
     #[arg(long, env = "RALLYPOINT_FENCE_TIMEOUT", value_name = "SECONDS", help_heading = "Workers")]
     pub(crate) fence_timeout: Option<Seconds>,
+    /// For how long etcd may be away for all nodes of the round before their workers are stopped. Without it they work on,
+    /// though nodes outside the round may reach etcd and form another.
+    #[arg(long, env = "RALLYPOINT_MAX_ETCD_OUTAGE", value_name = "SECONDS", help_heading = "Workers")]
+    pub(crate) max_etcd_outage: Option<Seconds>,
     /// From SIGTERM to SIGKILL when workers are stopped; TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or else 25.
     #[arg(
         long,
