@@ -20,6 +20,34 @@ while [ ! -e "$FOLDER/end" ] && [ ! -e "$FOLDER/$NODE.end" ]; do
 done
 "#;
 
+/// The same for workers that see each other's ends at once, as gloo's do: all are connected to rank 0.
+const CONNECTED: &str = r#"
+echo start >>"$FOLDER/$NODE.starts"
+echo "start $(wc -l <"$FOLDER/$NODE.starts"): $WORLD_SIZE are here"
+exec python3 -c '
+import os, select, socket, sys, time
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+end = os.environ["FOLDER"] + "/end"
+at = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if rank == 0:
+    server = socket.create_server(("", at[1]))
+    peers = [server.accept()[0] for _ in range(size - 1)]
+else:
+    while True:
+        try:
+            peers = [socket.create_connection(at)]
+            break
+        except OSError:
+            time.sleep(0.05)
+print("connected", flush=True)
+while not os.path.exists(end):
+    with open(os.environ["FOLDER"] + "/" + os.environ["NODE"], "a") as file:
+        print(time.time_ns(), rank, file=file)
+    if select.select(peers, [], [], 0.1)[0] and not os.path.exists(end):
+        sys.exit("connection reset by peer")
+'
+"#;
+
 /// `--shutdown-timeout` here.
 const GRACE: Duration = Duration::from_secs(5);
 /// `--fence-timeout` where it is not given: the lease and five seconds.
@@ -38,28 +66,28 @@ struct Site {
 impl Site {
     /// All of them work together.
     fn of_members(nodes: usize, args: &[&str]) -> Self {
-        let mut site = Site::new(nodes, args);
+        let mut site = Site::new(nodes, args, WORKER);
         site.meet(1, nodes, 0..nodes);
         site
     }
 
-    fn new(nodes: usize, args: &[&str]) -> Self {
+    fn new(nodes: usize, args: &[&str], worker: &str) -> Self {
         let network = Network::start(nodes + 1).unwrap();
         let etcd = network.host(nodes);
         let server = Etcd::builder(Version::V35).unsafe_no_fsync().on(&etcd).start();
         let folder = tempfile::tempdir().unwrap();
         let mut site = Site { folder, nodes: Vec::new(), server, network, etcd };
-        site.nodes = (0..nodes).map(|n| site.start(n, args)).collect();
+        site.nodes = (0..nodes).map(|n| site.start(n, args, worker)).collect();
         site
     }
 
-    fn start(&self, n: usize, args: &[&str]) -> Launcher {
+    fn start(&self, n: usize, args: &[&str], worker: &str) -> Launcher {
         let mut command = self.network.host(n).command(RALLYPOINT);
         let endpoint = format!("etcd://{}", self.server.endpoint());
         command.args(["run", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint, "--shutdown-timeout", "5"]);
         // The last call is longer than anything here takes, so that nobody is left out who is only slow.
         command.args(["--rdzv-conf", "last_call_timeout=60,lease_timeout=2"]);
-        command.args(args).args(["--", "bash", "-c", WORKER]);
+        command.args(args).args(["--", "bash", "-c", worker]);
         command.env("FOLDER", self.folder.path()).env("NODE", format!("node{n}"));
         Launcher::spawn(command)
     }
@@ -234,7 +262,7 @@ fn who_has_finished_while_etcd_is_away_is_not_taken_for_lost() {
 
 #[test]
 fn a_group_whose_etcd_is_away_for_longer_than_it_may_makes_room_for_the_spares() {
-    let mut site = Site::new(4, &["--nnodes", "2", "--max-etcd-outage", "4"]);
+    let mut site = Site::new(4, &["--nnodes", "2", "--max-etcd-outage", "4"], WORKER);
     // Two of them meet, whichever they are.
     wait_for_any(&mut site.nodes, "standing by as a spare");
     wait_until("two work", || (0..4).filter(|n| !site.words(*n).is_empty()).nth(1));
@@ -257,4 +285,62 @@ fn a_group_whose_etcd_is_away_for_longer_than_it_may_makes_room_for_the_spares()
         site.nodes[*n].wait_for("standing by as a spare");
     }
     site.two_masters(Duration::from_secs(4 + 2) + GRACE);
+}
+
+#[test]
+fn what_fails_on_a_node_that_is_cut_off_because_the_others_met_again_costs_nothing() {
+    let mut site = Site::new(3, &["--nnodes", "2:3", "--max-restarts", "0"], CONNECTED);
+    for node in &mut site.nodes {
+        node.wait_for("connected");
+    }
+    let master = site.master();
+    let host = site.network.host(master);
+    host.cut_from(&site.etcd);
+    site.meet(2, 2, site.others(master));
+    site.nodes[master].wait_for("stopping the workers");
+    host.mend_to(&site.etcd);
+    site.meet(2, 3, [master]);
+    site.meet(3, 3, site.others(master));
+    site.two_masters(Duration::from_secs(2) + GRACE);
+    std::fs::write(site.folder.path().join("end"), "").unwrap();
+    for node in site.nodes {
+        node.ended().expect(0);
+    }
+}
+
+/// Cuts at random. `RALLYPOINT_FENCE_CUTS` says how many, `RALLYPOINT_FENCE_SEED` which.
+#[test]
+fn whatever_is_cut_no_two_have_one_rank_for_long_and_all_meet_again() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let cuts = number("RALLYPOINT_FENCE_CUTS").unwrap_or(3);
+    let seed = number("RALLYPOINT_FENCE_SEED").unwrap_or_else(|| fastrand::u64(..));
+    eprintln!("RALLYPOINT_FENCE_SEED={seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut site = Site::of_members(4, &["--nnodes", "2:4"]);
+    let hosts: Vec<Host> = (0..4).map(|n| site.network.host(n)).collect();
+    for _ in 0..cuts {
+        // Each pair of machines, the etcd's among them, with the same chance.
+        let share = [0.2, 0.5, 0.8][random.usize(..3)];
+        let all: Vec<&Host> = hosts.iter().chain([&site.etcd]).collect();
+        let mut pairs: Vec<(usize, usize)> = (0..5).flat_map(|a| (0..a).map(move |b| (a, b))).collect();
+        pairs.retain(|_| random.f64() < share);
+        let time = Duration::from_millis(random.u64(1000..20_000));
+        eprintln!("cut for {time:?}: {pairs:?}");
+        pairs.iter().for_each(|(a, b)| all[*a].cut_from(all[*b]));
+        std::thread::sleep(time);
+        pairs.iter().for_each(|(a, b)| all[*a].mend_to(all[*b]));
+        std::thread::sleep(Duration::from_millis(random.u64(..8_000)));
+    }
+    // When all is well they are all in one round, at work.
+    wait_until("all four meet again", || {
+        let states = site.server.etcdctl(&["get", "--print-value-only", "rallypoint/job/group/round"]);
+        let whole = states.contains(r#""world_size":4"#) && states.contains(r#""lost_count":0"#);
+        whole.then_some(())
+    });
+    site.work_on(Duration::from_secs(3));
+    site.two_masters(FENCE + Duration::from_secs(2) + GRACE);
+    std::fs::write(site.folder.path().join("end"), "").unwrap();
+    for node in site.nodes {
+        node.ended().expect(0);
+    }
 }

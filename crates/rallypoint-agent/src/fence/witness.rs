@@ -15,8 +15,8 @@ use tracing::debug;
 use uuid::Uuid;
 
 use super::judge::Answer;
+use super::silence::{ASKING, is_silent};
 use super::wire::{QUESTION, Question, Whereabouts, write_answer};
-use super::{ASKING, is_silent};
 
 /// Questions that are answered at a time; who comes on top is turned away, and asks again.
 const MOST: usize = 64;
@@ -166,7 +166,7 @@ mod tests {
     use rallypoint_rendezvous::native::{NativeHandler, NativeSettings};
     use rallypoint_testkit::{Etcd, Version};
 
-    use super::super::{Peer, Reach};
+    use super::super::peers::{Peer, Reach};
     use super::*;
 
     async fn asks(whereabouts: &Whereabouts) -> Option<Answer> {
