@@ -412,7 +412,7 @@ impl Agent {
             }
             Cause::CutOff(why) => {
                 let words = why.to_string();
-                warn!("{words}; stopping the workers, and meeting again when etcd answers");
+                info!("{words}; meeting again");
                 followed(&words);
                 None
             }

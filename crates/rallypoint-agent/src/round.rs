@@ -216,7 +216,11 @@ impl Round<'_> {
                 finished = group.finished() => finished,
                 notice = &mut told => Event::Told(notice),
                 change = self.change() => Event::Changed(change),
-                why = fence.cut_off() => Event::CutOff(why),
+                why = fence.cut_off() => {
+                    // Said before they are, as that may take a while.
+                    warn!("{why}; stopping the workers");
+                    Event::CutOff(why)
+                }
                 _ = child_ended.recv(), if self.agent.adopts() => {
                     descendants::reap(&known);
                     continue;

@@ -297,7 +297,7 @@ fn what_fails_on_a_node_that_is_cut_off_because_the_others_met_again_costs_nothi
     let host = site.network.host(master);
     host.cut_from(&site.etcd);
     site.meet(2, 2, site.others(master));
-    site.nodes[master].wait_for("stopping the workers");
+    site.nodes[master].wait_for("is in this round no more");
     host.mend_to(&site.etcd);
     site.meet(2, 3, [master]);
     site.meet(3, 3, site.others(master));
@@ -316,7 +316,7 @@ fn whatever_is_cut_no_two_have_one_rank_for_long_and_all_meet_again() {
     let seed = number("RALLYPOINT_FENCE_SEED").unwrap_or_else(|| fastrand::u64(..));
     eprintln!("RALLYPOINT_FENCE_SEED={seed}");
     let mut random = fastrand::Rng::with_seed(seed);
-    let mut site = Site::of_members(4, &["--nnodes", "2:4"]);
+    let site = Site::of_members(4, &["--nnodes", "2:4", "--fence-timeout", "3"]);
     let hosts: Vec<Host> = (0..4).map(|n| site.network.host(n)).collect();
     for _ in 0..cuts {
         // Each pair of machines, the etcd's among them, with the same chance.
@@ -324,7 +324,7 @@ fn whatever_is_cut_no_two_have_one_rank_for_long_and_all_meet_again() {
         let all: Vec<&Host> = hosts.iter().chain([&site.etcd]).collect();
         let mut pairs: Vec<(usize, usize)> = (0..5).flat_map(|a| (0..a).map(move |b| (a, b))).collect();
         pairs.retain(|_| random.f64() < share);
-        let time = Duration::from_millis(random.u64(1000..20_000));
+        let time = Duration::from_millis(random.u64(1000..25_000));
         eprintln!("cut for {time:?}: {pairs:?}");
         pairs.iter().for_each(|(a, b)| all[*a].cut_from(all[*b]));
         std::thread::sleep(time);
@@ -338,7 +338,7 @@ fn whatever_is_cut_no_two_have_one_rank_for_long_and_all_meet_again() {
         whole.then_some(())
     });
     site.work_on(Duration::from_secs(3));
-    site.two_masters(FENCE + Duration::from_secs(2) + GRACE);
+    site.two_masters(Duration::from_secs(3 + 2) + GRACE);
     std::fs::write(site.folder.path().join("end"), "").unwrap();
     for node in site.nodes {
         node.ended().expect(0);
