@@ -5,16 +5,18 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rallypoint_rendezvous::{GroupChange, RendezvousError, RendezvousHandler};
+use rallypoint_rendezvous::{GroupChange, Rendezvous, RendezvousError, RendezvousHandler};
 use rustix::process::Signal;
 use thiserror::Error;
 use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
-use crate::decision::{Cause, Verdict};
+use crate::budget::Budget;
+use crate::decision::{Cause, Verdict, WhenExhausted};
 use crate::environment::{DEFAULT_SIGNALS, NoGpu};
 use crate::events::{Events, WorkerEvent};
 use crate::failure::{Failure, FailureReport};
+use crate::fence::{Fence, Limits, Witness};
 use crate::group::Interactive;
 use crate::logs::{LogError, Logs};
 use crate::notice::Notice;
@@ -30,6 +32,8 @@ use crate::workers::Workers;
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(25);
 /// How long an etcd that does not answer keeps a node that has finished.
 pub const DEFAULT_EXIT_BARRIER_TIMEOUT: Duration = Duration::from_secs(60);
+/// How many nodes may leave a run because their restarts are used up, where they may at all.
+pub const DEFAULT_MAX_DEPARTURES: u32 = 1;
 /// The reason of a run that ended well.
 pub const FINISHED: &str = "all workers have finished";
 /// For telling the others that this node leaves, when nothing depends on it any more.
@@ -49,6 +53,17 @@ pub struct WorkerSpec {
     pub local_world_size: usize,
     /// How often the workers may be started again after a failure.
     pub max_restarts: u32,
+    /// When workers have run for so long without a failure of theirs, all restarts are there again; none: never.
+    pub restarts_return_after: Option<Duration>,
+    /// What happens when there is none left.
+    pub when_exhausted: WhenExhausted,
+    /// With [`WhenExhausted::Leave`], how many nodes of the run may leave so. The next one closes it.
+    pub max_departures: u32,
+    /// For how long neither etcd nor another node may have said that the round stands before the workers are stopped.
+    /// None: for [the time in which a death is noticed](RendezvousHandler::time_to_notice). Zero: for ever.
+    pub fence_timeout: Option<Duration>,
+    /// For how long etcd may be away for all members of the round before the workers are stopped. None: for ever.
+    pub max_etcd_outage: Option<Duration>,
     /// From SIGTERM to SIGKILL.
     pub grace: Duration,
     /// When the workers have finished, how long an etcd that does not answer is waited for before that is a success.
@@ -77,6 +92,11 @@ impl WorkerSpec {
             role: "default".to_owned(),
             local_world_size,
             max_restarts: 0,
+            restarts_return_after: None,
+            when_exhausted: WhenExhausted::Close,
+            max_departures: DEFAULT_MAX_DEPARTURES,
+            fence_timeout: None,
+            max_etcd_outage: None,
             grace: DEFAULT_GRACE,
             exit_barrier_timeout: DEFAULT_EXIT_BARRIER_TIMEOUT,
             signals: DEFAULT_SIGNALS.to_owned(),
@@ -96,6 +116,8 @@ pub enum Outcome {
     Succeeded(Success),
     /// Workers have failed, here or on another node, and may not be started again.
     Failed(Box<FailureReport>),
+    /// Workers of this node have failed and may not be started again. The others go on without it.
+    Left(Box<FailureReport>),
     /// The run was closed while the workers ran.
     Closed {
         /// Why, in the words of who closed it.
@@ -158,6 +180,9 @@ pub enum AgentError {
         /// Why not.
         source: std::io::Error,
     },
+    /// There is no port where other nodes could ask.
+    #[error("no port for the questions of other nodes: check --local-addr, and that ports are free")]
+    Port(#[source] std::io::Error),
     /// The system refuses something that every process may do.
     #[error("cannot watch for ended processes")]
     Signals(#[source] std::io::Error),
@@ -175,8 +200,11 @@ pub struct Agent {
     workers: Workers,
     events: Option<Arc<dyn Events>>,
     adopts: bool,
+    budget: Budget,
     restarts: u32,
     rounds: u32,
+    /// Answers other nodes' questions, from the first round with others on.
+    witness: Option<Witness>,
 }
 
 impl Agent {
@@ -190,9 +218,22 @@ impl Agent {
     ) -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let phase = watch::Sender::new(Phase::Meeting);
-        let workers = Workers::default();
-        let (events, adopts, restarts, rounds) = (None, false, 0, 0);
-        Agent { spec, handler, logs, console, host, phase, workers, events, adopts, restarts, rounds }
+        let budget = Budget::new(spec.max_restarts, spec.restarts_return_after);
+        Agent {
+            spec,
+            handler,
+            logs,
+            console,
+            host,
+            phase,
+            workers: Workers::default(),
+            events: None,
+            adopts: false,
+            budget,
+            restarts: 0,
+            rounds: 0,
+            witness: None,
+        }
     }
 
     /// Also waits for processes that workers left behind and that became children of this one. Only for a program
@@ -234,7 +275,7 @@ impl Agent {
                 self.part(self.handler.shutdown(&report.in_short()), &mut stop).await;
             }
             // The run goes on without this node.
-            Ok(Outcome::Closed { .. } | Outcome::Stopped(_)) | Err(_) => {
+            Ok(Outcome::Left(_) | Outcome::Closed { .. } | Outcome::Stopped(_)) | Err(_) => {
                 self.part(self.handler.leave(), &mut stop).await;
             }
         }
@@ -279,8 +320,9 @@ impl Agent {
         self.restarts
     }
 
-    pub(crate) fn restarts_left(&self) -> u32 {
-        self.spec.max_restarts.saturating_sub(self.restarts)
+    /// Once the workers of this round have run for so long.
+    pub(crate) fn restarts_left_after(&self, ran: Duration) -> u32 {
+        self.budget.left_after(ran)
     }
 
     pub(crate) fn keeps_logs(&self) -> bool {
@@ -289,6 +331,23 @@ impl Agent {
 
     pub(crate) fn enter(&self, phase: Phase) {
         self.phase.send_replace(phase);
+    }
+
+    /// What watches over a round of this node while etcd does not answer it.
+    async fn fence(&mut self, met: &Rendezvous) -> Result<Fence, AgentError> {
+        let timeout = self.spec.fence_timeout.unwrap_or_else(|| self.handler.time_to_notice());
+        let limits = Limits { timeout, outage: self.spec.max_etcd_outage };
+        let nobody_to_ask = met.world_size == 1 && limits.outage.is_none();
+        if nobody_to_ask || timeout.is_zero() || self.handler.contact().is_none() {
+            return Ok(Fence::none());
+        }
+        if self.witness.is_none() {
+            self.witness = Witness::open(Arc::clone(&self.handler)).await.map_err(AgentError::Port)?;
+        }
+        let witness = self.witness.as_ref();
+        Ok(witness.map_or_else(Fence::none, |witness| {
+            Fence::start(witness, Arc::clone(&self.handler), met, limits)
+        }))
     }
 
     /// Tells the others, which nothing depends on any more.
@@ -317,7 +376,8 @@ impl Agent {
             };
             self.rounds += 1;
             self.phase.send_replace(Phase::Starting);
-            let over = round::run(self, met, stop).await?;
+            let fence = self.fence(&met).await?;
+            let over = round::run(self, met, fence, stop).await?;
             match over.verdict {
                 Verdict::Succeed => {
                     let (restarts, rounds) = (self.restarts, self.rounds);
@@ -325,12 +385,18 @@ impl Agent {
                     return Ok(Outcome::Succeeded(Success { workers, nodes, restarts, rounds }));
                 }
                 Verdict::Regroup { cost, cause: why } => {
+                    self.budget.charge(over.ran, cost);
                     self.restarts += cost;
                     cause = self.regroups(why, over.failures);
                 }
                 Verdict::Close => {
                     if let Some(report) = self.report(None, over.failures) {
                         return Ok(Outcome::Failed(Box::new(report)));
+                    }
+                }
+                Verdict::Leave => {
+                    if let Some(report) = self.report(None, over.failures) {
+                        return Ok(Outcome::Left(Box::new(report)));
                     }
                 }
                 Verdict::Closed { reason, first } => {
@@ -352,7 +418,7 @@ impl Agent {
         match why {
             Cause::Own => {
                 let report = self.report(None, failures)?;
-                let left = self.spec.max_restarts - self.restarts;
+                let left = self.budget.left();
                 warn!(restarts = self.restarts, left, "{}; starting again", report.in_short());
                 Some(report)
             }
@@ -364,6 +430,12 @@ impl Agent {
             }
             Cause::Group(change) => {
                 let words = describe(&change);
+                info!("{words}; meeting again");
+                followed(&words);
+                None
+            }
+            Cause::CutOff(why) => {
+                let words = why.to_string();
                 info!("{words}; meeting again");
                 followed(&words);
                 None

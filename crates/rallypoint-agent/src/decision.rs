@@ -9,17 +9,20 @@
 //!      │                           │                │                   ▼
 //!      │                           │ all have answered, a node died, or time is up
 //!      │                           └────────────────┼───────────────▶ Over
-//!      └──── the group changed, or a signal came ───┴───────────────────┘
+//!      └── the group changed, a signal came, or the node is cut off ────┘
 //! ```
 //!
 //! While it settles, the nodes find out what came first: a failure is told to all, all answer, and who has failed
 //! earlier says so before it answers. If all have answered, none is dead, and the earliest failure is the cause. A node
 //! that is dead does not answer: its death is told by the group, and is the cause of whatever failed with it.
+//! A node that failed first and has no restarts left may be told to leave rather than to close the run: then it is
+//! `Exhausted` until it is known whether the others can do without it.
 //! `docs/launcher.md` has the table of all this for people.
 
 use rallypoint_rendezvous::GroupChange;
 use rustix::process::Signal;
 
+use crate::fence::CutOff;
 use crate::notice::Notice;
 
 /// What may be done on this node.
@@ -29,6 +32,17 @@ pub(crate) struct Rules {
     pub(crate) node: usize,
     /// How often its workers may still be started again.
     pub(crate) restarts_left: u32,
+    pub(crate) when_exhausted: WhenExhausted,
+}
+
+/// What a node does whose worker failed first when it has no restarts left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WhenExhausted {
+    /// It closes the run, as torchrun does.
+    #[default]
+    Close,
+    /// It leaves, where the others can go on without it.
+    Leave,
 }
 
 /// What happened.
@@ -52,6 +66,10 @@ pub(crate) enum Event {
     Asked(Signal),
     /// The time for all of them to answer, or for a death to be noticed, is over.
     TimeUp,
+    /// etcd does not answer this node, and its round does not stand any more, or nobody says that it does.
+    CutOff(CutOff),
+    /// Whether the others can do without this node.
+    CanBeSpared(bool),
 }
 
 /// Where a round stands on this node. In all but the first two, its workers are to be stopped.
@@ -66,6 +84,8 @@ pub(crate) enum Stage {
         /// The earliest that was told.
         first: Option<Notice>,
     },
+    /// This node failed first and has no restarts left; it leaves if it can be spared.
+    Exhausted,
     /// It is over.
     Over(Verdict),
 }
@@ -84,6 +104,8 @@ pub(crate) enum Verdict {
     },
     /// This node's restarts are used up: the run is closed.
     Close,
+    /// This node's restarts are used up: it leaves, and the others go on.
+    Leave,
     /// Somebody has closed the run.
     Closed {
         /// Why.
@@ -104,6 +126,8 @@ pub(crate) enum Cause {
     Other(Notice),
     /// The group changed.
     Group(GroupChange),
+    /// This node is cut off.
+    CutOff(CutOff),
 }
 
 /// One round on one node.
@@ -131,6 +155,11 @@ impl Decision {
         if let Stage::Over(verdict) = &self.stage { Some(verdict) } else { None }
     }
 
+    /// Some of the restarts that were used may have come back.
+    pub(crate) fn restarts_left(&mut self, restarts_left: u32) {
+        self.rules.restarts_left = restarts_left;
+    }
+
     /// Takes note of what happened.
     pub(crate) fn handle(&mut self, event: Event) {
         let stage = std::mem::replace(&mut self.stage, Stage::Working);
@@ -146,6 +175,18 @@ impl Decision {
             (Stage::Working, Event::Succeeded) => Stage::Finishing,
             // Whoever is done has done its part, though nobody can be asked about the others.
             (Stage::Finishing, Event::AllSucceeded | Event::NoWord) => Stage::Over(Verdict::Succeed),
+
+            // Whatever failed here, others may have met again before.
+            (Stage::Working | Stage::Settling { .. } | Stage::Exhausted, Event::CutOff(why)) => {
+                regroup(0, Cause::CutOff(why))
+            }
+            (Stage::Exhausted, Event::CanBeSpared(true)) => Stage::Over(Verdict::Leave),
+            (Stage::Exhausted, Event::CanBeSpared(false)) => Stage::Over(Verdict::Close),
+            (Stage::Exhausted, Event::Changed(GroupChange::Closed { reason })) => {
+                Stage::Over(Verdict::Closed { reason, first: None })
+            }
+            // What came first is known.
+            (Stage::Exhausted, _) => Stage::Exhausted,
 
             (Stage::Working | Stage::Finishing, Event::Failed) => Stage::Settling { first: None },
             // Who leaves has answered by that; there is nothing to find out.
@@ -164,6 +205,7 @@ impl Decision {
             Some(notice) if notice.node != self.rules.node => regroup(0, Cause::Other(notice)),
             // Its own, even if it could not tell anybody.
             _ if self.rules.restarts_left > 0 => regroup(1, Cause::Own),
+            _ if self.rules.when_exhausted == WhenExhausted::Leave => Stage::Exhausted,
             _ => Stage::Over(Verdict::Close),
         }
     }
@@ -231,7 +273,12 @@ mod tests {
 
     /// What the events lead to, on a node that may start its workers again so often.
     fn after(restarts_left: u32, events: impl IntoIterator<Item = Event>) -> Stage {
-        let mut decision = Decision::new(Rules { node: OURS, restarts_left });
+        let rules = Rules { node: OURS, restarts_left, when_exhausted: WhenExhausted::Close };
+        under(rules, events)
+    }
+
+    fn under(rules: Rules, events: impl IntoIterator<Item = Event>) -> Stage {
+        let mut decision = Decision::new(rules);
         events.into_iter().for_each(|event| decision.handle(event));
         decision.stage().clone()
     }
@@ -270,6 +317,47 @@ mod tests {
             let echo = [Event::Failed, Event::Told(failed(THEIRS)), Event::AllAnswered];
             assert_eq!(over(restarts_left, echo), free(Cause::Other(failed(THEIRS))));
         }
+    }
+
+    #[test]
+    fn a_node_without_restarts_leaves_if_it_was_told_to_and_can_be_spared() {
+        let own = [Event::Failed, Event::Told(failed(OURS)), Event::AllAnswered];
+        let after = |restarts_left, more: &[Event]| {
+            let rules = Rules { node: OURS, restarts_left, when_exhausted: WhenExhausted::Leave };
+            under(rules, own.iter().chain(more).cloned())
+        };
+        assert_eq!(after(1, &[]), regroup(1, Cause::Own));
+        assert_eq!(after(0, &[]), Stage::Exhausted);
+        assert_eq!(after(0, &[Event::CanBeSpared(true)]), Stage::Over(Verdict::Leave));
+        assert_eq!(after(0, &[Event::CanBeSpared(false)]), Stage::Over(Verdict::Close));
+        // The others meet again meanwhile, and one of them may die.
+        assert_eq!(after(0, &[Event::Changed(left()), Event::Changed(died())]), Stage::Exhausted);
+        let reason = "enough".to_owned();
+        assert_eq!(
+            after(0, &[Event::Changed(closed())]),
+            Stage::Over(Verdict::Closed { reason, first: None })
+        );
+        assert_eq!(after(0, &[Event::Asked(Signal::TERM)]), Stage::Over(Verdict::Stop(Signal::TERM)));
+    }
+
+    #[test]
+    fn restarts_that_came_back_count() {
+        let mut decision =
+            Decision::new(Rules { node: OURS, restarts_left: 0, when_exhausted: WhenExhausted::Close });
+        decision.handle(Event::Failed);
+        decision.restarts_left(2);
+        decision.handle(Event::TimeUp);
+        assert_eq!(decision.verdict(), Some(&Verdict::Regroup { cost: 1, cause: Cause::Own }));
+    }
+
+    #[test]
+    fn a_node_that_is_cut_off_meets_again_and_pays_nothing() {
+        let why = || CutOff::MovedOn { rank: 2 };
+        let cut = free(Cause::CutOff(why()));
+        for before in [vec![], vec![Event::Failed], vec![Event::Failed, Event::Told(failed(OURS))]] {
+            assert_eq!(over(0, before.into_iter().chain([Event::CutOff(why())])), cut);
+        }
+        assert_eq!(after(0, [Event::Succeeded, Event::CutOff(why())]), Stage::Finishing, "no worker runs");
     }
 
     #[test]

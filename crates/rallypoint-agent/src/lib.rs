@@ -24,7 +24,8 @@
 //!
 //! - [`Agent`]: the loop. It is told to end through a [`Stopper`] and returns an [`Outcome`].
 //! - `decision`: what to do when something happens, and what it costs. `round`: what happens in one round, and how that
-//!   is done. `notice`: how nodes tell each other of failures.
+//!   is done. `notice`: how nodes tell each other of failures. `fence`: how a node that is cut off from etcd learns
+//!   that its round is over. `budget`: the restarts that are left.
 //! - `group`: the workers of one round, started and stopped together; each is a process group of its own.
 //! - [`Workers`]: those that run, for who passes signals on.
 //! - `output`, [`Logs`]: where their lines go. [`Console`] is the terminal, as the program above has it.
@@ -34,11 +35,13 @@
 
 mod affinity;
 mod agent;
+mod budget;
 mod decision;
 mod descendants;
 mod environment;
 mod events;
 mod failure;
+mod fence;
 mod group;
 mod guard;
 mod logs;
@@ -56,9 +59,10 @@ mod workers;
 
 pub use affinity::allowed_cpus;
 pub use agent::{
-    Agent, AgentError, DEFAULT_EXIT_BARRIER_TIMEOUT, DEFAULT_GRACE, FINISHED, Outcome, Phase, Success,
-    WorkerSpec,
+    Agent, AgentError, DEFAULT_EXIT_BARRIER_TIMEOUT, DEFAULT_GRACE, DEFAULT_MAX_DEPARTURES, FINISHED,
+    Outcome, Phase, Success, WorkerSpec,
 };
+pub use decision::WhenExhausted;
 pub use environment::{Common, DEFAULT_SIGNALS, NoGpu, Place, environment};
 pub use events::{Events, WorkerEvent, WorkerState};
 pub use failure::{ErrorRecord, Exit, Failure, FailureReport};

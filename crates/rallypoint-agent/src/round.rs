@@ -15,6 +15,7 @@ use crate::decision::{Decision, Event, Rules, Stage, Verdict};
 use crate::descendants;
 use crate::environment::{Common, Place, environment};
 use crate::failure::Failure;
+use crate::fence::Fence;
 use crate::group::{Group, Start};
 use crate::guard::GUARD_VARIABLE;
 use crate::notice::{Board, Notice};
@@ -26,6 +27,8 @@ use crate::stop::StopListener;
 const ARRIVED: &[u8] = b"torchelastic/agent/terminal_state/num_members";
 /// ...and that all have.
 const PASSED: &[u8] = b"torchelastic/agent/terminal_state/last_member";
+/// How many nodes have left the run because their restarts were used up.
+const DEPARTURES: &[u8] = b"departures";
 /// A change that was heard of is told again at once; nothing tells of the next one but asking again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// A store that was lost is told of as a change of the group, but not always at once.
@@ -37,6 +40,8 @@ pub(crate) struct Over {
     pub(crate) verdict: Verdict,
     pub(crate) nodes: usize,
     pub(crate) workers: usize,
+    /// How long its workers ran.
+    pub(crate) ran: Duration,
     /// What failed by itself on this node.
     pub(crate) failures: Vec<Failure>,
 }
@@ -45,17 +50,30 @@ pub(crate) struct Over {
 pub(crate) async fn run(
     agent: &Agent,
     mut met: Rendezvous,
+    mut fence: Fence,
     stop: &mut StopListener,
 ) -> Result<Over, AgentError> {
     let board = Board::new(Arc::clone(&met.store), met.world_size);
-    let rules = Rules { node: met.rank, restarts_left: agent.restarts_left() };
-    let mut round =
-        Round { agent, board, nodes: met.world_size, decision: Decision::new(rules), heard: None };
+    let rules = Rules {
+        node: met.rank,
+        restarts_left: agent.restarts_left_after(Duration::ZERO),
+        when_exhausted: agent.spec().when_exhausted,
+    };
+    let mut round = Round {
+        agent,
+        board,
+        nodes: met.world_size,
+        run_store: met.run_store.take(),
+        decision: Decision::new(rules),
+        heard: None,
+    };
     let places = round.places(&met, stop).await?;
     let workers = places.first().map_or(0, |place| place.world_size);
     if let Some(verdict) = round.decision.verdict() {
-        return Ok(Over { verdict: verdict.clone(), nodes: met.world_size, workers, failures: Vec::new() });
+        let (ran, failures) = (Duration::ZERO, Vec::new());
+        return Ok(Over { verdict: verdict.clone(), nodes: met.world_size, workers, ran, failures });
     }
+    fence.ready(met.world_size).await;
     info!(
         round = met.round,
         node = met.rank,
@@ -70,23 +88,30 @@ pub(crate) async fn run(
     let mut group = round.start(&met, &places)?;
     agent.enter(Phase::Running);
     agent.record(&group.started(agent.restarts()));
-    round.work(&mut group, &*met.store, stop).await?;
+    let began = Instant::now();
+    round.work(&mut group, &*met.store, &mut fence, stop).await?;
+    fence.over();
+    let ran = began.elapsed();
+    round.decision.restarts_left(agent.restarts_left_after(ran));
     let first = group.failures(agent.keeps_logs()).into_iter().min_by_key(Failure::moment);
     let signal =
         if let Some(Verdict::Stop(signal)) = round.decision.verdict() { *signal } else { Signal::TERM };
     let (mut asked_again, grace) = (stop.clone(), agent.spec().grace);
     // The others are told while the workers end, not after.
-    let (verdict, ()) =
-        tokio::join!(round.settle(first, stop), group.stop(signal, grace, asked_again.asked_again()),);
+    let (verdict, ()) = tokio::join!(
+        round.settle(first, &mut fence, stop),
+        group.stop(signal, grace, asked_again.asked_again()),
+    );
     let failures = group.failures(agent.keeps_logs());
     agent.record(&group.ended(agent.restarts(), &failures));
-    Ok(Over { verdict, nodes: met.world_size, workers, failures })
+    Ok(Over { verdict, nodes: met.world_size, workers, ran, failures })
 }
 
 struct Round<'a> {
     agent: &'a Agent,
     board: Board,
     nodes: usize,
+    run_store: Option<Arc<dyn Store>>,
     decision: Decision,
     /// The last change of the group.
     heard: Option<GroupChange>,
@@ -181,6 +206,7 @@ impl Round<'_> {
         &mut self,
         group: &mut Group,
         store: &dyn Store,
+        fence: &mut Fence,
         stop: &mut StopListener,
     ) -> Result<(), AgentError> {
         let mut child_ended = signal(SignalKind::child()).map_err(AgentError::Signals)?;
@@ -194,6 +220,11 @@ impl Round<'_> {
                 finished = group.finished() => finished,
                 notice = &mut told => Event::Told(notice),
                 change = self.change() => Event::Changed(change),
+                why = fence.cut_off() => {
+                    // Said before they are, as that may take a while.
+                    warn!("{why}; stopping the workers");
+                    Event::CutOff(why)
+                }
                 _ = child_ended.recv(), if self.agent.adopts() => {
                     descendants::reap(&known);
                     continue;
@@ -203,13 +234,13 @@ impl Round<'_> {
         }
         if *self.decision.stage() == Stage::Finishing {
             self.agent.enter(Phase::Finishing);
-            self.finish(store, stop).await;
+            self.finish(store, fence, stop).await;
         }
         Ok(())
     }
 
     /// Waits until all nodes of the round have finished, so that nobody who still works misses anybody.
-    async fn finish(&mut self, store: &dyn Store, stop: &mut StopListener) {
+    async fn finish(&mut self, store: &dyn Store, fence: &Fence, stop: &mut StopListener) {
         let (board, nodes) = (self.board.clone(), self.nodes);
         let (done, told) = (finished(store, nodes, self.agent.spec().exit_barrier_timeout), board.told());
         tokio::pin!(done, told);
@@ -222,6 +253,10 @@ impl Round<'_> {
                         Some(change) => Event::Changed(change),
                         None => {
                             warn!(%error, "the workers have finished, and etcd does not say whether those of others have");
+                            tokio::select! {
+                                () = fence.done() => {}
+                                _ = stop.asked() => {}
+                            }
                             Event::NoWord
                         }
                     },
@@ -244,7 +279,7 @@ impl Round<'_> {
     }
 
     /// Finds out, with the other nodes, what came first; `own` did here.
-    async fn settle(&mut self, own: Option<Failure>, stop: &mut StopListener) -> Verdict {
+    async fn settle(&mut self, own: Option<Failure>, fence: &mut Fence, stop: &mut StopListener) -> Verdict {
         let (board, node) = (self.board.clone(), self.decision.node());
         if let Some(Verdict::Stop(_)) = self.decision.verdict() {
             let notice = Notice::leaves(node, self.agent.host());
@@ -266,12 +301,23 @@ impl Round<'_> {
         tokio::pin!(telling, time);
         let mut all_answered = false;
         loop {
-            if let Some(verdict) = self.decision.verdict() {
-                return verdict.clone();
+            match self.decision.stage() {
+                Stage::Over(verdict) => return verdict.clone(),
+                Stage::Exhausted => {
+                    let event = tokio::select! {
+                        biased;
+                        signal = stop.asked() => Event::Asked(signal),
+                        spared = self.can_be_spared() => Event::CanBeSpared(spared),
+                    };
+                    self.decision.handle(event);
+                    continue;
+                }
+                _ => {}
             }
             let event = tokio::select! {
                 biased;
                 signal = stop.asked() => Event::Asked(signal),
+                why = fence.cut_off() => Event::CutOff(why),
                 notice = &mut telling, if !all_answered => {
                     all_answered = true;
                     self.decision.handle(Event::Told(notice));
@@ -282,6 +328,46 @@ impl Round<'_> {
             };
             self.decision.handle(event);
         }
+    }
+
+    /// Whether the others can go on without this node, whose restarts are used up. If so it is counted, and gone.
+    async fn can_be_spared(&self) -> bool {
+        let spared = tokio::time::timeout(self.handler().time_to_notice(), self.departs()).await;
+        match spared.unwrap_or_else(|_| Err("etcd does not answer".to_owned())) {
+            Ok(()) => {
+                warn!("this node's restarts are used up: it leaves, and the others go on");
+                // They need not wait until its workers have stopped.
+                let left = self.handler().leave().await;
+                debug!(?left, "the others were told");
+                true
+            }
+            Err(why) => {
+                warn!("this node's restarts are used up, and it cannot leave: {why}");
+                false
+            }
+        }
+    }
+
+    async fn departs(&self) -> Result<(), String> {
+        let words = |error: &dyn std::fmt::Display| error.to_string();
+        let Some(run_store) = &self.run_store else {
+            return Err(format!(
+                "the backend {:?} does not keep count of those who left",
+                self.handler().backend()
+            ));
+        };
+        let min_nodes = self.handler().progress().borrow().min_nodes;
+        let spares = self.handler().spares().await.map_err(|error| words(&error))?;
+        let remain = self.nodes - 1 + spares;
+        if remain < min_nodes {
+            return Err(format!("the group needs {min_nodes} nodes, and would have {remain}"));
+        }
+        let departures = run_store.add(DEPARTURES, 1).await.map_err(|error| words(&error))?;
+        let most = self.agent.spec().max_departures;
+        if departures > i64::from(most) {
+            return Err(format!("{most} may leave a run, and as many have"));
+        }
+        Ok(())
     }
 }
 

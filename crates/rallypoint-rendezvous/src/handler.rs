@@ -7,6 +7,7 @@ use async_trait::async_trait;
 pub use rallypoint_core::round::CloseOutcome;
 use rallypoint_store::Store;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::error::Result;
 use crate::port::HeldPort;
@@ -45,6 +46,22 @@ pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
     /// answers.
     fn time_to_notice(&self) -> Duration;
 
+    /// Where other nodes reach this one; none where the backend does not know.
+    fn address(&self) -> Option<&str> {
+        None
+    }
+
+    /// When etcd last answered for this node's lease. None before there is one, and where the backend does not say: such
+    /// a node cannot tell by itself that it is cut off.
+    fn contact(&self) -> Option<Contact> {
+        None
+    }
+
+    /// How many nodes that are not in the last round stand by. Read when asked for.
+    async fn spares(&self) -> Result<usize> {
+        Ok(0)
+    }
+
     /// Who is in the last round this node was in, by rank. Read when asked for.
     async fn members(&self) -> Result<Vec<Member>>;
 
@@ -74,6 +91,17 @@ pub struct Rendezvous {
     pub held_port: Option<HeldPort>,
     /// Data that the members of this round share.
     pub store: Arc<dyn Store>,
+    /// Data of the run, which outlives its rounds; none where the backend has no place for it.
+    pub run_store: Option<Arc<dyn Store>>,
+}
+
+/// When etcd last answered for a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Contact {
+    /// The moment.
+    pub at: Instant,
+    /// This long without a word, and the node's place may be another's.
+    pub lease: Duration,
 }
 
 /// Where the workers of a round meet.

@@ -19,7 +19,9 @@ mod registry;
 
 pub use barrier::EtcdBarrier;
 pub use error::{RendezvousError, Result};
-pub use handler::{CloseOutcome, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler};
+pub use handler::{
+    CloseOutcome, Contact, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler,
+};
 pub use parameters::{ParameterError, RendezvousParameters};
 pub use port::HeldPort;
 pub use registry::{Creator, Registry};

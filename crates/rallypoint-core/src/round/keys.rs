@@ -80,6 +80,12 @@ impl Keys {
         format!("{}store/", self.run)
     }
 
+    /// Where the data of the run is that outlives its rounds.
+    #[must_use]
+    pub fn run_store(&self) -> String {
+        format!("{}store/run/", self.run)
+    }
+
     /// The node that `key` belongs to, of [`node`](Keys::node) or [`rank`](Keys::rank).
     #[must_use]
     pub fn id_of<'a>(&self, key: &'a str) -> &'a str {

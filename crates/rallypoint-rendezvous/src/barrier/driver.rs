@@ -60,6 +60,8 @@ pub(super) struct Driver {
     watches: [Option<Watch>; 2],
     group: watch::Sender<Group>,
     progress: watch::Sender<Progress>,
+    /// When etcd last did what it was asked.
+    contact: watch::Sender<Option<Instant>>,
     joining: Option<oneshot::Sender<Result<Joined, NoVersion>>>,
     /// A version that became final after its caller had gone.
     undelivered: Option<Joined>,
@@ -84,11 +86,17 @@ impl Driver {
             watches: [None, None],
             group,
             progress,
+            contact: watch::Sender::new(None),
             joining: None,
             undelivered: None,
             closing: Vec::new(),
             leaving: Vec::new(),
         }
+    }
+
+    /// When etcd last did what it was asked. At work that is to renew this node's keep-alive.
+    pub(super) fn contact(&self) -> watch::Receiver<Option<Instant>> {
+        self.contact.subscribe()
     }
 
     /// Runs until the handler is gone.
@@ -142,6 +150,9 @@ impl Driver {
     }
 
     fn replied(&mut self, id: u64, result: Result<Reply>) {
+        if result.is_ok() {
+            self.contact.send_replace(Some(Instant::now()));
+        }
         let reply = result.map_err(|error| {
             debug!(run = self.wire.run_id, %error, "a request of the rendezvous failed");
             self.give_up(error);

@@ -30,7 +30,9 @@ use self::config::Config;
 use self::driver::{Command, Driver, Group, Joined, NoVersion, PATIENCE};
 use self::wire::{Mark, Wire};
 use crate::error::{RendezvousError, Result};
-use crate::handler::{CloseOutcome, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler};
+use crate::handler::{
+    CloseOutcome, Contact, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler,
+};
 use crate::parameters::{ParameterError, RendezvousParameters};
 
 /// The name of the backend, as in PyTorch.
@@ -56,6 +58,8 @@ pub struct EtcdBarrier {
     commands: mpsc::UnboundedSender<Command>,
     group: watch::Receiver<Group>,
     progress: watch::Receiver<Progress>,
+    /// When etcd last did what it was asked.
+    contact: watch::Receiver<Option<Instant>>,
     /// One call of `next_rendezvous` at a time.
     turn: Mutex<()>,
     driver: JoinHandle<()>,
@@ -97,6 +101,7 @@ impl EtcdBarrier {
             commands,
             group,
             progress,
+            contact: driver.contact(),
             turn: Mutex::new(()),
             driver: tokio::spawn(driver.run()),
         })
@@ -157,6 +162,7 @@ impl EtcdBarrier {
             master: Master { address, port },
             held_port,
             store,
+            run_store: None,
         }))
     }
 }
@@ -238,6 +244,14 @@ impl RendezvousHandler for EtcdBarrier {
 
     fn time_to_notice(&self) -> Duration {
         KEEP_ALIVE_TTL + Duration::from_secs(5)
+    }
+
+    fn address(&self) -> Option<&str> {
+        self.config.local_addr.as_deref()
+    }
+
+    fn contact(&self) -> Option<Contact> {
+        self.contact.borrow().map(|at| Contact { at, lease: KEEP_ALIVE_TTL })
     }
 
     async fn members(&self) -> Result<Vec<Member>> {

@@ -67,6 +67,8 @@ pub(super) struct Driver {
     watches: [Option<Watch>; 3],
     lease: Option<Lease>,
     reach: Reach,
+    /// When etcd last answered for the lease.
+    contact: watch::Sender<Option<Instant>>,
     /// etcd has let this node write here: what it refuses now it may allow again.
     let_in: bool,
     group: watch::Sender<Group>,
@@ -99,6 +101,7 @@ impl Driver {
             watches: [None, None, None],
             lease: None,
             reach: Reach::default(),
+            contact: watch::Sender::new(None),
             let_in: false,
             group,
             progress,
@@ -107,6 +110,11 @@ impl Driver {
             closing: Vec::new(),
             leaving: Vec::new(),
         }
+    }
+
+    /// When etcd last answered for this node's lease.
+    pub(super) fn contact(&self) -> watch::Receiver<Option<Instant>> {
+        self.contact.subscribe()
     }
 
     /// Runs until the handler is gone.
@@ -237,6 +245,7 @@ impl Driver {
         match state {
             LeaseState::Alive => {
                 self.reach.lease_is_well();
+                self.contact.send_replace(Some(Instant::now()));
                 self.node.handle_renewed(now, lease);
             }
             LeaseState::Lost => {
@@ -280,6 +289,7 @@ impl Driver {
                 Output::Unwatch(id) => *self.watch(id) = None,
                 Output::Keep(lease) => {
                     self.reach.lease_is_well();
+                    self.contact.send_replace(Some(Instant::now()));
                     self.lease = Some(self.client.lease_keep(lease, self.lease_ttl));
                 }
                 Output::Forget(lease) => self.lease = self.lease.take().filter(|kept| kept.id() != lease),

@@ -10,6 +10,7 @@ use rallypoint_etcd::v3::Client;
 use rallypoint_store::EtcdStore;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::BACKEND;
 use super::driver::{Command, Driver, Group, NoRound};
@@ -18,7 +19,7 @@ use super::operator;
 use super::reach::Complaint;
 use super::settings::NativeSettings;
 use crate::error::{RendezvousError, Result};
-use crate::handler::{GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler};
+use crate::handler::{Contact, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler};
 use crate::parameters::{ParameterError, RendezvousParameters};
 use crate::port::HeldPort;
 
@@ -48,6 +49,9 @@ pub struct NativeHandler {
     commands: mpsc::UnboundedSender<Command>,
     group: watch::Receiver<Group>,
     progress: watch::Receiver<Progress>,
+    /// When etcd last answered for this node's lease.
+    contact: watch::Receiver<Option<Instant>>,
+    address: String,
     /// This node's port, should it become the master; held from before it is announced until it is handed over.
     port: Mutex<Option<HeldPort>>,
     /// One call of `next_rendezvous` at a time.
@@ -92,7 +96,7 @@ impl NativeHandler {
         };
         let config = NodeConfig {
             incarnation: incarnation(),
-            address,
+            address: address.clone(),
             rack: settings.rack.clone(),
             hint: settings.hint.clone(),
             about: settings.about.clone(),
@@ -120,6 +124,8 @@ impl NativeHandler {
             progress_sender,
         );
         Ok(NativeHandler {
+            contact: driver.contact(),
+            address,
             keys: Keys::new(&run),
             settings,
             client,
@@ -206,7 +212,7 @@ impl NativeHandler {
     }
 
     fn rendezvous(&self, joined: Joined) -> Rendezvous {
-        let prefix = self.keys.store(joined.round, &joined.plan);
+        let store = |prefix: &str| Arc::new(EtcdStore::on_lease(self.client.clone(), prefix, joined.lease));
         let held = (joined.rank == 0)
             .then(|| self.port.lock().expect("no code panics while it holds this lock").take())
             .flatten();
@@ -216,7 +222,8 @@ impl NativeHandler {
             world_size: joined.world_size,
             master: Master { address: joined.address, port: joined.port },
             held_port: held,
-            store: Arc::new(EtcdStore::on_lease(self.client.clone(), &prefix, joined.lease)),
+            store: store(&self.keys.store(joined.round, &joined.plan)),
+            run_store: Some(store(&self.keys.run_store())),
         }
     }
 
@@ -341,6 +348,20 @@ impl RendezvousHandler for NativeHandler {
     fn time_to_notice(&self) -> Duration {
         // The lease may just have been refreshed; then the leader says so, or another one takes over from it first.
         self.settings.lease + Duration::from_secs(5)
+    }
+
+    fn address(&self) -> Option<&str> {
+        Some(&self.address)
+    }
+
+    fn contact(&self) -> Option<Contact> {
+        self.contact.borrow().map(|at| Contact { at, lease: self.settings.lease })
+    }
+
+    async fn spares(&self) -> Result<usize> {
+        let round = operator::read_round(&self.client, &self.keys).await;
+        let round = round.map_err(|error| self.connection(error))?;
+        Ok(round.map_or(0, |round| round.news.spares + round.news.waiting))
     }
 
     async fn members(&self) -> Result<Vec<Member>> {

@@ -150,6 +150,12 @@ impl Launcher {
         }
     }
 
+    /// Whether it has said this.
+    pub(crate) fn heard(&mut self, part: &str) -> bool {
+        self.said.extend(self.lines.try_iter());
+        self.said.iter().any(|line| line.contains(part))
+    }
+
     /// Forgets what was said, so that `wait_for` waits for something new.
     pub(crate) fn forget(&mut self) {
         while let Ok(line) = self.lines.try_recv() {
@@ -223,6 +229,7 @@ impl Launcher {
 impl Drop for Launcher {
     fn drop(&mut self) {
         if thread::panicking() {
+            self.said.extend(self.lines.try_iter());
             eprintln!("--- the launcher said:\n{}", self.said.join("\n"));
         }
         let _ = self.child.kill();

@@ -43,5 +43,10 @@ pub(crate) fn check(options: &Run, workers: usize) -> Result<(), Problem> {
             options.connection.endpoints()
         )));
     }
+    if options.max_etcd_outage.is_some() && options.fence_timeout.is_some_and(|seconds| seconds.0.is_zero()) {
+        return Err(Problem::usage(
+            "--fence-timeout 0 turns off what --max-etcd-outage needs: leave one of them out",
+        ));
+    }
     Ok(())
 }

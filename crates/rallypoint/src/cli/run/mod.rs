@@ -276,6 +276,11 @@ fn spec(options: &Run, grace: Duration) -> Result<WorkerSpec, Problem> {
     spec.args = program.args;
     spec.role.clone_from(&options.role);
     spec.max_restarts = options.max_restarts;
+    spec.restarts_return_after = options.restarts_return_after.map(|seconds| seconds.0);
+    spec.when_exhausted = options.when_exhausted.into();
+    spec.max_departures = options.max_departures;
+    spec.fence_timeout = options.fence_timeout.map(|seconds| seconds.0);
+    spec.max_etcd_outage = options.max_etcd_outage.map(|seconds| seconds.0);
     spec.grace = grace;
     spec.exit_barrier_timeout = options.exit_barrier_timeout.0;
     spec.signals.clone_from(&options.signals_to_handle);
@@ -467,7 +472,7 @@ fn report(
             );
             Ok(0)
         }
-        Outcome::Failed(report) => {
+        Outcome::Failed(report) | Outcome::Left(report) => {
             let text = match format {
                 LogFormat::Text => report.to_string(),
                 LogFormat::Json => {

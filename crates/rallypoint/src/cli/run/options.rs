@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::builder::FalseyValueParser;
-use rallypoint_agent::{DEFAULT_SIGNALS, StreamChoice};
+use rallypoint_agent::{DEFAULT_MAX_DEPARTURES, DEFAULT_SIGNALS, StreamChoice, WhenExhausted};
 
 use super::numa::Mode;
 use crate::cli::LogFormat;
@@ -97,6 +97,32 @@ pub(crate) struct Run {
         help_heading = "Workers"
     )]
     pub(crate) max_restarts: u32,
+    /// When this node's workers have run for so long without failing first, all its restarts are there again. Without it,
+    /// they never come back.
+    #[arg(long, env = "RALLYPOINT_RESTARTS_RETURN_AFTER", value_name = "SECONDS", help_heading = "Workers")]
+    pub(crate) restarts_return_after: Option<Seconds>,
+    /// What happens when this node's workers fail first and it has no restarts left: the run is closed for all, or this
+    /// node leaves, where the others can go on without it.
+    #[arg(
+        long,
+        env = "RALLYPOINT_WHEN_EXHAUSTED",
+        value_enum,
+        value_name = "WHAT",
+        default_value = "close",
+        help_heading = "Workers"
+    )]
+    pub(crate) when_exhausted: Exhausted,
+    /// With --when-exhausted leave: how many nodes of the run may leave so, all together; the next one closes it.
+    #[arg(long, env = "RALLYPOINT_MAX_DEPARTURES", value_name = "N", default_value_t = DEFAULT_MAX_DEPARTURES, help_heading = "Workers")]
+    pub(crate) max_departures: u32,
+    /// For how long a node that etcd does not answer may be without word of its round from the other nodes, too, before its
+    /// workers are stopped; 0: for ever. The lease and 5 seconds, if it is not given.
+    #[arg(long, env = "RALLYPOINT_FENCE_TIMEOUT", value_name = "SECONDS", help_heading = "Workers")]
+    pub(crate) fence_timeout: Option<Seconds>,
+    /// For how long etcd may be away for all nodes of the round before their workers are stopped. Without it they work on,
+    /// though nodes outside the round may reach etcd and form another.
+    #[arg(long, env = "RALLYPOINT_MAX_ETCD_OUTAGE", value_name = "SECONDS", help_heading = "Workers")]
+    pub(crate) max_etcd_outage: Option<Seconds>,
     /// From SIGTERM to SIGKILL when workers are stopped; TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or else 25.
     #[arg(
         long,
@@ -309,6 +335,24 @@ impl FromStr for Nodes {
                 "MIN {min} is above MAX {max}; write {max}:{min} if you mean {max} to {min} nodes"
             )),
             (min, max) => Ok(Nodes { min, max }),
+        }
+    }
+}
+
+/// What a node does without restarts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Exhausted {
+    /// The run is closed for all nodes, as under torchrun.
+    Close,
+    /// The node leaves, where the others can go on without it; otherwise the run is closed.
+    Leave,
+}
+
+impl From<Exhausted> for WhenExhausted {
+    fn from(exhausted: Exhausted) -> Self {
+        match exhausted {
+            Exhausted::Close => WhenExhausted::Close,
+            Exhausted::Leave => WhenExhausted::Leave,
         }
     }
 }

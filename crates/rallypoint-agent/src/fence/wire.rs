@@ -1,0 +1,151 @@
+//! What agents say to each other: one question and one answer, of fixed length, on a connection of their own.
+//!
+//! ```text
+//! question   "RPF" version(1)  key(16)   seat(16)
+//! answer     "RPF" version(1)  proof(16) word(1)  age in ms, big endian(4)
+//! ```
+//!
+//! Key, seat and proof are random. Each node writes its own to the round's store, so that only who can read that may ask,
+//! and nobody else can answer in its place. They keep strangers out, and not those who can read along.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::judge::Answer;
+
+/// The first bytes of everything, with the version.
+const MAGIC: [u8; 4] = *b"RPF\x01";
+pub(super) const QUESTION: usize = 36;
+pub(super) const ANSWER: usize = 25;
+
+/// Whether the node with this key has this seat still.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Question {
+    pub(super) key: Uuid,
+    /// The node's place in one round.
+    pub(super) seat: Uuid,
+}
+
+impl Question {
+    pub(super) fn write(self) -> [u8; QUESTION] {
+        let mut bytes = [0; QUESTION];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4..20].copy_from_slice(self.key.as_bytes());
+        bytes[20..].copy_from_slice(self.seat.as_bytes());
+        bytes
+    }
+
+    pub(super) fn read(bytes: &[u8; QUESTION]) -> Option<Self> {
+        let id = |from: usize| Uuid::from_slice(&bytes[from..from + 16]).ok();
+        (bytes[..4] == MAGIC).then_some(Question { key: id(4)?, seat: id(20)? })
+    }
+}
+
+pub(super) fn write_answer(proof: Uuid, answer: Answer) -> [u8; ANSWER] {
+    let (word, age) = match answer {
+        Answer::Stands { age } => (0, age),
+        Answer::Away => (1, Duration::ZERO),
+        Answer::Over => (2, Duration::ZERO),
+        Answer::Done => (3, Duration::ZERO),
+    };
+    let age = u32::try_from(age.as_millis()).unwrap_or(u32::MAX);
+    let mut bytes = [0; ANSWER];
+    bytes[..4].copy_from_slice(&MAGIC);
+    bytes[4..20].copy_from_slice(proof.as_bytes());
+    bytes[20] = word;
+    bytes[21..].copy_from_slice(&age.to_be_bytes());
+    bytes
+}
+
+/// None for what the node with this proof did not say, or in words of another version.
+pub(super) fn read_answer(bytes: &[u8; ANSWER], proof: Uuid) -> Option<Answer> {
+    if bytes[..4] != MAGIC || bytes[4..20] != *proof.as_bytes() {
+        return None;
+    }
+    let age = u32::from_be_bytes([bytes[21], bytes[22], bytes[23], bytes[24]]);
+    Some(match bytes[20] {
+        0 => Answer::Stands { age: Duration::from_millis(age.into()) },
+        1 => Answer::Away,
+        2 => Answer::Over,
+        3 => Answer::Done,
+        _ => return None,
+    })
+}
+
+/// Where a node is asked about its round, as it stands in the round's store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Whereabouts {
+    pub(super) address: String,
+    pub(super) port: u16,
+    key: String,
+    seat: String,
+    proof: String,
+}
+
+impl Whereabouts {
+    pub(super) fn new(address: &str, port: u16, question: Question, proof: Uuid) -> Self {
+        let text = |id: Uuid| id.simple().to_string();
+        Whereabouts {
+            address: address.to_owned(),
+            port,
+            key: text(question.key),
+            seat: text(question.seat),
+            proof: text(proof),
+        }
+    }
+
+    pub(super) fn write(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    pub(super) fn read(text: &[u8]) -> Option<Self> {
+        serde_json::from_slice(text).ok()
+    }
+
+    pub(super) fn question(&self) -> Option<Question> {
+        let id = |text: &str| Uuid::parse_str(text).ok();
+        Some(Question { key: id(&self.key)?, seat: id(&self.seat)? })
+    }
+
+    pub(super) fn proof(&self) -> Option<Uuid> {
+        Uuid::parse_str(&self.proof).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_and_nothing_else_is() {
+        let question = Question { key: Uuid::new_v4(), seat: Uuid::new_v4() };
+        assert_eq!(Question::read(&question.write()), Some(question));
+        let mut other = question.write();
+        other[3] = 2;
+        assert_eq!(Question::read(&other), None, "another version");
+
+        let proof = Uuid::new_v4();
+        let age = Duration::from_millis(4321);
+        for answer in [Answer::Stands { age }, Answer::Away, Answer::Over, Answer::Done] {
+            let bytes = write_answer(proof, answer);
+            assert_eq!(read_answer(&bytes, proof), Some(answer));
+            assert_eq!(read_answer(&bytes, Uuid::new_v4()), None, "somebody else's");
+        }
+        let mut unknown = write_answer(proof, Answer::Done);
+        unknown[20] = 9;
+        assert_eq!(read_answer(&unknown, proof), None);
+        let ages = write_answer(proof, Answer::Stands { age: Duration::MAX });
+        assert_eq!(
+            read_answer(&ages, proof),
+            Some(Answer::Stands { age: Duration::from_millis(u32::MAX.into()) })
+        );
+
+        let whereabouts = Whereabouts::new("::1", 7, question, proof);
+        assert_eq!(Whereabouts::read(&whereabouts.write()), Some(whereabouts.clone()));
+        assert_eq!((whereabouts.question(), whereabouts.proof()), (Some(question), Some(proof)));
+        assert_eq!(Whereabouts::read(b"{}"), None);
+    }
+}

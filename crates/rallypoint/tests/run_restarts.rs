@@ -1,0 +1,99 @@
+//! The restarts of a node: those that come back, and what happens when there is none left.
+
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod launcher;
+
+use launcher::{Launcher, wait_for_any};
+use rallypoint_testkit::{Etcd, Version};
+
+fn node(etcd: &Etcd, nodes: &str, args: &[&str], script: &str) -> Launcher {
+    let endpoint = etcd.endpoint();
+    // Nobody waits for a lease or a last call here.
+    let run = ["--nnodes", nodes, "--rdzv-id", "job", "--rdzv-endpoint", &endpoint];
+    let conf = ["--rdzv-conf", "last_call_timeout=2,lease_timeout=60"];
+    Launcher::start(&[&run[..], &conf[..], args, &["--", "sh", "-c", script]].concat())
+}
+
+#[test]
+fn restarts_come_back_after_a_time_without_failure() {
+    // It fails in each attempt, the last but one after a while.
+    let script = "echo attempt $TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && sleep 3; \
+                  [ $TORCHELASTIC_RESTART_COUNT = 3 ] || exit 9";
+    let run = |more: &[&str]| {
+        let args = [&["--standalone", "--max-restarts", "1"], more, &["--", "sh", "-c", script]].concat();
+        Launcher::run(&args)
+    };
+    let ended = run(&[]).expect(1);
+    assert!(ended.with("attempt 2").is_empty(), "{}", ended.text());
+    // The second attempt is long enough; the third is not, and fails before the fourth, which would succeed.
+    let ended = run(&["--restarts-return-after", "2"]).expect(1);
+    assert!(!ended.with("attempt 2").is_empty(), "{}", ended.text());
+    assert!(ended.with("attempt 3").is_empty(), "{}", ended.text());
+}
+
+const FAILS: &str = "echo $WORLD_SIZE are here; [ $WORLD_SIZE = 1 ] && exit 0; exit 9";
+const WORKS: &str = "echo $WORLD_SIZE are here; while [ $WORLD_SIZE = 3 ]; do sleep 0.05; done";
+
+#[test]
+fn a_node_without_restarts_leaves_and_the_others_go_on() {
+    let etcd = Etcd::start(Version::V35);
+    let leave = ["--when-exhausted", "leave"];
+    let bad = node(&etcd, "2:3", &leave, "echo $WORLD_SIZE are here; exit 9");
+    let good = [(); 2].map(|()| node(&etcd, "2:3", &leave, WORKS));
+    let bad = bad.ended().expect(1);
+    assert!(bad.text().contains("failed first") && bad.text().contains("it leaves"), "{}", bad.text());
+    for node in good {
+        let ended = node.ended().expect(0);
+        assert!(!ended.with("2 are here").is_empty(), "{}", ended.text());
+    }
+}
+
+#[test]
+fn a_spare_takes_the_place_of_a_node_that_leaves() {
+    let etcd = Etcd::start(Version::V35);
+    let leave = ["--when-exhausted", "leave"];
+    let script = "echo $ROLE_NAME is here; while [ ! -e $GO ]; do sleep 0.05; done; [ $ROLE_NAME = good ] || exit 9; \
+                  sleep 600";
+    let folder = tempfile::tempdir().unwrap();
+    let script = script.replace("$GO", folder.path().join("go").to_str().unwrap());
+    let start = |role: &str| node(&etcd, "2", &[&leave[..], &["--role", role]].concat(), &script);
+    let (mut good, mut bad) = (start("good"), start("bad"));
+    good.wait_for("good is here");
+    bad.wait_for("bad is here");
+    let mut spare = start("good");
+    spare.wait_for("standing by as a spare");
+    std::fs::write(folder.path().join("go"), "").unwrap();
+    bad.ended().expect(1);
+    spare.wait_for("good is here");
+    for node in [good, spare] {
+        node.signal("TERM");
+        node.ended().expect(143);
+    }
+}
+
+#[test]
+fn a_node_that_the_others_need_closes_the_run() {
+    let etcd = Etcd::start(Version::V35);
+    let leave = ["--when-exhausted", "leave"];
+    let bad = node(&etcd, "2", &leave, "exit 9");
+    let good = node(&etcd, "2", &leave, "sleep 600");
+    let bad = bad.ended().expect(1);
+    assert!(bad.text().contains("needs 2 nodes, and would have 1"), "{}", bad.text());
+    good.ended().expect(1);
+}
+
+#[test]
+fn a_program_that_fails_everywhere_does_not_take_the_nodes_down_one_by_one() {
+    let etcd = Etcd::start(Version::V35);
+    let mut nodes: Vec<_> = (0..4)
+        .map(|_| node(&etcd, "1:4", &["--when-exhausted", "leave", "--max-departures", "1"], FAILS))
+        .collect();
+    let (_, line) = wait_for_any(&mut nodes, "it cannot leave");
+    assert!(line.contains("1 may leave a run, and as many have"), "{line}");
+    let ended: Vec<_> = nodes.into_iter().map(|node| node.ended().expect(1)).collect();
+    let left = ended.iter().filter(|ended| ended.text().contains("it leaves, and the others go on")).count();
+    assert_eq!(left, 1);
+    let keys = etcd.etcdctl(&["get", "--prefix", "rallypoint/job/", "--keys-only"]);
+    assert_eq!(keys.trim(), "rallypoint/job/group/round", "nothing is left of the count");
+}
