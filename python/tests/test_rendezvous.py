@@ -12,7 +12,7 @@ import uuid
 
 import pytest
 import torch.distributed as dist
-from support import Cluster, free_ports, states, wait_until
+from support import Cluster, free_ports, states, status, wait_until
 from torch.distributed.elastic.rendezvous import RendezvousParameters, api
 
 import rallypoint
@@ -63,9 +63,33 @@ def test_two_nodes_meet_and_share_a_store(etcd, backend):
     assert not nodes[0].is_closed()
     assert nodes[0].shutdown()
     wait_until("the run is closed", nodes[1].is_closed)
+    # By one that is done, which is no reason to stop.
+    assert nodes[1].num_nodes_waiting() == 0
     with pytest.raises(api.RendezvousClosedError, match=run_id):
         nodes[1].next_rendezvous()
     nodes[1].shutdown()
+
+
+def test_a_node_that_ends_well_says_so_even_where_somebody_handles_an_error(etcd):
+    handler = create_rdzv_handler(parameters("rallypoint", etcd, **QUICK))
+    handler.next_rendezvous()
+    try:
+        raise ValueError("another's")
+    except ValueError:
+        (lambda: handler.shutdown())()
+    assert status(etcd, handler.get_run_id())["closed"] == "a node has finished"
+
+
+def test_a_node_that_fails_says_what_with(etcd):
+    handler = create_rdzv_handler(parameters("rallypoint", etcd, **QUICK))
+    handler.next_rendezvous()
+    with pytest.raises(OSError):
+        try:
+            raise OSError("no room\nleft")
+        finally:
+            handler.shutdown()
+    closed = status(etcd, handler.get_run_id())["closed"]
+    assert closed == f"torchrun on {socket.gethostname()} failed with OSError: no room"
 
 
 @pytest.mark.parametrize("backend", ["rallypoint", "rallypoint-etcd"])

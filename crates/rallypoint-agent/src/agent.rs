@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rallypoint_rendezvous::{GroupChange, RendezvousError, RendezvousHandler};
+use rallypoint_rendezvous::{FINISHED, GroupChange, RendezvousError, RendezvousHandler};
 use rustix::process::Signal;
 use thiserror::Error;
 use tokio::sync::watch;
@@ -27,8 +27,6 @@ use crate::workers::Workers;
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(25);
 /// How long an etcd that does not answer keeps a node that has finished.
 pub const DEFAULT_EXIT_BARRIER_TIMEOUT: Duration = Duration::from_secs(60);
-/// The reason of a run that ended well.
-pub const FINISHED: &str = "all workers have finished";
 /// For telling the others that this node leaves, when nothing depends on it any more.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -53,8 +53,7 @@ mod time;
 mod workers;
 
 pub use agent::{
-    Agent, AgentError, DEFAULT_EXIT_BARRIER_TIMEOUT, DEFAULT_GRACE, FINISHED, Outcome, Phase, Success,
-    WorkerSpec,
+    Agent, AgentError, DEFAULT_EXIT_BARRIER_TIMEOUT, DEFAULT_GRACE, Outcome, Phase, Success, WorkerSpec,
 };
 pub use environment::{Common, DEFAULT_SIGNALS, NoGpu, Place, environment};
 pub use failure::{ErrorRecord, Exit, Failure, FailureReport};
@@ -62,6 +61,8 @@ pub use guard::{GUARD_VARIABLE, Guarded, Orders, Part, arguments, guard};
 pub use logs::{LogDir, LogError, LogSettings, Logs};
 pub use output::{Console, Stream};
 pub use prefix::{Prefix, UnknownMacro};
+/// The reason of a run that ended well.
+pub use rallypoint_rendezvous::FINISHED;
 pub use ranks::{Assigned, IDENTICAL_VARIABLE, NodeWorkers, RankError, agree, assign};
 /// What [`Stopper::ask`] takes, and [`Outcome::Stopped`] tells.
 pub use rustix::process::Signal;

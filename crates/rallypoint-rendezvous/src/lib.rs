@@ -19,7 +19,10 @@ mod registry;
 
 pub use barrier::EtcdBarrier;
 pub use error::{RendezvousError, Result};
-pub use handler::{CloseOutcome, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler};
+pub use handler::{
+    CloseOutcome, FINISHED, GroupChange, Master, Member, NODE_FINISHED, Progress, Rendezvous,
+    RendezvousHandler,
+};
 pub use parameters::{ParameterError, RendezvousParameters};
 pub use port::HeldPort;
 pub use registry::{Creator, Registry};
