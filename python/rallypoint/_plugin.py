@@ -1,26 +1,34 @@
-"""What torchrun finds by name, in the group of entry points ``torchrun.handlers``."""
+"""What torchrun finds by name, in the group of entry points ``torchrun.handlers``.
+
+Whoever imports ``torch.distributed.elastic`` imports this, whatever the backend; so nothing else is loaded before one of
+ours is named.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
-
-from rallypoint.torch.create import create_rdzv_handler
-
-_Creator = Callable[[RendezvousParameters], RendezvousHandler]
+if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 
 
-def rallypoint() -> _Creator:
-    """The native backend."""
-    return create_rdzv_handler
+def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """Makes the handler that ``params.backend`` names.
+
+    - ``rallypoint``: the native one.
+    - ``rallypoint-etcd`` or ``etcd``: the barrier, which meets nodes of PyTorch's ``etcd`` backend.
+    - ``rallypoint-etcd-v2`` or ``etcd-v2``: torch's dynamic handler on our backend, which meets nodes of PyTorch's
+      ``etcd-v2`` backend.
+
+    The options are in ``docs/python.md``; one that there is not is refused by name. If the endpoint is on this machine
+    and nothing listens there, this node starts the embedded server.
+    """
+    from rallypoint.torch.create import create
+
+    return create(params)
 
 
-def rallypoint_etcd() -> _Creator:
-    """The barrier, which meets nodes of PyTorch's ``etcd`` backend."""
-    return create_rdzv_handler
-
-
-def rallypoint_etcd_v2() -> _Creator:
-    """Our backend under torch's dynamic handler, which meets nodes of PyTorch's ``etcd-v2`` backend."""
+def creator() -> Callable[[RendezvousParameters], RendezvousHandler]:
+    """What makes the handlers of all backends."""
     return create_rdzv_handler

@@ -28,6 +28,7 @@ __all__ = [
     "Completions",
     "EtcdServer",
     "LocalServer",
+    "NODE_FINISHED",
     "Rendezvous",
     "Round",
     "StateBackend",
@@ -38,8 +39,9 @@ __all__ = [
 ]
 
 __version__: str
+NODE_FINISHED: str
 
-def run_command(arguments: Sequence[str]) -> int: ...
+def run_command(arguments: Sequence[str], python: str | None = None) -> int: ...
 @final
 class Store:
     def __new__(

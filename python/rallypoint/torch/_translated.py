@@ -1,4 +1,4 @@
-"""Errors that are Rallypoint's and torch's at once, so that the handlers of either take them."""
+"""How errors of the Rust side become torch's as well."""
 
 from __future__ import annotations
 
@@ -6,37 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-import torch.distributed as dist
-from torch.distributed.elastic.rendezvous import api
-
 from rallypoint import errors
+from rallypoint.torch import errors as both
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def _both(ours: type[Exception], theirs: type[Exception]) -> type[Exception]:
-    return type(ours.__name__, (ours, theirs), {"__doc__": ours.__doc__, "__module__": "rallypoint.torch"})
-
-
-_BOTH = {
-    ours: _both(ours, theirs)
-    for ours, theirs in [
-        (errors.StoreError, dist.DistStoreError),
-        (errors.StoreTimeoutError, dist.DistStoreError),
-        # Younger than the oldest torch that this works with.
-        (errors.QueueEmptyError, getattr(dist, "QueueEmptyError", dist.DistStoreError)),
-        (errors.StoreValueError, dist.DistStoreError),
-        (errors.StoreConnectionError, dist.DistNetworkError),
-        (errors.OutcomeUnknownError, dist.DistNetworkError),
-        (errors.RendezvousError, api.RendezvousError),
-        (errors.RendezvousClosedError, api.RendezvousClosedError),
-        (errors.RendezvousTimeoutError, api.RendezvousTimeoutError),
-        (errors.RendezvousConnectionError, api.RendezvousConnectionError),
-        (errors.RendezvousStateError, api.RendezvousStateError),
-        # Younger than the oldest torch that this works with.
-        (errors.RendezvousGracefulExitError, getattr(api, "RendezvousGracefulExitError", api.RendezvousError)),
-    ]
-}
 
 
 def translated(function: _Function) -> _Function:
@@ -47,9 +20,10 @@ def translated(function: _Function) -> _Function:
         try:
             return function(*args, **kwargs)
         except errors.RallypointError as error:
-            both = _BOTH.get(type(error))
-            if both is None:
+            # They have the same names.
+            kind = getattr(both, type(error).__name__, None)
+            if kind is None or isinstance(error, kind):
                 raise
-            raise both(*error.args).with_traceback(error.__traceback__) from error.__cause__
+            raise kind(*error.args).with_traceback(error.__traceback__) from error.__cause__
 
     return cast(_Function, wrapper)

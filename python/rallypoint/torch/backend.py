@@ -8,7 +8,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
 
 from rallypoint._rallypoint import StateBackend
-from rallypoint.torch._errors import translated
+from rallypoint.torch._translated import translated
 from rallypoint.torch._options import DYNAMIC, checked
 from rallypoint.torch.store import EtcdStore
 

@@ -96,6 +96,11 @@ struct Man {
 
 /// Runs the command with its arguments, the first of which is its own name; returns the exit code.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    run_with(arguments, None)
+}
+
+/// The same, where `python` is the interpreter that runs scripts and modules, unless the user names another.
+pub fn run_with(arguments: impl IntoIterator<Item = OsString>, python: Option<OsString>) -> u8 {
     let command = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli.command,
         Err(problem) => {
@@ -109,7 +114,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         }
     };
     match command {
-        Command::Run(options) => run::run(&options),
+        Command::Run(options) => run::run(&Run { python, ..options }),
         Command::Serve(options) => run_server(options),
         Command::Status(options) => wait_for(status::status(&options)),
         Command::Close(options) => wait_for(status::close(&options)),

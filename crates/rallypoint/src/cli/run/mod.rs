@@ -200,7 +200,8 @@ async fn launch(
 fn spec(options: &Run, grace: Duration) -> Result<WorkerSpec, Problem> {
     let (program, args) =
         options.command.split_first().ok_or_else(|| Problem::usage("there is no program"))?;
-    let program = Program::choose(program, args, options.module, options.no_python)?;
+    let program =
+        Program::choose(program, args, options.module, options.no_python, options.python.as_deref())?;
     let template = options.log_line_prefix_template.clone().or_else(|| std::env::var(PREFIX_VARIABLE).ok());
     let prefix = template.map_or_else(|| Ok(Prefix::default()), |template| template.parse());
     let prefix = prefix.map_err(|error| Problem::usage(format!("--log-line-prefix-template: {error}")))?;

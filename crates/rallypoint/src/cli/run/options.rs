@@ -22,6 +22,9 @@ use crate::cli::exit::TABLE;
     override_usage = "rallypoint run [OPTIONS] [--] PROGRAM [ARGS]...\n       rallypoint run [OPTIONS] SCRIPT.py [ARGS]...\n       rallypoint run [OPTIONS] -m MODULE [ARGS]..."
 )]
 pub(crate) struct Run {
+    /// The Python that this command is installed in, if any.
+    #[arg(skip)]
+    pub(crate) python: Option<OsString>,
     /// The number of nodes, or the least and the most.
     #[arg(long, env = "PET_NNODES", value_name = "MIN[:MAX]", default_value = "1:1")]
     pub(crate) nnodes: Nodes,
