@@ -85,7 +85,7 @@ impl ErrorKind {
         }
     }
 
-    fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             ErrorKind::Settings => "the settings cannot work",
             ErrorKind::Unreachable => "no connection",

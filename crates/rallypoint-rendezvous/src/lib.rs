@@ -10,6 +10,7 @@
 
 pub mod backend;
 mod barrier;
+mod connecting;
 mod error;
 mod handler;
 pub mod native;
@@ -18,6 +19,7 @@ mod port;
 mod registry;
 
 pub use barrier::EtcdBarrier;
+pub use connecting::connect_within;
 pub use error::{RendezvousError, Result};
 pub use handler::{
     CloseOutcome, FINISHED, GroupChange, Master, Member, NODE_FINISHED, Progress, Rendezvous,

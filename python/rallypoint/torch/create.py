@@ -9,7 +9,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from rallypoint._rallypoint import Rendezvous
 from rallypoint.torch import _meeting
 from rallypoint.torch._translated import translated
-from rallypoint.torch._options import BARRIER, DYNAMIC, checked, is_secure
+from rallypoint.torch._options import BARRIER, DYNAMIC, checked, is_secure, join_timeout
 from rallypoint.torch.backend import create_backend
 from rallypoint.torch.handler import DynamicHandler, RendezvousHandler
 
@@ -34,7 +34,9 @@ def create(params: RendezvousParameters) -> _RendezvousHandler:
 
 def _meet(params: RendezvousParameters, config: dict[str, str]) -> _meeting.Meeting:
     endpoint = params.endpoint or ""
-    return _meeting.find(endpoint, params.max_nodes, params.get_as_bool("is_host"), is_secure(config))
+    return _meeting.find(
+        endpoint, params.max_nodes, params.get_as_bool("is_host"), is_secure(config), join_timeout(config)
+    )
 
 
 def _create(params: RendezvousParameters, ours: str, known: tuple[str, ...] | None) -> RendezvousHandler:
@@ -56,5 +58,5 @@ def _create(params: RendezvousParameters, ours: str, known: tuple[str, ...] | No
 
 def _create_dynamic(params: RendezvousParameters) -> DynamicHandler:
     meeting = _meet(params, checked(params, DYNAMIC))
-    backend, store = meeting.connected(lambda: create_backend(params, meeting.endpoint))
+    backend, store = create_backend(params, meeting.endpoint, meeting.patience)
     return DynamicHandler(create_handler(store, backend, params), store, meeting.server)

@@ -67,7 +67,7 @@ impl Client {
         let retry_timeout = settings.retry_timeout;
         let prefix = clean(&settings.prefix).into();
         let urls = settings.urls();
-        let failover = Failover::new(urls.len());
+        let failover = Failover::new(&settings.endpoints);
         let transport = Transport::new(settings)?;
         Ok(Client { shared: Arc::new(Shared { transport, urls, failover }), prefix, retry_timeout })
     }

@@ -86,7 +86,7 @@ impl Connections {
             Ok(Slot { url, dial, connection, adopted, making: tokio::sync::Mutex::new(()) })
         };
         let endpoints = settings.urls().into_iter().map(slot).collect::<Result<Vec<_>>>()?;
-        let failover = Failover::new(endpoints.len());
+        let failover = Failover::new(&settings.endpoints);
         let turns = Semaphore::new(IN_FLIGHT);
         let login = Login::new(settings.credentials.clone(), settings.request_timeout, endpoints.len());
         Ok(Connections { settings, endpoints, login, turns, failover })

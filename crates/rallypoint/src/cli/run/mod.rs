@@ -20,13 +20,11 @@ use rallypoint_agent::{
     Agent, Console, DEFAULT_GRACE, Guarded, LogDir, LogSettings, Logs, Orders, Outcome, Part, Prefix,
     Stopper, Stream, WorkerSpec, Workers, parse_signals,
 };
-use rallypoint_core::Backoff;
 use rallypoint_etcd::ErrorKind;
 use rallypoint_rendezvous::native::DEFAULT_JOIN_TIMEOUT;
 use rallypoint_rendezvous::{Registry, RendezvousError, RendezvousHandler, RendezvousParameters};
 use rustix::process::{Pid, Signal};
-use tokio::time::Instant;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 pub(super) use self::options::Run;
 use self::program::Program;
@@ -172,8 +170,9 @@ async fn launch(
     let parameters = parameters(options, &meeting.endpoints, &run_id)?;
     let timeout = ["join_timeout", "timeout"].iter().find_map(|name| parameters.seconds(name).ok().flatten());
     let timeout = timeout.unwrap_or(DEFAULT_JOIN_TIMEOUT);
+    let patience = options.connect_timeout.map_or(timeout, |seconds| seconds.0);
     let handler = tokio::select! {
-        handler = connect(&parameters, &meeting, options.connect_timeout.0) => handler?,
+        handler = connect(&parameters, &meeting, patience) => handler?,
         signal = listener.asked() => return Ok(signal_code(signal)),
     };
     let shown = handler.progress();
@@ -284,45 +283,27 @@ impl Problem {
     }
 }
 
-/// Connects, for as long as another node may yet start the server.
+/// Connects, and waits for an etcd that is not there yet. What listens on this very node has come already.
 async fn connect(
     parameters: &RendezvousParameters,
     meeting: &Meeting,
     patience: Duration,
 ) -> Result<Arc<dyn RendezvousHandler>, Problem> {
-    let registry = Registry::with_defaults();
-    let deadline = Instant::now() + patience;
-    let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
-    let mut told = false;
-    loop {
-        match registry.create(parameters.clone()).await {
-            Ok(handler) => return Ok(handler),
-            Err(error @ RendezvousError::Connection { .. })
-                if meeting.may_come && Instant::now() < deadline =>
-            {
-                if !told {
-                    info!(
-                        endpoint = parameters.endpoint,
-                        "no server answers yet; waiting for another node's"
-                    );
-                    told = true;
-                }
-                debug!(%error, "trying again");
-                tokio::time::sleep(backoff.next(fastrand::f64())).await;
+    let patience = if meeting.taken { Duration::ZERO } else { patience };
+    let made = Registry::with_defaults().create_within(parameters, patience).await;
+    made.map_err(|error| match &error {
+        RendezvousError::Connection { .. } if meeting.taken && no_etcd(&error) => {
+            let problem = Problem::rendezvous(&error);
+            Problem {
+                code: NODE,
+                text: format!(
+                    "the port of {} is in use by something that is no etcd: choose another --rdzv-endpoint ({})",
+                    parameters.endpoint, problem.text
+                ),
             }
-            Err(error @ RendezvousError::Connection { .. }) if meeting.taken && no_etcd(&error) => {
-                let problem = Problem::rendezvous(&error);
-                return Err(Problem {
-                    code: NODE,
-                    text: format!(
-                        "the port of {} is in use by something that is no etcd: choose another --rdzv-endpoint ({})",
-                        parameters.endpoint, problem.text
-                    ),
-                });
-            }
-            Err(error) => return Err(Problem::rendezvous(&error)),
         }
-    }
+        _ => Problem::rendezvous(&error),
+    })
 }
 
 /// Whether what listens there does not even answer as an etcd does.

@@ -72,9 +72,9 @@ pub(crate) struct Run {
     /// The address that other nodes reach this one by, if it is not the one it reaches the etcd by.
     #[arg(long, alias = "local_addr", env = "PET_LOCAL_ADDR", value_name = "ADDRESS")]
     pub(crate) local_addr: Option<String>,
-    /// Seconds to wait for a server that another node may yet start at the endpoint.
-    #[arg(long, env = "RALLYPOINT_CONNECT_TIMEOUT", value_name = "SECONDS", default_value = "60")]
-    pub(crate) connect_timeout: Seconds,
+    /// Seconds to wait for an etcd that does not answer yet; the join_timeout of --rdzv-conf, or else 600.
+    #[arg(long, env = "RALLYPOINT_CONNECT_TIMEOUT", value_name = "SECONDS")]
+    pub(crate) connect_timeout: Option<Seconds>,
     #[command(flatten)]
     pub(crate) connection: Connection,
 
