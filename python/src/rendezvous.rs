@@ -66,7 +66,8 @@ impl Rendezvous {
         (parameters.local_addr, parameters.config) = (local_addr, config.unwrap_or_default());
         let registry = Registry::with_defaults();
         let patience = patience.map_or(Duration::ZERO, |time| time.0);
-        let handler = wait(py, registry.create_within(&parameters, patience))?.map_err(|problem| error::rendezvous(py, &problem))?;
+        let handler = wait(py, registry.create_within(&parameters, patience))?
+            .map_err(|problem| error::rendezvous(py, &problem))?;
         Ok(Rendezvous(OfProcess::new(handler)))
     }
 

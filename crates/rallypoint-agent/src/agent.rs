@@ -163,6 +163,7 @@ pub struct Agent {
     phase: watch::Sender<Phase>,
     workers: Workers,
     adopts: bool,
+    hosts_server: bool,
     restarts: u32,
     rounds: u32,
 }
@@ -179,7 +180,28 @@ impl Agent {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let phase = watch::Sender::new(Phase::Meeting);
         let workers = Workers::default();
-        Agent { spec, handler, logs, console, host, phase, workers, adopts: false, restarts: 0, rounds: 0 }
+        let (adopts, hosts_server) = (false, false);
+        Agent {
+            spec,
+            handler,
+            logs,
+            console,
+            host,
+            phase,
+            workers,
+            adopts,
+            hosts_server,
+            restarts: 0,
+            rounds: 0,
+        }
+    }
+
+    /// The nodes meet on a server that ends with this agent: nobody can go on without it, so when it ends the run is
+    /// closed for all.
+    #[must_use]
+    pub fn hosting_server(mut self) -> Self {
+        self.hosts_server = true;
+        self
     }
 
     /// Also waits for processes that workers left behind and that became children of this one. Only for a program
@@ -212,6 +234,10 @@ impl Agent {
             Ok(Outcome::Succeeded(_)) => self.part(self.handler.shutdown(FINISHED), &mut stop).await,
             Ok(Outcome::Failed(report)) => {
                 self.part(self.handler.shutdown(&report.in_short()), &mut stop).await;
+            }
+            Ok(Outcome::Stopped(_)) | Err(_) if self.hosts_server => {
+                let reason = format!("{} ended, and with it the server that the nodes had met on", self.host);
+                self.part(self.handler.shutdown(&reason), &mut stop).await;
             }
             // The run goes on without this node.
             Ok(Outcome::Closed { .. } | Outcome::Stopped(_)) | Err(_) => {

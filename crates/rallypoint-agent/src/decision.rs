@@ -209,6 +209,7 @@ mod tests {
             error: None,
             stderr: Vec::new(),
             log: None,
+            hint: None,
         };
         Notice::failed(node, failure)
     }

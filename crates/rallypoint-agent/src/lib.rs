@@ -40,6 +40,7 @@ mod failure;
 mod group;
 mod guard;
 mod logs;
+mod memory;
 mod notice;
 mod output;
 mod patience;

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::stream::{FuturesUnordered, StreamExt};
-use rallypoint_core::{Backoff, Endpoints};
 use rallypoint_core::time::bounded;
+use rallypoint_core::{Backoff, Endpoints};
 use tokio::time::Instant;
 use tracing::debug;
 

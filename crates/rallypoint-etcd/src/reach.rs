@@ -74,7 +74,13 @@ impl State {
     }
 
     /// What there is to say of an answer that was asked for at `since` and has not come by now.
-    fn unanswered(&mut self, since: Instant, now: Instant, why: ErrorKind, endpoints: &str) -> Option<String> {
+    fn unanswered(
+        &mut self,
+        since: Instant,
+        now: Instant,
+        why: ErrorKind,
+        endpoints: &str,
+    ) -> Option<String> {
         // Others may have been answered in the meantime.
         let since = self.answered.map_or(since, |answered| answered.max(since));
         let silence = self.silence.get_or_insert(Silence { since, said: None });

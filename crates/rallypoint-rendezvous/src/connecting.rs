@@ -12,11 +12,7 @@ use crate::error::{RendezvousError, Result};
 
 /// What `connect` gives; while no etcd answers at `endpoint` it is called again, for `patience`, and it is said what is
 /// waited for. What somebody has to mend, a wrong password for instance, is not waited out.
-pub async fn connect_within<T, F>(
-    endpoint: &str,
-    patience: Duration,
-    connect: impl Fn() -> F,
-) -> Result<T>
+pub async fn connect_within<T, F>(endpoint: &str, patience: Duration, connect: impl Fn() -> F) -> Result<T>
 where
     F: Future<Output = Result<T>>,
 {

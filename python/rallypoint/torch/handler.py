@@ -107,6 +107,10 @@ class RendezvousHandler(_RendezvousHandler):
 
     def _leave(self) -> None:
         try:
+            if self._server is not None:
+                # Nobody can go on without it.
+                host = socket.gethostname()
+                self._rendezvous.set_closed(f"{host} ended, and with it the server that the nodes had met on")
             self._rendezvous.leave(_TO_SAY_GOODBYE)
         except errors.RallypointError as error:
             logger.info("run %r: cannot leave in good order: %s", self._run_id, error)

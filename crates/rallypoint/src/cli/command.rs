@@ -133,6 +133,10 @@ fn wait_for(request: impl Future<Output = Result<u8, Problem>>) -> u8 {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error),
     };
+    // It is said when an etcd does not answer; nothing else is.
+    if let Err(problem) = start_log("warn", LogFormat::Text) {
+        return failed(&std::io::Error::other(problem));
+    }
     runtime.block_on(request).unwrap_or_else(|problem| problem.report())
 }
 

@@ -178,6 +178,7 @@ async fn launch(
     let shown = handler.progress();
     let console: Arc<dyn Console> = Arc::<Terminal>::clone(terminal);
     let agent = Agent::new(spec, handler, logs, console).adopting_orphans().with_workers(workers);
+    let agent = if meeting.server.is_some() { agent.hosting_server() } else { agent };
     let waiting = Waiting { run: run_id.clone(), endpoint: parameters.endpoint.clone(), timeout };
     let progress = tokio::spawn(progress::show(Arc::clone(terminal), shown, agent.phase(), waiting));
     let outcome = agent.run(listener).await;

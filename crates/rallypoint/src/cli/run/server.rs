@@ -32,8 +32,7 @@ pub(crate) async fn find(connection: &Connection) -> Result<Meeting, Problem> {
         .endpoints()
         .parse()
         .map_err(|error| Problem::usage(format!("--rdzv-endpoint: {error}")))?;
-    let mut meeting =
-        Meeting { endpoints: endpoints.to_string(), server: None, taken: false };
+    let mut meeting = Meeting { endpoints: endpoints.to_string(), server: None, taken: false };
     if connection.only_connect() {
         return Ok(meeting);
     }
