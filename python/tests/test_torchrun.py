@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -111,6 +112,35 @@ def test_an_operators_close_ends_the_workers_of_all_nodes_and_says_why(job, etcd
         (worker,) = agent.said("met")
         assert not is_alive(worker["pid"]), run.report()
     assert status(etcd, run.run_id)["closed"] == "maintenance"
+
+
+def test_when_the_agent_with_the_server_is_told_to_end_the_others_end_and_say_why(job):
+    run = job(f"127.0.0.1:{free_ports(1)[0]}", "2", conf=QUICK)
+    agents = [run.start("a"), run.start("b")]
+    run.wait_until_all_work(agents)
+    guest, host = sorted(agents, key=lambda agent: "starts the embedded server" in agent.errors())
+    host.process.terminate()
+    run.wait_until_all_end(agents)
+    assert guest.process.returncode == 1, run.report()
+    assert "the server that the nodes had met on" in guest.errors(), run.report()
+
+
+@pytest.mark.parametrize("backend", ["rallypoint", "rallypoint-etcd"])
+def test_an_agent_at_work_says_that_etcd_does_not_answer_and_works_on(job, backend):
+    cluster = Cluster(1)
+    try:
+        run = job(cluster.endpoint, "1", backend)
+        agent = run.start("a")
+        run.wait_until_all_work([agent])
+        cluster.processes[0].send_signal(signal.SIGSTOP)
+        words = f"etcd at {cluster.endpoint} has not answered for"
+        run.wait_for("it is told", lambda: words in agent.errors())
+        run.wait_until_all_go_on([agent])
+        cluster.processes[0].send_signal(signal.SIGCONT)
+        run.wait_for("its return is told", lambda: "answers again" in agent.errors())
+        run.finish([agent])
+    finally:
+        cluster.stop()
 
 
 FAIL = """

@@ -125,7 +125,7 @@ impl Failover {
                 Err(error) => error,
             };
             if error.is_transient() {
-                self.reach.unanswered(asked, error.kind());
+                self.reach.unanswered(asked, &error);
             } else {
                 self.reach.answered();
             }
@@ -164,7 +164,7 @@ mod tests {
 
     use super::*;
 
-    fn failover(endpoints: usize) -> Failover {
+    fn over(endpoints: usize) -> Failover {
         let names: Vec<String> = (0..endpoints).map(|at| format!("etcd{at}")).collect();
         Failover::new(&names.join(",").parse().unwrap())
     }
@@ -175,7 +175,7 @@ mod tests {
         repeat: Repeat,
         kinds: &[Option<ErrorKind>],
     ) -> (Vec<usize>, Result<()>) {
-        let failover = failover(endpoints);
+        let failover = over(endpoints);
         let first = failover.current();
         let asked = Mutex::new(Vec::new());
         let result = failover
@@ -238,7 +238,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_time_of_a_request_ends() {
-        let failover = failover(2);
+        let failover = over(2);
         let began = Instant::now();
         let call = failover.call(Repeat::Safe, Duration::from_secs(7), |_, _| async {
             Err::<(), _>(Error::new(ErrorKind::Busy, "test"))
@@ -249,7 +249,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_first_endpoint_that_answers_is_kept_and_a_silent_one_costs_a_moment() {
-        let failover = failover(3);
+        let failover = over(3);
         let first = failover.current();
         let began = Instant::now();
         let connect = failover.connect(began + Duration::from_secs(5), |at| async move {
@@ -266,13 +266,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn of_several_failures_to_connect_the_one_to_mend_is_told() {
-        let failover = failover(2);
+        let failover = over(2);
         let deadline = Instant::now() + Duration::from_secs(5);
         let connect = failover.connect(deadline, |at| async move {
             Err(Error::new(if at == 0 { ErrorKind::Auth } else { ErrorKind::Unreachable }, "connect"))
         });
         assert_eq!(connect.await.unwrap_err().kind(), ErrorKind::Auth);
-        let silent = failover(1);
+        let silent = over(1);
         let connect = silent.connect(deadline, |_| std::future::pending());
         assert_eq!(connect.await.unwrap_err().kind(), ErrorKind::Timeout);
     }

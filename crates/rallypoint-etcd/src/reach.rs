@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::ErrorKind;
+use crate::Error;
 
 /// A shorter silence is not worth a word.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -53,7 +53,7 @@ impl Reach {
     }
 
     /// What was asked at `since` was not answered, for this reason. Says so, if that goes on.
-    pub fn unanswered(&self, since: Instant, why: ErrorKind) {
+    pub fn unanswered(&self, since: Instant, why: &Error) {
         if let Some(line) = self.state().unanswered(since, Instant::now(), why, &self.endpoints) {
             warn!("{line}");
         }
@@ -74,13 +74,7 @@ impl State {
     }
 
     /// What there is to say of an answer that was asked for at `since` and has not come by now.
-    fn unanswered(
-        &mut self,
-        since: Instant,
-        now: Instant,
-        why: ErrorKind,
-        endpoints: &str,
-    ) -> Option<String> {
+    fn unanswered(&mut self, since: Instant, now: Instant, why: &Error, endpoints: &str) -> Option<String> {
         // Others may have been answered in the meantime.
         let since = self.answered.map_or(since, |answered| answered.max(since));
         let silence = self.silence.get_or_insert(Silence { since, said: None });
@@ -92,24 +86,29 @@ impl State {
         };
         due.then(|| {
             silence.said = Some(now);
-            format!("etcd at {endpoints} has not answered for {} s: {}", lasts.as_secs(), why.as_str())
+            format!("etcd at {endpoints} has not answered for {} s: {}", lasts.as_secs(), why.why())
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
     use super::*;
+    use crate::ErrorKind;
 
-    const REFUSED: ErrorKind = ErrorKind::Unreachable;
+    fn failed(kind: ErrorKind) -> Error {
+        Error::new(kind, "get").because("a cause")
+    }
 
     #[test]
     fn a_silence_is_told_after_a_while_and_then_now_and_then_and_so_is_its_end() {
         let (mut state, begin) = (State::default(), Instant::now());
         let at = |seconds| begin + Duration::from_secs(seconds);
+        let refused = failed(ErrorKind::Unreachable);
         let said: Vec<String> =
-            (1..200).filter_map(|now| state.unanswered(at(now - 1), at(now), REFUSED, "a:1")).collect();
-        let line = |seconds| format!("etcd at a:1 has not answered for {seconds} s: no connection");
+            (1..200).filter_map(|now| state.unanswered(at(now - 1), at(now), &refused, "a:1")).collect();
+        let line = |seconds| format!("etcd at a:1 has not answered for {seconds} s: no connection: a cause");
         assert_eq!(said, [5, 15, 25, 35, 45, 55, 115, 175].map(line));
         let again = Some("etcd at a:1 answers again, after 200 s".to_owned());
         assert_eq!(state.answered(at(200), "a:1"), again);
@@ -120,9 +119,10 @@ mod tests {
     fn a_request_that_hangs_while_others_are_answered_is_no_silence() {
         let (mut state, begin) = (State::default(), Instant::now());
         let at = |seconds| begin + Duration::from_secs(seconds);
+        let late = failed(ErrorKind::Timeout);
         assert_eq!(state.answered(at(8), "a:1"), None);
-        assert_eq!(state.unanswered(at(0), at(10), ErrorKind::Timeout, "a:1"), None);
-        let line = state.unanswered(at(9), at(13), ErrorKind::Timeout, "a:1").unwrap();
-        assert_eq!(line, "etcd at a:1 has not answered for 5 s: no answer in time");
+        assert_eq!(state.unanswered(at(0), at(10), &late, "a:1"), None);
+        let line = state.unanswered(at(9), at(13), &late, "a:1").unwrap();
+        assert_eq!(line, "etcd at a:1 has not answered for 5 s: no answer in time: a cause");
     }
 }

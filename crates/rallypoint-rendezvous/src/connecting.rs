@@ -38,7 +38,7 @@ where
             told = true;
         }
         debug!(%error, "trying again");
-        reach.unanswered(begin, why.kind());
+        reach.unanswered(begin, why);
         tokio::time::sleep(pause).await;
     }
 }

@@ -175,12 +175,12 @@ impl Task {
                             let broken = stream.take().expect("it was there to break");
                             doubtful = cause == Cause::Connection;
                             match cause {
-                                Cause::Connection => self.no_answer(error.kind()),
+                                Cause::Connection => self.no_answer(&error),
                                 // One that has no leader says so. Its connection will do, or another server's.
                                 Cause::Server => {
                                     self.connections.move_on(&broken.link);
                                     not_before = self.pause();
-                                    self.no_answer(error.kind());
+                                    self.no_answer(&error);
                                 }
                                 // It was good until now, and a new one will be.
                                 Cause::Token | Cause::Password => {}
@@ -216,7 +216,7 @@ impl Task {
                                     self.unsure(true);
                                     not_before = Instant::now() + AFTER_A_WRONG_PASSWORD;
                                 }
-                                Cause::Connection | Cause::Server => self.no_answer(error.kind()),
+                                Cause::Connection | Cause::Server => self.no_answer(&error),
                             }
                             if stream.is_none() {
                                 self.send_again();
@@ -388,7 +388,7 @@ impl Task {
     }
 
     /// No answer came, for this reason.
-    fn no_answer(&self, why: ErrorKind) {
+    fn no_answer(&self, why: &Error) {
         self.connections.failover.reach.unanswered(self.heard, why);
         self.unsure(false);
     }
