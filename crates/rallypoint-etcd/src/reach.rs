@@ -59,6 +59,13 @@ impl Reach {
         }
     }
 
+    /// For how long nothing has been heard, if that is worth a word.
+    #[must_use]
+    pub fn silent_for(&self) -> Option<Duration> {
+        let silence = self.state().silence.as_ref().map(|silence| silence.since.elapsed());
+        silence.filter(|lasts| *lasts >= PATIENCE)
+    }
+
     /// Nothing that holds the lock can leave the state half done.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

@@ -150,6 +150,21 @@ fn a_frozen_etcd_is_told_of_whatever_a_node_waits_for_and_so_is_its_return() {
 }
 
 #[test]
+fn a_node_that_could_not_join_because_etcd_fell_silent_says_so() {
+    for backend in ["rallypoint", "etcd"] {
+        let endpoint = free_endpoint();
+        let server = Server::start(&endpoint);
+        let conf = ["--rdzv-backend", backend, "--rdzv-conf", "timeout=15", "true"];
+        let mut node = node(&format!("etcd://{endpoint}"), "2", &conf);
+        node.wait_for("waiting for 1 node");
+        signal(server.0.id(), "STOP");
+        let ended = node.ended().expect(4);
+        let last = ended.lines.last().unwrap();
+        assert!(last.contains(&endpoint) && last.contains("has not answered for"), "{}", ended.text());
+    }
+}
+
+#[test]
 fn an_operator_is_told_that_etcd_does_not_answer() {
     let endpoint = free_endpoint();
     let server = Server::start(&endpoint);

@@ -78,6 +78,12 @@ impl Client {
         Client { retry_timeout, ..self.clone() }
     }
 
+    /// For how long no server has answered.
+    #[must_use]
+    pub fn silent_for(&self) -> Option<Duration> {
+        self.shared.failover.reach.silent_for()
+    }
+
     /// What it was connected with.
     #[must_use]
     pub fn settings(&self) -> &EtcdSettings {
