@@ -4,11 +4,15 @@ use std::time::Duration;
 
 use rallypoint_core::Backoff;
 use rallypoint_core::time::bounded;
-use rallypoint_etcd::{Error, Reach};
+use rallypoint_etcd::{Error, ErrorKind, Reach};
 use tokio::time::Instant;
 use tracing::{debug, info};
 
 use crate::error::{RendezvousError, Result};
+
+/// Who takes connections and hangs up for longer than this speaks something else there, TLS for instance. An etcd that
+/// is being started or ended does so for a moment.
+const HANGS_UP: Duration = Duration::from_secs(10);
 
 /// What `connect` gives; while no etcd answers at `endpoint` it is called again, for `patience`, and it is said what is
 /// waited for. What somebody has to mend, a wrong password for instance, is not waited out.
@@ -17,7 +21,6 @@ where
     F: Future<Output = Result<T>>,
 {
     let (begin, reach) = (Instant::now(), Reach::new(endpoint));
-    let deadline = begin + bounded(patience);
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
     let mut told = false;
     loop {
@@ -30,7 +33,8 @@ where
         };
         let Some(why) = transient(&error) else { return Err(error) };
         let pause = backoff.next(fastrand::f64());
-        if Instant::now() + pause >= deadline {
+        let limit = if why.kind() == ErrorKind::Interrupted { patience.min(HANGS_UP) } else { patience };
+        if Instant::now() + pause >= begin + bounded(limit) {
             return Err(error);
         }
         if !told {
