@@ -7,8 +7,29 @@
 - :mod:`rallypoint.torch`: the same for PyTorch, and the rendezvous backends of torchrun. It alone needs torch.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from rallypoint import errors
-from rallypoint._rallypoint import AsyncStore, Client, EtcdServer, Store, __version__
 from rallypoint.errors import RallypointError
 
+if TYPE_CHECKING:
+    from rallypoint._rallypoint import AsyncStore, Client, EtcdServer, Store, __version__
+
 __all__ = ["AsyncStore", "Client", "EtcdServer", "RallypointError", "Store", "__version__", "errors"]
+
+
+def __getattr__(name: str) -> Any:
+    # The extension is loaded when something of it is asked for: torch imports this package to look for backends, and
+    # most programs that import torch want none of ours.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rallypoint import _rallypoint
+
+    value = globals()[name] = getattr(_rallypoint, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,7 +12,8 @@ def main() -> int:
     # One that is to be ignored stays ignored.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return run_command(["rallypoint", *sys.argv[1:]])
+    # Scripts are run by the Python that this is installed in, as torchrun runs them, and not by one on the path.
+    return run_command(["rallypoint", *sys.argv[1:]], sys.executable or None)
 
 
 if __name__ == "__main__":

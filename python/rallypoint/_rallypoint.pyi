@@ -28,6 +28,7 @@ __all__ = [
     "Completions",
     "EtcdServer",
     "LocalServer",
+    "NODE_FINISHED",
     "Rendezvous",
     "Round",
     "StateBackend",
@@ -38,8 +39,9 @@ __all__ = [
 ]
 
 __version__: str
+NODE_FINISHED: str
 
-def run_command(arguments: Sequence[str]) -> int: ...
+def run_command(arguments: Sequence[str], python: str | None = None) -> int: ...
 @final
 class Store:
     def __new__(
@@ -185,7 +187,7 @@ class StateBackend:
     ) -> Self: ...
     @staticmethod
     def create(
-        api: _Api, endpoint: str, run_id: str, config: dict[str, str]
+        api: _Api, endpoint: str, run_id: str, config: dict[str, str], patience: _Time | None = None
     ) -> tuple[StateBackend, Store]: ...
     def get_state(self) -> tuple[bytes, str] | None: ...
     def set_state(self, state: bytes, token: str | None = None) -> tuple[bytes, str, bool] | None: ...

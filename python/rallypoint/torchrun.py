@@ -15,7 +15,7 @@ from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry
 
-from rallypoint.torch import create_rdzv_handler
+from rallypoint._plugin import create_rdzv_handler
 
 BACKENDS = ("rallypoint", "rallypoint-etcd", "rallypoint-etcd-v2")
 # What torchrun takes where no backend is named.

@@ -47,4 +47,7 @@ mod _rallypoint {
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "the name is Python's")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
+
+    #[pymodule_export]
+    const NODE_FINISHED: &str = rallypoint_rendezvous::NODE_FINISHED;
 }

@@ -6,12 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use rallypoint_core::Backoff;
 use rallypoint_rendezvous::{
-    CloseOutcome, HeldPort, Master, Registry, Rendezvous as Completed, RendezvousError, RendezvousHandler,
+    CloseOutcome, HeldPort, Master, Registry, Rendezvous as Completed, RendezvousHandler,
     RendezvousParameters, Result,
 };
-use tokio::time::Instant;
 
 use crate::error;
 use crate::key::Time;
@@ -28,21 +26,6 @@ const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 #[pyclass(frozen, module = "rallypoint")]
 #[derive(Debug)]
 pub(crate) struct Rendezvous(OfProcess<Arc<dyn RendezvousHandler>>);
-
-/// Makes the handler, and waits for an etcd that another node may yet start.
-async fn connect(parameters: RendezvousParameters, patience: Duration) -> Result<Arc<dyn RendezvousHandler>> {
-    let registry = Registry::with_defaults();
-    let deadline = Instant::now() + patience;
-    let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
-    loop {
-        match registry.create(parameters.clone()).await {
-            Err(RendezvousError::Connection { .. }) if Instant::now() < deadline => {
-                tokio::time::sleep(backoff.next(fastrand::f64())).await;
-            }
-            made => return made,
-        }
-    }
-}
 
 impl Rendezvous {
     fn handler(&self, py: Python<'_>) -> PyResult<Arc<dyn RendezvousHandler>> {
@@ -81,8 +64,10 @@ impl Rendezvous {
         let mut parameters = RendezvousParameters::new(backend, endpoint, run_id, min_nodes, max_nodes)
             .map_err(|problem| error::settings(&problem))?;
         (parameters.local_addr, parameters.config) = (local_addr, config.unwrap_or_default());
-        let connecting = connect(parameters, patience.map_or(Duration::ZERO, |time| time.0));
-        let handler = wait(py, connecting)?.map_err(|problem| error::rendezvous(py, &problem))?;
+        let registry = Registry::with_defaults();
+        let patience = patience.map_or(Duration::ZERO, |time| time.0);
+        let handler = wait(py, registry.create_within(&parameters, patience))?
+            .map_err(|problem| error::rendezvous(py, &problem))?;
         Ok(Rendezvous(OfProcess::new(handler)))
     }
 

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rallypoint::EtcdSettings;
 use rallypoint::etcd::{v2, v3};
 use rallypoint_rendezvous::backend::{Changed, EtcdV2Backend, EtcdV3Backend, RendezvousBackend, Token};
-use rallypoint_rendezvous::{RendezvousError, RendezvousParameters, Result};
+use rallypoint_rendezvous::{RendezvousError, RendezvousParameters, Result, connect_within};
 
 use crate::connection::{self, Api};
 use crate::error;
@@ -92,19 +93,23 @@ impl StateBackend {
         Ok(StateBackend(OfProcess::new(backend.map_err(|problem| error::rendezvous(py, &problem))?)))
     }
 
-    /// The backend and the store that PyTorch's `etcd-v2` makes of these options.
+    /// The backend and the store that PyTorch's `etcd-v2` makes of these options. For `patience` it waits for an etcd
+    /// that is not there yet.
     #[staticmethod]
+    #[pyo3(signature = (api, endpoint, run_id, config, patience=None))]
     fn create(
         py: Python<'_>,
         api: Api,
         endpoint: &str,
         run_id: &str,
         config: BTreeMap<String, String>,
+        patience: Option<Time>,
     ) -> PyResult<(Self, Py<Store>)> {
         let mut parameters = RendezvousParameters::new("etcd-v2", endpoint, run_id, 1, 1)
             .map_err(|problem| error::settings(&problem))?;
         parameters.config = config;
-        let made = wait(py, create(api, parameters))?;
+        let patience = patience.map_or(Duration::ZERO, |time| time.0);
+        let made = wait(py, connect_within(endpoint, patience, || create(api, parameters.clone())))?;
         let (backend, store) = made.map_err(|problem| error::rendezvous(py, &problem))?;
         Ok((StateBackend(OfProcess::new(backend)), Store::of_round(py, store)?))
     }

@@ -41,11 +41,17 @@ def wait_until(what: str, condition, seconds: float = 60):
     raise AssertionError(f"{what}: not within {seconds} s")
 
 
-def states(endpoint: str, run_id: str) -> list[str]:
-    """What the nodes of a run are, as an operator is told: joining, member, spare and so on."""
+def status(endpoint: str, run_id: str) -> dict | None:
+    """A run, as an operator is told of it."""
     command = [sys.executable, "-m", "rallypoint", "status", "--json", "--endpoint", endpoint, run_id]
     asked = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    return sorted(node["state"] for node in json.loads(asked.stdout)["nodes"]) if asked.returncode == 0 else []
+    return json.loads(asked.stdout) if asked.returncode == 0 else None
+
+
+def states(endpoint: str, run_id: str) -> list[str]:
+    """What the nodes of a run are: joining, member, spare and so on."""
+    run = status(endpoint, run_id)
+    return sorted(node["state"] for node in run["nodes"]) if run else []
 
 
 def self_signed(folder: str) -> tuple[str, str]:

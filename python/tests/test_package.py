@@ -96,6 +96,64 @@ def test_the_command_launches_workers(clean, tmp_path):
     assert sorted(line[-6:] for line in ran.stdout.splitlines()) == ["0 of 2", "1 of 2"]
 
 
+@pytest.mark.parametrize("asked", [["worker.py"], ["-m", "worker"]])
+def test_the_command_runs_scripts_with_the_python_that_it_is_installed_in(clean, tmp_path, asked):
+    folder, environment = clean
+    (tmp_path / "worker.py").write_text("import sys, rallypoint; print(sys.executable, rallypoint.__version__)")
+    # The one on the path is another.
+    (tmp_path / "bin").mkdir()
+    other = tmp_path / "bin/python"
+    other.write_text("#!/bin/sh\necho the python of the path\n")
+    other.chmod(0o755)
+    environment = {**environment, "PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    run = [folder / "bin/rallypoint", "run", "--standalone", *asked]
+    ran = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.endswith(f"{folder}/bin/python {rallypoint.__version__}\n"), ran.stdout
+    named = subprocess.run(run, env={**environment, "PYTHON_EXEC": str(other)}, capture_output=True, text=True, cwd=tmp_path)
+    assert "the python of the path" in named.stdout, named.stderr
+
+
+def in_a_fresh_process(code: str) -> str:
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0 and "Exception while registering" not in ran.stderr, ran.stderr
+    return ran.stdout
+
+
+def test_who_imports_torchs_rendezvous_loads_nothing_of_ours_but_the_names_of_the_backends():
+    code = """
+import sys
+from torch.distributed.elastic.rendezvous import registry
+print(sorted(name for name in sys.modules if name.startswith("rallypoint")))
+"""
+    if "_register_out_of_tree_handlers" in dir(__import__("torch.distributed.elastic.rendezvous.registry", fromlist=["x"])):
+        assert in_a_fresh_process(code) == "['rallypoint', 'rallypoint._plugin', 'rallypoint.errors']\n"
+
+
+@pytest.mark.parametrize("first", ["import rallypoint.torch", "from rallypoint.torch import EtcdStore", "import torch"])
+def test_the_backends_are_there_whatever_is_imported_first(first):
+    code = f"""
+{first}
+from torch.distributed.elastic.rendezvous import RendezvousParameters, registry, rendezvous_handler_registry
+from rallypoint.torch import create_rdzv_handler
+for name in ("rallypoint", "rallypoint-etcd", "rallypoint-etcd-v2"):
+    # Once more is no harm, and makes up for an older torch.
+    rendezvous_handler_registry.register(name, create_rdzv_handler)
+    params = RendezvousParameters(name, "localhost:0", "run", 1, 1, local_addr="127.0.0.1", last_call_timeout=1)
+    handler = registry.get_rendezvous_handler(params)
+    print(handler.get_backend(), handler.next_rendezvous().world_size)
+    handler.shutdown()
+"""
+    assert in_a_fresh_process(code) == "rallypoint 1\nrallypoint-etcd 1\nrallypoint-etcd-v2 1\n"
+
+
+def test_the_package_shows_all_that_is_in_it():
+    code = "import rallypoint; print(set(rallypoint.__all__) <= set(dir(rallypoint))); from rallypoint import *; print(Store)"
+    assert in_a_fresh_process(code) == "True\n<class 'rallypoint.Store'>\n"
+    with pytest.raises(AttributeError, match="module 'rallypoint' has no attribute 'Shop'"):
+        rallypoint.Shop  # noqa: B018
+
+
 def test_the_stubs_are_those_of_the_module(tmp_path):
     stubtest = [sys.executable, "-m", "mypy.stubtest", "rallypoint._rallypoint"]
     run = subprocess.run(stubtest, capture_output=True, text=True, cwd=tmp_path)

@@ -12,7 +12,7 @@ import uuid
 
 import pytest
 import torch.distributed as dist
-from support import Cluster, free_ports, states, wait_until
+from support import TIED, Cluster, free_ports, states, status, wait_until
 from torch.distributed.elastic.rendezvous import RendezvousParameters, api
 
 import rallypoint
@@ -63,9 +63,33 @@ def test_two_nodes_meet_and_share_a_store(etcd, backend):
     assert not nodes[0].is_closed()
     assert nodes[0].shutdown()
     wait_until("the run is closed", nodes[1].is_closed)
+    # By one that is done, which is no reason to stop.
+    assert nodes[1].num_nodes_waiting() == 0
     with pytest.raises(api.RendezvousClosedError, match=run_id):
         nodes[1].next_rendezvous()
     nodes[1].shutdown()
+
+
+def test_a_node_that_ends_well_says_so_even_where_somebody_handles_an_error(etcd):
+    handler = create_rdzv_handler(parameters("rallypoint", etcd, **QUICK))
+    handler.next_rendezvous()
+    try:
+        raise ValueError("another's")
+    except ValueError:
+        (lambda: handler.shutdown())()
+    assert status(etcd, handler.get_run_id())["closed"] == "a node has finished"
+
+
+def test_a_node_that_fails_says_what_with(etcd):
+    handler = create_rdzv_handler(parameters("rallypoint", etcd, **QUICK))
+    handler.next_rendezvous()
+    with pytest.raises(OSError):
+        try:
+            raise OSError("no room\nleft")
+        finally:
+            handler.shutdown()
+    closed = status(etcd, handler.get_run_id())["closed"]
+    assert closed == f"torchrun on {socket.gethostname()} failed with OSError: no room"
 
 
 @pytest.mark.parametrize("backend", ["rallypoint", "rallypoint-etcd"])
@@ -361,8 +385,41 @@ def test_settings_that_differ_are_named_with_both_values(etcd):
 @pytest.mark.parametrize("backend", ["rallypoint", "rallypoint-etcd", "rallypoint-etcd-v2"])
 def test_an_etcd_that_is_not_there_is_a_connection_error_with_its_cause(backend):
     with pytest.raises(api.RendezvousConnectionError, match="127.0.0.1:9") as caught:
-        create_rdzv_handler(parameters(backend, "etcd://127.0.0.1:9"))
+        create_rdzv_handler(parameters(backend, "etcd://127.0.0.1:9", timeout="1"))
     assert isinstance(caught.value, ConnectionError) and caught.value.__cause__ is not None
+
+
+WAIT_FOR_ETCD = """
+import sys
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from rallypoint.torch import create_rdzv_handler
+params = RendezvousParameters(sys.argv[1], sys.argv[2], "run", 1, 1, "127.0.0.1", last_call_timeout=1)
+handler = create_rdzv_handler(params)
+print(handler.next_rendezvous().world_size)
+handler.shutdown()
+"""
+
+
+@pytest.mark.parametrize("backend", ["rallypoint", "rallypoint-etcd", "rallypoint-etcd-v2"])
+@pytest.mark.parametrize("where", ["etcd://{0}", "{0},{1}"])
+def test_a_node_waits_for_an_etcd_that_is_not_there_yet_and_says_so(backend, where):
+    here, nobody = (f"127.0.0.1:{port}" for port in free_ports(2))
+    node = subprocess.Popen(
+        [sys.executable, "-c", WAIT_FOR_ETCD, backend, where.format(here, nobody)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    said = node.stderr.readline()
+    while said and "has not answered for" not in said:
+        said = node.stderr.readline()
+    assert here in said and node.poll() is None, said
+    serve = [*TIED, sys.executable, "-m", "rallypoint", "serve", "--listen", here]
+    with subprocess.Popen(serve, stderr=subprocess.DEVNULL) as server:
+        out, errors = node.communicate(timeout=60)
+        server.terminate()
+    assert (node.returncode, out) == (0, "1\n"), said + errors
+    assert "answers again" in errors, errors
 
 
 def test_the_state_backend_keeps_what_torch_asks_of_one(etcd, prefix, api):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import pickle
 import threading
 from datetime import timedelta
 
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import rallypoint
-from rallypoint.torch import EtcdStore
+from rallypoint.torch import EtcdStore, errors
 
 
 @pytest.fixture
@@ -246,3 +247,18 @@ def test_process_groups_of_gloo_meet_on_it(etcd, prefix, api):
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0, 0]
+
+
+def test_errors_go_from_process_to_process(etcd_store):
+    """A pool and a data loader hand errors over so."""
+    with pytest.raises(errors.StoreTimeoutError) as caught:
+        etcd_store.wait(["never"], timedelta(milliseconds=10))
+    raised = pickle.loads(pickle.dumps(caught.value))
+    assert type(raised) is errors.StoreTimeoutError and str(raised) == str(caught.value)
+    classes = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and not name.startswith("_")}
+    ours = {name for name in vars(rallypoint.errors) if name.startswith(("Store", "Queue", "Outcome", "Rendezvous"))}
+    assert classes.keys() == ours
+    for name, kind in classes.items():
+        copied = pickle.loads(pickle.dumps(kind("text")))
+        assert type(copied) is kind and copied.args == ("text",), name
+        assert isinstance(copied, getattr(rallypoint.errors, name))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 
 import pytest
-from support import Cluster, free_ports
+from support import Cluster, free_ports, status
 from torchrun import Job
 
 QUICK = "last_call_timeout=1,lease_timeout=2"
@@ -86,6 +88,99 @@ def test_a_spare_disturbs_nobody_until_it_takes_over(job, etcd):
     # It took the dead one's rank; the other kept its own.
     assert (spare.said("met")[-1]["rank"], rest.said("met")[-1]["rank"]) == (0, 1), run.report()
     run.finish([rest, spare])
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_an_operators_close_ends_the_workers_of_all_nodes_and_says_why(job, etcd):
+    run = job(etcd, "2", conf=QUICK)
+    agents = [run.start("a"), run.start("b")]
+    run.wait_until_all_work(agents)
+    close = [sys.executable, "-m", "rallypoint", "close", run.run_id, "--reason", "maintenance", "--endpoint", etcd]
+    subprocess.run(close, check=True, timeout=60)
+    run.wait_until_all_end(agents)
+    for agent in agents:
+        assert agent.process.returncode == 1, run.report()
+        assert re.search(r"RendezvousClosedError: run '?\"?\w+'?\"? is closed: maintenance", agent.errors()), run.report()
+        # Nobody was started again for it, and nobody is left.
+        (worker,) = agent.said("met")
+        assert not is_alive(worker["pid"]), run.report()
+    assert status(etcd, run.run_id)["closed"] == "maintenance"
+
+
+def test_when_the_agent_with_the_server_is_told_to_end_the_others_end_and_say_why(job):
+    run = job(f"127.0.0.1:{free_ports(1)[0]}", "2", conf=QUICK)
+    agents = [run.start("a"), run.start("b")]
+    run.wait_until_all_work(agents)
+    guest, host = sorted(agents, key=lambda agent: "starts the embedded server" in agent.errors())
+    host.process.terminate()
+    run.wait_until_all_end(agents)
+    assert guest.process.returncode == 1, run.report()
+    assert "the server that the nodes had met on" in guest.errors(), run.report()
+
+
+@pytest.mark.parametrize("backend", ["rallypoint", "rallypoint-etcd"])
+def test_an_agent_at_work_says_that_etcd_does_not_answer_and_works_on(job, backend):
+    cluster = Cluster(1)
+    try:
+        run = job(cluster.endpoint, "1", backend)
+        agent = run.start("a")
+        run.wait_until_all_work([agent])
+        cluster.processes[0].send_signal(signal.SIGSTOP)
+        words = f"etcd at {cluster.endpoint} has not answered for"
+        run.wait_for("it is told", lambda: words in agent.errors())
+        run.wait_until_all_go_on([agent])
+        cluster.processes[0].send_signal(signal.SIGCONT)
+        run.wait_for("its return is told", lambda: "answers again" in agent.errors())
+        run.finish([agent])
+    finally:
+        cluster.stop()
+
+
+FAIL = """
+import os, pathlib, signal, sys, time
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main(folder):
+    node = os.environ["NODE"]
+    (folder / f"{node}.pid").write_text(str(os.getpid()))
+    while True:
+        time.sleep(0.02)
+        if node == "fails" and (folder / "fail").exists():
+            what = (folder / "fail").read_text()
+            if what == "raise":
+                raise ValueError("no data\\nat all")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+main(pathlib.Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "words"), [("raise", "exit code 1: ValueError: no data"), ("kill", "signal 9 (SIGKILL)")]
+)
+def test_a_failed_run_is_closed_in_the_words_of_the_failure(job, etcd, tmp_path, how, words):
+    script = tmp_path / "fail.py"
+    script.write_text(FAIL)
+    run = job(etcd, "2", conf=QUICK, script=script)
+    agents = [run.start("fails", **{"max-restarts": "0"}), run.start("other")]
+    pids = [tmp_path / f"{agent.name}.pid" for agent in agents]
+    run.wait_for("the workers run", lambda: all(file.exists() and file.read_text() for file in pids))
+    (tmp_path / "fail").write_text(how)
+    run.wait_until_all_end(agents)
+    assert [agent.process.returncode for agent in agents] == [1, 1], run.report()
+    closed = status(etcd, run.run_id)["closed"]
+    assert re.fullmatch(rf"rank [01] on {re.escape(socket.gethostname())} failed with {re.escape(words)}", closed), closed
+    # The other node did not know of it; it has stopped its workers, and says why.
+    assert f"is closed: {closed}" in agents[1].errors(), run.report()
+    assert not any(is_alive(int(file.read_text())) for file in pids), run.report()
 
 
 @pytest.mark.parametrize("backend", [None, "rallypoint-etcd"])

@@ -40,7 +40,7 @@ class Agent:
         environment = {**os.environ, "NODE": name, "OMP_NUM_THREADS": "1", "LOGLEVEL": "INFO"}
         with open(self._errors, "w") as errors:
             self.process = subprocess.Popen(
-                [*command, str(TRAIN), str(job.folder)], env=environment, stdout=errors, stderr=errors
+                [*command, str(job.script), str(job.folder)], env=environment, stdout=errors, stderr=errors
             )
 
     def said(self, what: str) -> list[dict]:
@@ -62,8 +62,17 @@ class Agent:
 class Job:
     """The agents of one run."""
 
-    def __init__(self, folder: pathlib.Path, endpoint: str, nnodes: str, backend: str = "rallypoint", conf: str = ""):
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        endpoint: str,
+        nnodes: str,
+        backend: str = "rallypoint",
+        conf: str = "",
+        script: pathlib.Path = TRAIN,
+    ):
         self.folder, self.endpoint, self.nnodes, self._backend = folder, endpoint, nnodes, backend
+        self.script = script
         self._options = {"rdzv-conf": conf} if conf else {}
         self.run_id = uuid.uuid4().hex
         self.agents: list[Agent] = []
@@ -108,10 +117,13 @@ class Job:
         """A moment for :meth:`wait_until_all_work`."""
         return {agent: len(agent.said("works")) for agent in self.agents}
 
+    def wait_until_all_end(self, agents: list[Agent]) -> None:
+        self.wait_for("the agents end", lambda: all(agent.process.poll() is not None for agent in agents))
+
     def finish(self, agents: list[Agent]) -> None:
         """Lets these agents finish; all of them must do so with success."""
         (self.folder / "stop").touch()
-        self.wait_for("the agents end", lambda: all(agent.process.poll() is not None for agent in agents))
+        self.wait_until_all_end(agents)
         assert [agent.process.returncode for agent in agents] == [0] * len(agents), self.report()
         assert all(len(agent.said("done")) == 1 for agent in agents), self.report()
 

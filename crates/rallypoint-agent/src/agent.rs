@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rallypoint_rendezvous::{GroupChange, Rendezvous, RendezvousError, RendezvousHandler};
+use rallypoint_rendezvous::{FINISHED, GroupChange, Rendezvous, RendezvousError, RendezvousHandler};
 use rustix::process::Signal;
 use thiserror::Error;
 use tokio::sync::watch;
@@ -34,8 +34,6 @@ pub const DEFAULT_GRACE: Duration = Duration::from_secs(25);
 pub const DEFAULT_EXIT_BARRIER_TIMEOUT: Duration = Duration::from_secs(60);
 /// How many nodes may leave a run because their restarts are used up, where they may at all.
 pub const DEFAULT_MAX_DEPARTURES: u32 = 1;
-/// The reason of a run that ended well.
-pub const FINISHED: &str = "all workers have finished";
 /// For telling the others that this node leaves, when nothing depends on it any more.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -200,6 +198,7 @@ pub struct Agent {
     workers: Workers,
     events: Option<Arc<dyn Events>>,
     adopts: bool,
+    hosts_server: bool,
     budget: Budget,
     restarts: u32,
     rounds: u32,
@@ -229,11 +228,20 @@ impl Agent {
             workers: Workers::default(),
             events: None,
             adopts: false,
+            hosts_server: false,
             budget,
             restarts: 0,
             rounds: 0,
             witness: None,
         }
+    }
+
+    /// The nodes meet on a server that ends with this agent: nobody can go on without it, so when it ends the run is
+    /// closed for all.
+    #[must_use]
+    pub fn hosting_server(mut self) -> Self {
+        self.hosts_server = true;
+        self
     }
 
     /// Also waits for processes that workers left behind and that became children of this one. Only for a program
@@ -273,6 +281,10 @@ impl Agent {
             Ok(Outcome::Succeeded(_)) => self.part(self.handler.shutdown(FINISHED), &mut stop).await,
             Ok(Outcome::Failed(report)) => {
                 self.part(self.handler.shutdown(&report.in_short()), &mut stop).await;
+            }
+            Ok(Outcome::Left(_) | Outcome::Stopped(_)) | Err(_) if self.hosts_server => {
+                let reason = format!("{} ended, and with it the server that the nodes had met on", self.host);
+                self.part(self.handler.shutdown(&reason), &mut stop).await;
             }
             // The run goes on without this node.
             Ok(Outcome::Left(_) | Outcome::Closed { .. } | Outcome::Stopped(_)) | Err(_) => {

@@ -251,6 +251,7 @@ mod tests {
             error: None,
             stderr: Vec::new(),
             log: None,
+            hint: None,
         };
         Notice::failed(node, failure)
     }

@@ -138,6 +138,9 @@ pub struct Failure {
     pub stderr: Vec<String>,
     /// Its log, if it stays.
     pub log: Option<PathBuf>,
+    /// What may be behind it, where the exit alone does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
 }
 
 impl Failure {
@@ -206,6 +209,9 @@ impl fmt::Display for FailureReport {
         writeln!(f, "  host        {}", first.host)?;
         writeln!(f, "  rank        {} (local rank {}, process {})", first.rank, first.local_rank, first.pid)?;
         writeln!(f, "  ended with  {}", first.exit)?;
+        if let Some(hint) = &first.hint {
+            writeln!(f, "  hint        {hint}")?;
+        }
         if let Some(error) = &first.error {
             writeln!(f, "  error       {}", first_line(&error.message))?;
             if let Some(file) = &error.file {
@@ -252,6 +258,7 @@ mod tests {
             error: None,
             stderr: Vec::new(),
             log: None,
+            hint: None,
         }
     }
 

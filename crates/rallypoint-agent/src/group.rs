@@ -24,6 +24,7 @@ use crate::environment::Place;
 use crate::events::{WorkerEvent, WorkerState};
 use crate::failure::{ErrorRecord, Exit, Failure};
 use crate::logs::{Attempt, LogSettings, StreamPlan};
+use crate::memory::{self, MemoryKills};
 use crate::output::{Console, Filtered, Pump, Pumping, Stream, Tail, colour};
 use crate::workers::Workers;
 
@@ -74,6 +75,8 @@ pub(crate) struct Group {
     /// Whether what left its worker's group becomes a child of this process.
     adopts: bool,
     running: Workers,
+    /// Before they were started.
+    memory_kills: Option<MemoryKills>,
 }
 
 #[derive(Debug)]
@@ -121,7 +124,16 @@ impl Group {
             filtered(attempt.filtered_err, &settings.filter_err),
         ];
         let (host, running) = (host.to_owned(), running.clone());
-        let mut group = Group { host, workers: Vec::new(), endings, stopping: false, adopts: false, running };
+        let memory_kills = MemoryKills::now();
+        let mut group = Group {
+            host,
+            workers: Vec::new(),
+            endings,
+            stopping: false,
+            adopts: false,
+            running,
+            memory_kills,
+        };
         for (start, plan) in starts.into_iter().zip(attempt.plans) {
             let worker = Worker::start(start, plan.out, plan.err, plan.error_file, &filtered, console);
             let worker = worker.map_err(|source| StartError { source })?;
@@ -324,7 +336,7 @@ impl Group {
     /// Those that failed by themselves.
     pub(crate) fn failures(&self, kept: bool) -> Vec<Failure> {
         let failed = self.workers.iter().filter(|worker| worker.failed);
-        failed.filter_map(|worker| worker.failure(&self.host, kept)).collect()
+        failed.filter_map(|worker| worker.failure(&self.host, kept, self.memory_kills.as_ref())).collect()
     }
 }
 
@@ -422,8 +434,10 @@ impl Worker {
         WorkerEvent { state, place: self.place.clone(), pid: self.child.id(), restarts, failure }
     }
 
-    fn failure(&self, host: &str, kept: bool) -> Option<Failure> {
+    fn failure(&self, host: &str, kept: bool, kills: Option<&MemoryKills>) -> Option<Failure> {
         let (exit, time) = self.ended?;
+        // It was not stopped, so it was not us.
+        let killed = exit == Exit::Signal(Signal::KILL.as_raw());
         let mut stderr = self.tail.lines();
         if stderr.is_empty()
             && let Some(log) = &self.log
@@ -440,6 +454,7 @@ impl Worker {
             error: ErrorRecord::read(&self.error_file, kept),
             stderr,
             log: self.log.clone().filter(|_| kept),
+            hint: killed.then(|| memory::hint(kills.cloned())),
         })
     }
 }

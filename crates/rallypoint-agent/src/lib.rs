@@ -45,6 +45,7 @@ mod fence;
 mod group;
 mod guard;
 mod logs;
+mod memory;
 mod notice;
 mod output;
 mod patience;
@@ -59,8 +60,8 @@ mod workers;
 
 pub use affinity::allowed_cpus;
 pub use agent::{
-    Agent, AgentError, DEFAULT_EXIT_BARRIER_TIMEOUT, DEFAULT_GRACE, DEFAULT_MAX_DEPARTURES, FINISHED,
-    Outcome, Phase, Success, WorkerSpec,
+    Agent, AgentError, DEFAULT_EXIT_BARRIER_TIMEOUT, DEFAULT_GRACE, DEFAULT_MAX_DEPARTURES, Outcome, Phase,
+    Success, WorkerSpec,
 };
 pub use decision::WhenExhausted;
 pub use environment::{Common, DEFAULT_SIGNALS, NoGpu, Place, environment};
@@ -71,6 +72,8 @@ pub use guard::{GUARD_VARIABLE, Guarded, Orders, Part, arguments, guard};
 pub use logs::{LogDir, LogError, LogSettings, Logs};
 pub use output::{Console, Stream};
 pub use prefix::{Prefix, UnknownMacro};
+/// The reason of a run that ended well.
+pub use rallypoint_rendezvous::FINISHED;
 pub use ranks::{Assigned, IDENTICAL_VARIABLE, NodeWorkers, RankError, agree, assign};
 /// What [`Stopper::ask`] takes, and [`Outcome::Stopped`] tells.
 pub use rustix::process::Signal;

@@ -61,6 +61,8 @@ struct WorkerRecord {
     traceback: Option<String>,
     #[serde(default)]
     stderr: Vec<String>,
+    #[serde(default)]
+    hint: Option<String>,
 }
 
 impl Notice {
@@ -125,6 +127,7 @@ impl WorkerRecord {
             error: error.map(|error| cut(&error.message)),
             traceback: error.and_then(|error| error.traceback.as_deref()).map(cut),
             stderr: failure.stderr.clone(),
+            hint: failure.hint.clone(),
         }
     }
 
@@ -141,6 +144,7 @@ impl WorkerRecord {
             error,
             stderr: self.stderr,
             log: None,
+            hint: self.hint,
         }
     }
 }
@@ -237,6 +241,7 @@ mod tests {
             error: Some(error),
             stderr: vec!["last words".into()],
             log: None,
+            hint: None,
         };
         Notice::failed(node, failure)
     }

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rallypoint_rendezvous::{GroupChange, Rendezvous, RendezvousHandler};
+use rallypoint_rendezvous::{FINISHED, GroupChange, Rendezvous, RendezvousHandler};
 use rallypoint_store::{Store, StoreError};
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use crate::agent::{Agent, AgentError, FINISHED, Phase};
+use crate::agent::{Agent, AgentError, Phase};
 use crate::decision::{Decision, Event, Rules, Stage, Verdict};
 use crate::descendants;
 use crate::environment::{Common, Place, environment};

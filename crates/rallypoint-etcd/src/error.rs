@@ -176,6 +176,28 @@ impl Error {
     }
 }
 
+impl Error {
+    /// What is behind it, without what the causes repeat of each other.
+    fn causes(&self) -> Vec<String> {
+        let mut causes: Vec<String> = Vec::new();
+        let mut source = StdError::source(self);
+        while let Some(cause) = source {
+            let text = cause.to_string();
+            if causes.last().is_none_or(|last| !last.contains(&text)) {
+                causes.push(text);
+            }
+            source = cause.source();
+        }
+        causes
+    }
+
+    /// Why, without what was tried and where.
+    pub(crate) fn why(&self) -> String {
+        let causes = self.causes().into_iter();
+        std::iter::once(self.0.kind.as_str().to_owned()).chain(causes).collect::<Vec<_>>().join(": ")
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "etcd: {}", self.0.what)?;
@@ -190,17 +212,7 @@ impl fmt::Display for Error {
             write!(f, " ({} tries)", self.0.tries)?;
         }
         // The causes belong to the sentence: most callers print only this line.
-        let mut last = String::new();
-        let mut source = self.0.source.as_deref().map(|source| source as &dyn StdError);
-        while let Some(cause) = source {
-            let text = cause.to_string();
-            if !last.contains(&text) {
-                write!(f, ": {text}")?;
-                last = text;
-            }
-            source = cause.source();
-        }
-        Ok(())
+        self.causes().into_iter().try_for_each(|cause| write!(f, ": {cause}"))
     }
 }
 

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::stream::{FuturesUnordered, StreamExt};
-use rallypoint_core::Backoff;
 use rallypoint_core::time::bounded;
+use rallypoint_core::{Backoff, Endpoints};
 use tokio::time::Instant;
 use tracing::debug;
 
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Reach, Result};
 
 /// How long one endpoint is waited for before the next is asked as well, when looking for one that answers.
 const STAGGER: Duration = Duration::from_millis(250);
@@ -29,12 +29,16 @@ pub enum Repeat {
 pub(crate) struct Failover {
     endpoints: usize,
     current: AtomicUsize,
+    /// Of all of them together.
+    pub(crate) reach: Reach,
 }
 
 impl Failover {
-    pub(crate) fn new(endpoints: usize) -> Self {
+    pub(crate) fn new(endpoints: &Endpoints) -> Self {
+        let count = endpoints.as_slice().len();
         // A random start spreads many clients over the servers of a cluster.
-        Failover { endpoints, current: AtomicUsize::new(fastrand::usize(..endpoints)) }
+        let current = AtomicUsize::new(fastrand::usize(..count));
+        Failover { endpoints: count, current, reach: Reach::new(endpoints.to_string()) }
     }
 
     pub(crate) fn current(&self) -> usize {
@@ -112,11 +116,19 @@ impl Failover {
         let mut maybe_applied = false;
         loop {
             tries += 1;
-            let at = self.current();
+            let (at, asked) = (self.current(), Instant::now());
             let error = match send(at, deadline).await {
-                Ok(answer) => return Ok(answer),
+                Ok(answer) => {
+                    self.reach.answered();
+                    return Ok(answer);
+                }
                 Err(error) => error,
             };
+            if error.is_transient() {
+                self.reach.unanswered(asked, &error);
+            } else {
+                self.reach.answered();
+            }
             maybe_applied |= error.may_have_applied();
             // A certificate is one endpoint's affair, until all of them have failed with it.
             untrusted = if error.kind() == ErrorKind::Tls { untrusted + 1 } else { 0 };
@@ -152,13 +164,18 @@ mod tests {
 
     use super::*;
 
+    fn over(endpoints: usize) -> Failover {
+        let names: Vec<String> = (0..endpoints).map(|at| format!("etcd{at}")).collect();
+        Failover::new(&names.join(",").parse().unwrap())
+    }
+
     /// Calls with these results, one for each try; the endpoints that were asked, and the outcome.
     async fn tried(
         endpoints: usize,
         repeat: Repeat,
         kinds: &[Option<ErrorKind>],
     ) -> (Vec<usize>, Result<()>) {
-        let failover = Failover::new(endpoints);
+        let failover = over(endpoints);
         let first = failover.current();
         let asked = Mutex::new(Vec::new());
         let result = failover
@@ -221,7 +238,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_time_of_a_request_ends() {
-        let failover = Failover::new(2);
+        let failover = over(2);
         let began = Instant::now();
         let call = failover.call(Repeat::Safe, Duration::from_secs(7), |_, _| async {
             Err::<(), _>(Error::new(ErrorKind::Busy, "test"))
@@ -232,7 +249,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_first_endpoint_that_answers_is_kept_and_a_silent_one_costs_a_moment() {
-        let failover = Failover::new(3);
+        let failover = over(3);
         let first = failover.current();
         let began = Instant::now();
         let connect = failover.connect(began + Duration::from_secs(5), |at| async move {
@@ -249,13 +266,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn of_several_failures_to_connect_the_one_to_mend_is_told() {
-        let failover = Failover::new(2);
+        let failover = over(2);
         let deadline = Instant::now() + Duration::from_secs(5);
         let connect = failover.connect(deadline, |at| async move {
             Err(Error::new(if at == 0 { ErrorKind::Auth } else { ErrorKind::Unreachable }, "connect"))
         });
         assert_eq!(connect.await.unwrap_err().kind(), ErrorKind::Auth);
-        let silent = Failover::new(1);
+        let silent = over(1);
         let connect = silent.connect(deadline, |_| std::future::pending());
         assert_eq!(connect.await.unwrap_err().kind(), ErrorKind::Timeout);
     }

@@ -6,9 +6,11 @@
 
 mod error;
 mod failover;
+mod reach;
 mod tls;
 pub mod v2;
 pub mod v3;
 
 pub use error::{Error, ErrorKind, Result};
 pub use failover::Repeat;
+pub use reach::Reach;

@@ -12,6 +12,17 @@ use tokio::time::Instant;
 use crate::error::Result;
 use crate::port::HeldPort;
 
+/// The reason of a run that is closed because all its work is done.
+pub const FINISHED: &str = "all workers have finished";
+/// The reason of one that is closed by a node whose work is done and that cannot tell about the others, as under
+/// torchrun when its barrier at the end has timed out.
+pub const NODE_FINISHED: &str = "a node has finished";
+
+/// Whether a run with this reason was closed by somebody who is done. Those who still work need not stop for that.
+pub(crate) fn is_finish(reason: &str) -> bool {
+    [FINISHED, NODE_FINISHED].contains(&reason)
+}
+
 /// One node's side of a run: it meets the others, is told when the group is no longer whole, and meets again.
 ///
 /// Dropped without [`leave`](RendezvousHandler::leave), a node is gone when its lease ends.
@@ -35,8 +46,8 @@ pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
     /// Ends the run for all nodes, for good, and says what became of that: only a member of the last round can.
     async fn set_closed(&self, reason: &str) -> Result<CloseOutcome>;
 
-    /// How many nodes wait to get in; also not 0 when a member is gone, since it is what torchrun polls to learn
-    /// that it must meet again.
+    /// How many nodes wait to get in; also not 0 when a member is gone or the run was closed over work that is not
+    /// done, since it is what torchrun polls to learn that it must stop its workers and meet again.
     async fn num_nodes_waiting(&self) -> Result<usize>;
 
     /// Waits until the group of the last round is no longer as it was, and says why. At once if it is not.

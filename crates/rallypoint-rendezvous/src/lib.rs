@@ -10,6 +10,7 @@
 
 pub mod backend;
 mod barrier;
+mod connecting;
 mod error;
 mod handler;
 pub mod native;
@@ -18,9 +19,11 @@ mod port;
 mod registry;
 
 pub use barrier::EtcdBarrier;
+pub use connecting::connect_within;
 pub use error::{RendezvousError, Result};
 pub use handler::{
-    CloseOutcome, Contact, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler,
+    CloseOutcome, Contact, FINISHED, GroupChange, Master, Member, NODE_FINISHED, Progress, Rendezvous,
+    RendezvousHandler,
 };
 pub use parameters::{ParameterError, RendezvousParameters};
 pub use port::HeldPort;

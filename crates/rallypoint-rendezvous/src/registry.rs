@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 
 use crate::barrier::{self, EtcdBarrier};
+use crate::connecting::connect_within;
 use crate::error::Result;
 use crate::handler::RendezvousHandler;
 use crate::native::{self, NativeHandler};
@@ -83,6 +85,17 @@ impl Registry {
             .into());
         }
         Ok(handler)
+    }
+}
+
+impl Registry {
+    /// The same, and waits for an etcd that is not there yet, for so long.
+    pub async fn create_within(
+        &self,
+        parameters: &RendezvousParameters,
+        patience: Duration,
+    ) -> Result<Arc<dyn RendezvousHandler>> {
+        connect_within(&parameters.endpoint, patience, || self.create(parameters.clone())).await
     }
 }
 

@@ -167,6 +167,40 @@ fn a_failure_by_signal_is_told_by_its_name() {
 }
 
 #[test]
+fn a_sigkill_that_nobody_here_sent_is_told_as_such() {
+    let ended = Launcher::run(&["--", "sh", "-c", "kill -KILL $$"]).expect(1);
+    let text = ended.text();
+    assert!(text.contains("ended with  signal 9 (SIGKILL)"), "{text}");
+    // What the kernel's count says of it depends on what else happens on this machine.
+    let hint = ended.with("  hint  ")[0];
+    assert!(hint.contains("rallypoint did not send it") || hint.contains("out of memory"), "{text}");
+    let ended = Launcher::run(&["--", "sh", "-c", "kill -SEGV $$"]).expect(1);
+    assert!(ended.with("  hint  ").is_empty(), "{}", ended.text());
+}
+
+/// In a control group of its own, of either version, with little memory.
+#[test]
+#[ignore = "it makes a control group, which needs root"]
+fn a_worker_that_the_kernel_killed_for_lack_of_memory_is_told_as_such() {
+    let (root, limit) = match Path::new("/sys/fs/cgroup/memory") {
+        first if first.is_dir() => (first, "memory.limit_in_bytes"),
+        _ => (Path::new("/sys/fs/cgroup"), "memory.max"),
+    };
+    let group = root.join(format!("rallypoint-test-{}", std::process::id()));
+    std::fs::create_dir(&group).unwrap();
+    std::fs::write(group.join(limit), "200M").unwrap();
+    let mut command = std::process::Command::new("sh");
+    let script = "echo $$ > $0/cgroup.procs && exec \"$@\"";
+    let worker = "x = bytearray(1 << 30); x[::4096] = b'1' * len(x[::4096])";
+    command.args(["-c", script]).arg(&group);
+    command.args([RALLYPOINT, "run", "--standalone", "--no-python", "python3", "-c", worker]);
+    let ended = Launcher::spawn(command).ended();
+    std::fs::remove_dir(&group).unwrap();
+    let text = ended.expect(1).text();
+    assert!(text.contains("hint        out of memory: the kernel has killed for lack of it"), "{text}");
+}
+
+#[test]
 fn for_machines_a_failure_is_one_line_of_json() {
     let ended =
         Launcher::run(&["--log-format", "json", "--", "sh", "-c", "echo dying >&2; exit 3"]).expect(1);
@@ -335,7 +369,8 @@ fn bad_input_is_one_line_and_an_exit_code() {
     let taken = taken.endpoint();
     let meet =
         |endpoint: &'static str| ["--nnodes", "2", "--rdzv-id", "x", "--rdzv-endpoint", endpoint, "true"];
-    let refused_args = ["--nnodes", "2", "--rdzv-id", "x", "--rdzv-endpoint", &refused, "true"];
+    let refused_args =
+        ["--connect-timeout", "0", "--nnodes", "2", "--rdzv-id", "x", "--rdzv-endpoint", &refused, "true"];
     let taken_args = ["--nnodes", "2", "--rdzv-id", "x", "--rdzv-endpoint", &taken, "true"];
     for (args, code, words) in [
         (&["--nnode", "2", "true"][..], 2, &["--nnode", "--nnodes"][..]),

@@ -94,13 +94,6 @@ fn nodes_meet_again_when_their_server_has_lost_its_data_and_work_that_is_done_en
 }
 
 #[test]
-fn with_the_scheme_of_etcd_no_server_is_started() {
-    let endpoint = free_endpoint();
-    let ended = node(&format!("etcd://{endpoint}"), "2", &["true"]).ended().expect(4);
-    assert!(ended.text().contains(&endpoint) && !ended.text().contains("embedded"), "{}", ended.text());
-}
-
-#[test]
 fn a_failure_on_one_node_restarts_all_and_the_last_one_ends_the_run_everywhere() {
     let etcd = Etcd::start(Version::V35);
     let endpoint = etcd.endpoint();

@@ -6,11 +6,13 @@ With the package installed, torchrun knows its backends by name: ``torchrun --rd
 - :func:`create_rdzv_handler`: the handler that a backend's name stands for.
 - :class:`EtcdRendezvousBackend`, :func:`create_backend`: a backend for torch's ``DynamicRendezvousHandler``.
 - :class:`EtcdServer`: an etcd for one machine.
+- :mod:`rallypoint.torch.errors`: what can go wrong; each is also the error that torch has for it.
 """
 
 from rallypoint import EtcdServer
+from rallypoint._plugin import create_rdzv_handler
+from rallypoint.torch import errors
 from rallypoint.torch.backend import EtcdRendezvousBackend, create_backend
-from rallypoint.torch.create import create_rdzv_handler
 from rallypoint.torch.handler import RendezvousHandler
 from rallypoint.torch.store import EtcdStore
 
@@ -21,4 +23,5 @@ __all__ = [
     "RendezvousHandler",
     "create_backend",
     "create_rdzv_handler",
+    "errors",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 # Whatever the backend, torchrun gives a timeout, and somebody may say who starts the server.
@@ -24,6 +26,9 @@ DYNAMIC = (
     "keep_alive_max_attempt",
     "cas_backoff_max_seconds",
 )
+
+# What the backends wait for a round where nothing else is said.
+_JOIN_TIMEOUT = timedelta(seconds=600)
 
 # Options that mean TLS.
 _SECURE = ("cacert", "ca_cert", "cert", "ssl_cert", "key", "ssl_cert_key")
@@ -48,3 +53,14 @@ def checked(params: RendezvousParameters, known: tuple[str, ...] | None) -> dict
 def is_secure(config: dict[str, str]) -> bool:
     """Whether they ask for TLS."""
     return config.get("protocol") == "https" or any(config.get(name) for name in _SECURE)
+
+
+def join_timeout(config: dict[str, str]) -> timedelta:
+    """How long a node waits to get in, and for an etcd before that."""
+    for name in ("join_timeout", "timeout"):
+        try:
+            return timedelta(seconds=float(config[name]))
+        except (KeyError, ValueError, OverflowError):
+            # What is no time is refused where it is read.
+            continue
+    return _JOIN_TIMEOUT

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, Literal, cast
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
 
 from rallypoint._rallypoint import StateBackend
-from rallypoint.torch._errors import translated
+from rallypoint.torch._translated import translated
 from rallypoint.torch._options import DYNAMIC, checked
 from rallypoint.torch.store import EtcdStore
 
@@ -64,17 +65,17 @@ class EtcdRendezvousBackend(RendezvousBackend):
 
 @translated
 def create_backend(
-    params: RendezvousParameters, endpoint: str | None = None
+    params: RendezvousParameters, endpoint: str | None = None, patience: timedelta | None = None
 ) -> tuple[EtcdRendezvousBackend, EtcdStore]:
     """The backend and the store for these parameters, with the options of PyTorch's ``etcd-v2``.
 
-    The option ``api=v3`` leaves PyTorch's nodes behind for an etcd of today.
+    For ``patience`` it waits for an etcd that is not there yet. The option ``api=v3`` leaves PyTorch's nodes behind for an etcd of today.
     """
     config = checked(params, DYNAMIC)
     # Another one is refused where it is read.
     api = cast(Literal["v2", "v3"], config.pop("api", "v2"))
     endpoint = params.endpoint if endpoint is None else endpoint
     made = EtcdRendezvousBackend.__new__(EtcdRendezvousBackend)
-    made._backend, store = StateBackend.create(api, endpoint, params.run_id, config)
+    made._backend, store = StateBackend.create(api, endpoint, params.run_id, config, patience)
     made._name = params.backend
     return made, EtcdStore.over(store)

@@ -8,8 +8,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 
 from rallypoint._rallypoint import Rendezvous
 from rallypoint.torch import _meeting
-from rallypoint.torch._errors import translated
-from rallypoint.torch._options import BARRIER, DYNAMIC, checked, is_secure
+from rallypoint.torch._translated import translated
+from rallypoint.torch._options import BARRIER, DYNAMIC, checked, is_secure, join_timeout
 from rallypoint.torch.backend import create_backend
 from rallypoint.torch.handler import DynamicHandler, RendezvousHandler
 
@@ -20,17 +20,8 @@ _DYNAMIC = ("rallypoint-etcd-v2", "etcd-v2")
 
 
 @translated
-def create_rdzv_handler(params: RendezvousParameters) -> _RendezvousHandler:
-    """Makes the handler that ``params.backend`` names.
-
-    - ``rallypoint``: the native one.
-    - ``rallypoint-etcd`` or ``etcd``: the barrier, which meets nodes of PyTorch's ``etcd`` backend.
-    - ``rallypoint-etcd-v2`` or ``etcd-v2``: torch's dynamic handler on our backend, which meets nodes of PyTorch's
-      ``etcd-v2`` backend.
-
-    The options are in ``docs/python.md``; one that there is not is refused by name. If the endpoint is on this machine
-    and nothing listens there, this node starts the embedded server.
-    """
+def create(params: RendezvousParameters) -> _RendezvousHandler:
+    """Makes the handler that ``params.backend`` names."""
     if params.backend in _NATIVE:
         return _create(params, "rallypoint", None)
     if params.backend in _BARRIER:
@@ -43,7 +34,9 @@ def create_rdzv_handler(params: RendezvousParameters) -> _RendezvousHandler:
 
 def _meet(params: RendezvousParameters, config: dict[str, str]) -> _meeting.Meeting:
     endpoint = params.endpoint or ""
-    return _meeting.find(endpoint, params.max_nodes, params.get_as_bool("is_host"), is_secure(config))
+    return _meeting.find(
+        endpoint, params.max_nodes, params.get_as_bool("is_host"), is_secure(config), join_timeout(config)
+    )
 
 
 def _create(params: RendezvousParameters, ours: str, known: tuple[str, ...] | None) -> RendezvousHandler:
@@ -65,5 +58,5 @@ def _create(params: RendezvousParameters, ours: str, known: tuple[str, ...] | No
 
 def _create_dynamic(params: RendezvousParameters) -> DynamicHandler:
     meeting = _meet(params, checked(params, DYNAMIC))
-    backend, store = meeting.connected(lambda: create_backend(params, meeting.endpoint))
+    backend, store = create_backend(params, meeting.endpoint, meeting.patience)
     return DynamicHandler(create_handler(store, backend, params), store, meeting.server)

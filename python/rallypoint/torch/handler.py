@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import socket
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +13,8 @@ from torch.distributed.elastic.rendezvous import api
 
 from rallypoint import errors
 from rallypoint._rallypoint import LocalServer, Rendezvous, Round
-from rallypoint.torch._errors import translated
+from rallypoint.torch import _reason
+from rallypoint.torch._translated import translated
 from rallypoint.torch._log import logger
 from rallypoint.torch.store import EtcdStore
 
@@ -77,11 +80,12 @@ class RendezvousHandler(_RendezvousHandler):
     @translated
     def set_closed(self) -> None:
         """Ends the run for all nodes, for good."""
-        self._rendezvous.set_closed("a node closed it")
+        self._rendezvous.set_closed(f"{socket.gethostname()} closed it")
 
     @translated
     def num_nodes_waiting(self) -> int:
-        """How many nodes wait to get in; also not 0 when a member is gone, so that torchrun meets again."""
+        """How many nodes wait to get in; also not 0 when a member is gone, so that torchrun meets again, and when
+        somebody has closed the run, so that it stops its workers and is told why."""
         try:
             return self._rendezvous.num_nodes_waiting()
         except errors.RendezvousConnectionError as error:
@@ -90,10 +94,11 @@ class RendezvousHandler(_RendezvousHandler):
             return 0
 
     def shutdown(self) -> bool:
-        """Ends this node's part: a member closes the run, others just leave."""
+        """Ends this node's part: a member closes the run, with the failure that it ends with, others just leave."""
         atexit.unregister(self._leave)
+        reason = _reason.of(sys._getframe(1))
         try:
-            return self._rendezvous.shutdown("a node has finished")
+            return self._rendezvous.shutdown(reason)
         except errors.RallypointError as error:
             logger.warning("run %r: cannot leave in good order: %s", self._run_id, error)
             return False
@@ -102,6 +107,10 @@ class RendezvousHandler(_RendezvousHandler):
 
     def _leave(self) -> None:
         try:
+            if self._server is not None:
+                # Nobody can go on without it.
+                host = socket.gethostname()
+                self._rendezvous.set_closed(f"{host} ended, and with it the server that the nodes had met on")
             self._rendezvous.leave(_TO_SAY_GOODBYE)
         except errors.RallypointError as error:
             logger.info("run %r: cannot leave in good order: %s", self._run_id, error)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 import rallypoint
-from rallypoint.torch._errors import translated
+from rallypoint.torch._translated import translated
 
 # c10d writes "wait for ever" as zero.
 _FOR_EVER = timedelta(days=365 * 100)

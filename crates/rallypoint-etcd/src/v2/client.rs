@@ -67,7 +67,7 @@ impl Client {
         let retry_timeout = settings.retry_timeout;
         let prefix = clean(&settings.prefix).into();
         let urls = settings.urls();
-        let failover = Failover::new(urls.len());
+        let failover = Failover::new(&settings.endpoints);
         let transport = Transport::new(settings)?;
         Ok(Client { shared: Arc::new(Shared { transport, urls, failover }), prefix, retry_timeout })
     }
@@ -76,6 +76,12 @@ impl Client {
     #[must_use]
     pub fn retrying_for(&self, retry_timeout: Duration) -> Client {
         Client { retry_timeout, ..self.clone() }
+    }
+
+    /// For how long no server has answered.
+    #[must_use]
+    pub fn silent_for(&self) -> Option<Duration> {
+        self.shared.failover.reach.silent_for()
     }
 
     /// What it was connected with.

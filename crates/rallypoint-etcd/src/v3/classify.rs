@@ -23,6 +23,34 @@ pub(super) fn classify(error: &etcd_client::Error) -> ErrorKind {
     }
 }
 
+/// An error of the gRPC client in a few words; its own are a dump of everything down to the system's call.
+#[derive(Debug)]
+pub(super) struct Said(pub(super) etcd_client::Error);
+
+impl std::fmt::Display for Said {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.0 {
+            etcd_client::Error::GRpcStatus(status) if !status.message().is_empty() => {
+                f.write_str(status.message())
+            }
+            etcd_client::Error::GRpcStatus(status) => write!(f, "{}", status.code()),
+            other => write!(f, "{other}"),
+        }
+    }
+}
+
+impl StdError for Said {
+    /// What is at the bottom of it: what lies between says no more.
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        let etcd_client::Error::GRpcStatus(status) = &self.0 else { return self.0.source() };
+        let mut source = status.source()?;
+        while let Some(next) = source.source() {
+            source = next;
+        }
+        Some(source)
+    }
+}
+
 /// Whether a server said so: then its connection works.
 pub(super) fn is_said_by_server(status: &Status) -> bool {
     status.source().is_none() && !status.message().contains("h2 protocol error")

@@ -14,7 +14,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tonic::transport::Channel as TonicChannel;
 
-use super::classify::classify;
+use super::classify::{Said, classify};
 use super::dial::Dial;
 use super::link::Link;
 use super::login::Login;
@@ -86,7 +86,7 @@ impl Connections {
             Ok(Slot { url, dial, connection, adopted, making: tokio::sync::Mutex::new(()) })
         };
         let endpoints = settings.urls().into_iter().map(slot).collect::<Result<Vec<_>>>()?;
-        let failover = Failover::new(endpoints.len());
+        let failover = Failover::new(&settings.endpoints);
         let turns = Semaphore::new(IN_FLIGHT);
         let login = Login::new(settings.credentials.clone(), settings.request_timeout, endpoints.len());
         Ok(Connections { settings, endpoints, login, turns, failover })
@@ -142,7 +142,7 @@ impl Connections {
         let Slot { url, dial, .. } = &self.endpoints[index];
         let failed = |error| {
             let error = etcd_client::Error::TransportError(error);
-            Error::new(classify(&error), "connect").endpoint(url).because(error)
+            Error::new(classify(&error), "connect").endpoint(url).because(Said(error))
         };
         let channel = dial.connect().await.map_err(failed)?;
         Ok(Link { index, url: url.clone(), channel })
@@ -215,7 +215,8 @@ impl Connections {
         let channel = adopted.unwrap_or_else(|| slot.dial.connect_lazily());
         let options = ConnectOptions::new().with_require_leader(true);
         let client = etcd_client::Client::from_channel(self.login.channel(channel.clone()), Some(options));
-        let invalid = |error| Error::new(classify(&error), "connect").endpoint(&slot.url).because(error);
+        let invalid =
+            |error| Error::new(classify(&error), "connect").endpoint(&slot.url).because(Said(error));
         let client = client.await.map_err(invalid)?;
         let connection = Arc::new(Connection {
             index,
@@ -267,6 +268,6 @@ impl Connection {
     }
 
     pub(super) fn error(&self, what: &'static str, error: etcd_client::Error) -> Error {
-        Error::new(classify(&error), what).endpoint(&self.url).because(error)
+        Error::new(classify(&error), what).endpoint(&self.url).because(Said(error))
     }
 }

@@ -175,12 +175,12 @@ impl Task {
                             let broken = stream.take().expect("it was there to break");
                             doubtful = cause == Cause::Connection;
                             match cause {
-                                Cause::Connection => self.unsure(false),
+                                Cause::Connection => self.no_answer(&error),
                                 // One that has no leader says so. Its connection will do, or another server's.
                                 Cause::Server => {
                                     self.connections.move_on(&broken.link);
                                     not_before = self.pause();
-                                    self.unsure(false);
+                                    self.no_answer(&error);
                                 }
                                 // It was good until now, and a new one will be.
                                 Cause::Token | Cause::Password => {}
@@ -216,7 +216,7 @@ impl Task {
                                     self.unsure(true);
                                     not_before = Instant::now() + AFTER_A_WRONG_PASSWORD;
                                 }
-                                Cause::Connection | Cause::Server => self.unsure(false),
+                                Cause::Connection | Cause::Server => self.no_answer(&error),
                             }
                             if stream.is_none() {
                                 self.send_again();
@@ -372,6 +372,7 @@ impl Task {
 
     fn answered(&mut self, answer: &Refreshed) {
         (self.heard, self.unanswered) = (Instant::now(), 0);
+        self.connections.failover.reach.answered();
         let Some(kept) = self.leases.get_mut(&answer.id) else { return };
         if answer.ttl <= 0 {
             warn!(lease = answer.id, "the lease is lost");
@@ -384,6 +385,12 @@ impl Task {
             let next = sent + kept.ttl.mul_f64(0.225 + 0.025 * fastrand::f64());
             self.turn(answer.id, Turn::Due(next));
         }
+    }
+
+    /// No answer came, for this reason.
+    fn no_answer(&self, why: &Error) {
+        self.connections.failover.reach.unanswered(self.heard, why);
+        self.unsure(false);
     }
 
     /// Whoever waits for an answer, or for a stream to ask on, does not know how things are.

@@ -16,7 +16,7 @@ use tonic::transport::Channel as TonicChannel;
 use tower::util::{BoxCloneSyncService, MapErr, MapRequest};
 use tracing::warn;
 
-use super::classify::{classify, wants_new_token};
+use super::classify::{Said, classify, wants_new_token};
 use super::link::Link;
 use crate::{Error, ErrorKind, Result};
 
@@ -124,7 +124,7 @@ impl Login {
                 ErrorKind::Timeout | ErrorKind::Interrupted => ErrorKind::Unreachable,
                 kind => kind,
             })
-            .because(error)),
+            .because(Said(error))),
         }
     }
 

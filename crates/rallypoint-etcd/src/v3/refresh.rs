@@ -8,7 +8,7 @@ use tonic::Streaming;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::metadata::MetadataValue;
 
-use super::classify::{classify, is_said_by_server};
+use super::classify::{Said, classify, is_said_by_server};
 use super::link::Link;
 use super::login::{Login, Pass, TOKEN};
 use crate::{Error, ErrorKind};
@@ -72,7 +72,7 @@ impl Broken {
             _ if by_server => Cause::Server,
             _ => Cause::Connection,
         };
-        Broken { error: Error::new(classify(&error), WHAT).endpoint(&link.url).because(error), cause }
+        Broken { error: Error::new(classify(&error), WHAT).endpoint(&link.url).because(Said(error)), cause }
     }
 }
 

@@ -201,6 +201,10 @@ impl RendezvousHandler for EtcdBarrier {
                     // A node that nobody waits for any more must not be counted on.
                     let left = self.leave().await;
                     debug!(?left, "out of time");
+                    if let Some(silent) = self.wire.client.silent_for() {
+                        let silent = format!("it has not answered for {} s", silent.as_secs());
+                        return Err(RendezvousError::connection(&self.config.etcd.endpoints, silent));
+                    }
                     let (min, max) = (self.config.machine.min, self.config.machine.max);
                     let what = format!("a group of {min} to {max} nodes");
                     return Err(RendezvousError::Timeout { run_id: self.config.run_id.clone(), what, after });

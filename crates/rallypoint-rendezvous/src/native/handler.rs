@@ -19,7 +19,9 @@ use super::operator;
 use super::reach::Complaint;
 use super::settings::NativeSettings;
 use crate::error::{RendezvousError, Result};
-use crate::handler::{Contact, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler};
+use crate::handler::{
+    Contact, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler, is_finish,
+};
 use crate::parameters::{ParameterError, RendezvousParameters};
 use crate::port::HeldPort;
 
@@ -331,7 +333,8 @@ impl RendezvousHandler for NativeHandler {
 
     async fn num_nodes_waiting(&self) -> Result<usize> {
         Ok(match &self.group.borrow().change {
-            None | Some(GroupChange::Closed { .. }) => 0,
+            None => 0,
+            Some(GroupChange::Closed { reason }) => usize::from(!is_finish(reason)),
             Some(GroupChange::Waiting { count }) => *count,
             Some(_) => 1,
         })

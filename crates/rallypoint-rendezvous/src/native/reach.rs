@@ -8,15 +8,14 @@
 //!    └────── it has done something that it could refuse ───┘
 //! ```
 //!
-//! Of the requests and of the lease this is known apart: etcd refreshes a lease without keys for anybody.
+//! Of the requests and of the lease this is known apart: etcd refreshes a lease without keys for anybody. What is said of
+//! a silence is the client's affair ([`rallypoint_etcd::Reach`]), whoever waits.
 
 use std::time::Duration;
 
 use rallypoint_etcd::Error;
 
-/// A shorter silence is not worth a word.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How often it is said.
+/// How often a refusal is said.
 const PACE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
@@ -89,10 +88,9 @@ impl Reach {
         self.trouble().map(|trouble| now.saturating_sub(trouble.since))
     }
 
-    /// When there is something to say.
+    /// When a refusal is to be said.
     pub(super) fn says_at(&self) -> Option<Duration> {
-        let trouble = self.trouble()?;
-        let first = trouble.since + if trouble.refusal.is_some() { Duration::ZERO } else { PATIENCE };
+        let first = self.trouble().filter(|trouble| trouble.refusal.is_some())?.since;
         Some(self.said.map_or(first, |said| first.max(said + PACE)))
     }
 
@@ -102,14 +100,8 @@ impl Reach {
             return None;
         }
         self.said = Some(now);
-        let trouble = self.trouble()?;
-        Some(match &trouble.refusal {
-            Some(error) => format!("etcd at {endpoints} refuses this node: {error}"),
-            None => {
-                let silent = now.saturating_sub(trouble.since).as_secs();
-                format!("etcd at {endpoints} has not answered for {silent} s")
-            }
-        })
+        let refusal = self.trouble()?.refusal.as_ref()?;
+        Some(format!("etcd at {endpoints} refuses this node: {refusal}"))
     }
 
     /// Why nothing came of what was asked, if that is etcd's fault.
@@ -142,17 +134,15 @@ mod tests {
     }
 
     #[test]
-    fn a_silence_is_told_after_a_while_and_then_now_and_then() {
+    fn a_silence_lasts_from_its_beginning_until_anything_is_heard() {
         let mut reach = Reach::default();
-        assert_eq!(reach.says_at(), None);
+        assert_eq!(reach.lasts(at(10)), None);
         reach.lease_is_unsure(at(10), None);
         reach.unanswered(at(12));
-        let said: Vec<String> = (10..40).filter_map(|now| reach.say(at(now), "a:1")).collect();
-        let line = |seconds| format!("etcd at a:1 has not answered for {seconds} s");
-        assert_eq!(said, [line(5), line(15), line(25)]);
+        assert_eq!(reach.says_at(), None, "it is the client's to say");
         assert!(matches!(reach.complaint(at(40)), Some(Complaint::Silent(for_long)) if for_long == at(30)));
         reach.heard();
-        assert_eq!((reach.says_at(), reach.lasts(at(41))), (None, None));
+        assert_eq!(reach.lasts(at(41)), None);
     }
 
     #[test]

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use rallypoint_core::round::{RankPolicy, RunSettings};
 use rallypoint_rendezvous::native::{self, NativeSettings, NodeState};
 use rallypoint_rendezvous::{
-    CloseOutcome, GroupChange, Registry, RendezvousError, RendezvousHandler, RendezvousParameters,
+    CloseOutcome, FINISHED, GroupChange, NODE_FINISHED, Registry, RendezvousError, RendezvousHandler,
+    RendezvousParameters,
 };
 use rallypoint_server::{Config, Server};
 use rallypoint_testkit::{Etcd, Version};
@@ -162,11 +163,25 @@ async fn a_closed_run_is_over_for_all_and_says_why() {
     group[0].set_closed("training is done").await.unwrap();
     let closed = GroupChange::Closed { reason: "training is done".to_owned() };
     assert_eq!(change(&group[1]).await, closed);
-    assert_eq!(group[1].num_nodes_waiting().await.unwrap(), 0);
+    // It is what torchrun asks: its workers have to stop.
+    assert_eq!(group[1].num_nodes_waiting().await.unwrap(), 1);
     for node in [&group[0], &group[1], &node(&settings, "late").await] {
         assert!(node.is_closed().await.unwrap());
         let error = within(node.next_rendezvous()).await.unwrap_err();
         assert!(matches!(&error, RendezvousError::Closed { reason, .. } if reason == "training is done"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_still_works_need_not_stop_when_the_run_is_closed_by_one_that_is_done() {
+    let etcd = Etcd::start(Version::V35);
+    for reason in [FINISHED, NODE_FINISHED] {
+        let settings = settings(&etcd.endpoint(), 2, 2);
+        let group = nodes(&settings, ["a", "b"]).await;
+        round_of(&group).await;
+        group[0].shutdown(reason).await.unwrap();
+        assert_eq!(change(&group[1]).await, GroupChange::Closed { reason: reason.to_owned() });
+        assert_eq!(group[1].num_nodes_waiting().await.unwrap(), 0);
     }
 }
 

@@ -97,6 +97,11 @@ struct Man {
 
 /// Runs the command with its arguments, the first of which is its own name; returns the exit code.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    run_with(arguments, None)
+}
+
+/// The same, where `python` is the interpreter that runs scripts and modules, unless the user names another.
+pub fn run_with(arguments: impl IntoIterator<Item = OsString>, python: Option<OsString>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let part = arguments.get(1).cloned();
     let command = match Cli::try_parse_from(arguments) {
@@ -114,7 +119,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         }
     };
     match command {
-        Command::Run(options) => run::run(&options),
+        Command::Run(options) => run::run(&Run { python, ..options }),
         Command::Serve(options) => run_server(options),
         Command::Status(options) => wait_for(status::status(&options)),
         Command::Close(options) => wait_for(status::close(&options)),
@@ -159,6 +164,10 @@ fn wait_for(request: impl Future<Output = Result<u8, Problem>>) -> u8 {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error),
     };
+    // It is said when an etcd does not answer; nothing else is.
+    if let Err(problem) = start_log("warn", LogFormat::Text) {
+        return failed(&std::io::Error::other(problem));
+    }
     runtime.block_on(request).unwrap_or_else(|problem| problem.report())
 }
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use rallypoint_rendezvous::native::{BACKEND, DEFAULT_JOIN_TIMEOUT};
+use rallypoint_rendezvous::native::BACKEND;
 use rallypoint_rendezvous::{ParameterError, RendezvousParameters};
 
 use super::options::Run;
@@ -19,8 +19,6 @@ const MASTER_PORT: u16 = 29500;
 const C10D_PORT: u16 = 29400;
 /// torchrun's name of a run that has none. Only where one node serves this run and no other.
 const NO_NAME: &str = "none";
-/// For a server that another node may yet start.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// What torchrun's backends can be told in `--rdzv-conf` and the native one cannot, with why.
 const THEIRS: [(&str, &str); 8] = [
     ("rank", "--node-rank says it"),
@@ -46,8 +44,8 @@ pub(crate) struct Meet {
     /// There is nobody to meet.
     pub(crate) alone: bool,
     pub(crate) serves: Serves,
-    /// How long a server that another node may yet start is waited for.
-    pub(crate) patience: Duration,
+    /// How long an etcd that does not answer yet is waited for; none: as long as for the other nodes.
+    pub(crate) patience: Option<Duration>,
     /// The run has no name, as under torchrun.
     pub(crate) nameless: bool,
     /// For the backend: `--rdzv-conf`, and what follows from other options.
@@ -157,7 +155,7 @@ impl Meet {
         Ok(Meet {
             alone: false,
             serves: Serves::OnDemand,
-            patience: options.connect_timeout.map_or(CONNECT_TIMEOUT, |seconds| seconds.0),
+            patience: options.connect_timeout.map(|seconds| seconds.0),
             nameless: false,
             config: RendezvousParameters::parse_config(&options.rdzv_conf).map_err(refused)?,
             said: None,
@@ -237,10 +235,6 @@ impl Meet {
         if let Some(rank) = asked.node_rank.filter(|_| is_static) {
             // So a second node of this rank is told of, and one that is started again takes its place at once.
             self.set("node_id", format!("node-rank-{rank}"));
-            // As under torchrun, the nodes may come in any order, as long as the round waits.
-            if options.connect_timeout.is_none() {
-                self.patience = DEFAULT_JOIN_TIMEOUT;
-            }
         }
         if asked.torchs.is_some() || asked.by_master() {
             let place = Some(options.connection.endpoints()).filter(|endpoint| !endpoint.is_empty());
@@ -302,7 +296,7 @@ mod tests {
         let (run, meet) = meant("--nnodes 2 --node-rank 0 --master-addr node1 --master-port 7000").unwrap();
         assert_eq!((run.rdzv_backend.as_str(), run.connection.endpoints()), (BACKEND, "node1:7000"));
         assert_eq!((run.rdzv_id.as_str(), run.local_addr.as_deref()), ("none", Some("node1")));
-        assert_eq!((meet.serves, meet.alone, meet.patience), (Serves::Here, false, DEFAULT_JOIN_TIMEOUT));
+        assert_eq!((meet.serves, meet.alone, meet.patience), (Serves::Here, false, None));
         assert_eq!((meet.config["rank_policy"].as_str(), meet.config["rank_hint"].as_str()), ("hint", "0"));
         assert!(meet.said.unwrap().contains("node1:7000") && meet.without_effect.is_empty());
 
@@ -326,7 +320,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!((run.connection.endpoints(), run.rdzv_id.as_str()), ("node1:29400", "none"));
-        assert_eq!((meet.serves, meet.patience, meet.config.len()), (Serves::Here, CONNECT_TIMEOUT, 0));
+        assert_eq!((meet.serves, meet.config.len()), (Serves::Here, 0));
         assert_eq!(meet.without_effect[0].0, "--rdzv-conf close_timeout");
         let (run, _) =
             meant("--rdzv-backend c10d --nnodes 2 --rdzv-endpoint [fd00::1]:1 --master-addr x").unwrap();

@@ -28,13 +28,12 @@ use rallypoint_agent::{
     Agent, Console, DEFAULT_GRACE, Events, Guarded, Interactive, LogDir, LogSettings, Logs, Orders, Outcome,
     Part, Prefix, Stopper, Stream, WorkerSpec, Workers, allowed_cpus, parse_signals,
 };
-use rallypoint_core::Backoff;
 use rallypoint_etcd::ErrorKind;
 use rallypoint_rendezvous::native::DEFAULT_JOIN_TIMEOUT;
 use rallypoint_rendezvous::{Registry, RendezvousError, RendezvousHandler, RendezvousParameters};
 use rustix::process::{Pid, Signal};
 use tokio::time::Instant;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use self::events::EventLog;
 use self::meet::Meet;
@@ -222,9 +221,7 @@ async fn launch(
         reached = reach(options, &meet, &run_id) => reached?,
         signal = listener.asked() => return Ok(signal_code(signal)),
     };
-    let Reached { meeting, parameters, handler } = reached;
-    let timeout = ["join_timeout", "timeout"].iter().find_map(|name| parameters.seconds(name).ok().flatten());
-    let timeout = timeout.unwrap_or(DEFAULT_JOIN_TIMEOUT);
+    let Reached { meeting, parameters, handler, timeout } = reached;
     let shown = handler.progress();
     let console: Arc<dyn Console> = Arc::<Terminal>::clone(terminal);
     let record = (options.event_log_handler == EventLogHandler::Console)
@@ -232,6 +229,7 @@ async fn launch(
     let stuck = stuck::watch(workers.clone(), stuck::limit()?, options.monitor_interval.0.max(SHORTEST_LOOK));
     let agent = Agent::new(spec, handler, logs, console).adopting_orphans().with_workers(workers);
     let agent = agent.with_events(record.clone().map(|record| record as Arc<dyn Events>));
+    let agent = if meeting.server.is_some() { agent.hosting_server() } else { agent };
     let waiting = Waiting { run: run_id.clone(), endpoint: parameters.endpoint.clone(), timeout };
     let progress = tokio::spawn(progress::show(Arc::clone(terminal), shown, agent.phase(), waiting));
     let running = agent.run(listener);
@@ -266,7 +264,8 @@ async fn launch(
 fn spec(options: &Run, grace: Duration) -> Result<WorkerSpec, Problem> {
     let (program, args) =
         options.command.split_first().ok_or_else(|| Problem::usage("there is no program"))?;
-    let program = Program::choose(program, args, options.module, options.no_python)?;
+    let program =
+        Program::choose(program, args, options.module, options.no_python, options.python.as_deref())?;
     let template = options.log_line_prefix_template.clone().or_else(|| std::env::var(PREFIX_VARIABLE).ok());
     let prefix = template.map_or_else(|| Ok(Prefix::default()), |template| template.parse());
     let prefix = prefix.map_err(|error| Problem::usage(format!("--log-line-prefix-template: {error}")))?;
@@ -372,11 +371,13 @@ struct Reached {
     meeting: Meeting,
     parameters: RendezvousParameters,
     handler: Arc<dyn RendezvousHandler>,
+    /// How long joining waits.
+    timeout: Duration,
 }
 
 /// Finds the server, or starts it, and connects.
 async fn reach(options: &Run, meet: &Meet, run_id: &str) -> Result<Reached, Problem> {
-    let deadline = Instant::now() + meet.patience;
+    let began = Instant::now();
     let mut told = false;
     loop {
         let meeting = if meet.alone {
@@ -385,11 +386,15 @@ async fn reach(options: &Run, meet: &Meet, run_id: &str) -> Result<Reached, Prob
             server::find(&options.connection, meet.serves).await?
         };
         let parameters = parameters(options, meet.config.clone(), &meeting.endpoints, run_id)?;
+        let timeout =
+            ["join_timeout", "timeout"].iter().find_map(|name| parameters.seconds(name).ok().flatten());
+        let timeout = timeout.unwrap_or(DEFAULT_JOIN_TIMEOUT);
+        let deadline = began + meet.patience.unwrap_or(timeout);
         let handler = connect(&parameters, &meeting, deadline).await?;
         // The server of the job before this one, which is about to end: only a run without a name can be taken for it.
-        let over = meet.nameless && (meeting.may_come || meeting.taken);
+        let over = meet.nameless && meeting.server.is_none();
         if !over || Instant::now() >= deadline || !handler.is_closed().await.unwrap_or(false) {
-            return Ok(Reached { meeting, parameters, handler });
+            return Ok(Reached { meeting, parameters, handler, timeout });
         }
         if !std::mem::replace(&mut told, true) {
             info!(
@@ -402,44 +407,30 @@ async fn reach(options: &Run, meet: &Meet, run_id: &str) -> Result<Reached, Prob
     }
 }
 
-/// Connects, for as long as another node may yet start the server.
+/// Connects, and waits for an etcd that is not there yet. What listens on this very node has come already.
 async fn connect(
     parameters: &RendezvousParameters,
     meeting: &Meeting,
     deadline: Instant,
 ) -> Result<Arc<dyn RendezvousHandler>, Problem> {
-    let registry = Registry::with_defaults();
-    let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
-    let mut told = false;
-    loop {
-        match registry.create(parameters.clone()).await {
-            Ok(handler) => return Ok(handler),
-            Err(error @ RendezvousError::Connection { .. })
-                if meeting.may_come && Instant::now() < deadline =>
-            {
-                if !told {
-                    info!(
-                        endpoint = parameters.endpoint,
-                        "no server answers yet; waiting for another node's"
-                    );
-                    told = true;
-                }
-                debug!(%error, "trying again");
-                tokio::time::sleep(backoff.next(fastrand::f64())).await;
+    let patience = match meeting.taken {
+        true => Duration::ZERO,
+        false => deadline.saturating_duration_since(Instant::now()),
+    };
+    let made = Registry::with_defaults().create_within(parameters, patience).await;
+    made.map_err(|error| match &error {
+        RendezvousError::Connection { .. } if meeting.taken && no_etcd(&error) => {
+            let problem = Problem::rendezvous(&error);
+            Problem {
+                code: NODE,
+                text: format!(
+                    "the port of {} is in use by something that is no etcd: choose another --rdzv-endpoint ({})",
+                    parameters.endpoint, problem.text
+                ),
             }
-            Err(error @ RendezvousError::Connection { .. }) if meeting.taken && no_etcd(&error) => {
-                let problem = Problem::rendezvous(&error);
-                return Err(Problem {
-                    code: NODE,
-                    text: format!(
-                        "the port of {} is in use by something that is no etcd: choose another --rdzv-endpoint ({})",
-                        parameters.endpoint, problem.text
-                    ),
-                });
-            }
-            Err(error) => return Err(Problem::rendezvous(&error)),
         }
-    }
+        _ => Problem::rendezvous(&error),
+    })
 }
 
 /// Whether what listens there does not even answer as an etcd does.

@@ -23,6 +23,9 @@ use crate::cli::exit::TABLE;
     override_usage = "rallypoint run [OPTIONS] [--] PROGRAM [ARGS]...\n       rallypoint run [OPTIONS] SCRIPT.py [ARGS]...\n       rallypoint run [OPTIONS] -m MODULE [ARGS]..."
 )]
 pub(crate) struct Run {
+    /// The Python that this command is installed in, if any.
+    #[arg(skip)]
+    pub(crate) python: Option<OsString>,
     /// The number of nodes, or the least and the most.
     #[arg(long, env = "PET_NNODES", value_name = "MIN[:MAX]", default_value = "1:1")]
     pub(crate) nnodes: Nodes,
@@ -71,8 +74,7 @@ pub(crate) struct Run {
     /// The address that other nodes reach this one by, if it is not the one it reaches the etcd by.
     #[arg(long, alias = "local_addr", env = "PET_LOCAL_ADDR", value_name = "ADDRESS")]
     pub(crate) local_addr: Option<String>,
-    /// Seconds to wait for a server that another node may yet start at the endpoint; 60, or 600 with --node-rank and
-    /// --master-addr.
+    /// Seconds to wait for an etcd that does not answer yet; the join_timeout of --rdzv-conf, or else 600.
     #[arg(long, alias = "connect_timeout", env = "RALLYPOINT_CONNECT_TIMEOUT", value_name = "SECONDS")]
     pub(crate) connect_timeout: Option<Seconds>,
     /// This node's place among the nodes. With --master-addr, node 0 starts the server there.

@@ -19,12 +19,14 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// A module and a `.py` file are run by Python; anything else by itself.
+    /// A module and a `.py` file are run by Python, the one that `installed_in` names if the environment names none;
+    /// anything else by itself.
     pub(crate) fn choose(
         given: &OsStr,
         args: &[OsString],
         module: bool,
         no_python: bool,
+        installed_in: Option<&OsStr>,
     ) -> Result<Self, Problem> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let find = |name: &OsStr| find(name, &path);
@@ -38,7 +40,8 @@ impl Program {
             let text = format!("there is no script {given:?} here: check the path");
             return Err(Problem::new(NOT_FOUND, text));
         }
-        let python = match std::env::var_os(PYTHON_VARIABLE) {
+        let named = std::env::var_os(PYTHON_VARIABLE).or_else(|| installed_in.map(OsStr::to_owned));
+        let python = match named {
             Some(named) => find(&named)?,
             None => find("python".as_ref()).or_else(|_| find("python3".as_ref())).map_err(|_| {
                 Problem::new(
@@ -106,7 +109,8 @@ mod tests {
     #[test]
     fn python_is_put_before_modules_and_scripts() {
         let args = |given: &str, module, no_python| {
-            Program::choose(given.as_ref(), &["x".into()], module, no_python).map(|program| program.args)
+            Program::choose(given.as_ref(), &["x".into()], module, no_python, None)
+                .map(|program| program.args)
         };
         assert_eq!(args("pkg.train", true, false).unwrap(), ["-u", "-m", "pkg.train", "x"]);
         assert_eq!(args("sh", false, false).unwrap(), ["x"]);

@@ -27,8 +27,6 @@ pub(crate) struct Meeting {
     pub(crate) endpoints: String,
     /// The embedded server, if it runs here.
     pub(crate) server: Option<Server>,
-    /// Another node may yet start a server there.
-    pub(crate) may_come: bool,
     /// Something listens there that this node did not start.
     pub(crate) taken: bool,
 }
@@ -36,7 +34,7 @@ pub(crate) struct Meeting {
 /// The embedded server on a free port, for this node alone.
 pub(crate) fn alone() -> Result<Meeting, Problem> {
     let server = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
-    Ok(Meeting { endpoints: server.endpoint(), server: Some(server), may_come: false, taken: false })
+    Ok(Meeting { endpoints: server.endpoint(), server: Some(server), taken: false })
 }
 
 /// Starts the embedded server if the endpoint is on this node, nothing listens there, and the user does not forbid it.
@@ -45,13 +43,8 @@ pub(crate) async fn find(connection: &Connection, serves: Serves) -> Result<Meet
         .endpoints()
         .parse()
         .map_err(|error| Problem::usage(format!("--rdzv-endpoint: {error}")))?;
-    let mut meeting =
-        Meeting { endpoints: endpoints.to_string(), server: None, may_come: false, taken: false };
-    if connection.only_connect() {
-        return Ok(meeting);
-    }
-    if serves == Serves::Elsewhere {
-        meeting.may_come = true;
+    let mut meeting = Meeting { endpoints: endpoints.to_string(), server: None, taken: false };
+    if connection.only_connect() || serves == Serves::Elsewhere {
         return Ok(meeting);
     }
     let endpoint = &endpoints.as_slice()[0];
@@ -68,7 +61,8 @@ pub(crate) async fn find(connection: &Connection, serves: Serves) -> Result<Meet
             meeting.endpoints = SocketAddr::from((Ipv4Addr::LOCALHOST, endpoint.port)).to_string();
             meeting.server = Some(server);
         }
-        OnDemand::Elsewhere => meeting.may_come = true,
+        // Another node may yet start one there.
+        OnDemand::Elsewhere => {}
     }
     Ok(meeting)
 }

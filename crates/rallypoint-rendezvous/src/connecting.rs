@@ -1,0 +1,54 @@
+//! Waiting for an etcd that is not there yet.
+
+use std::time::Duration;
+
+use rallypoint_core::Backoff;
+use rallypoint_core::time::bounded;
+use rallypoint_etcd::{Error, ErrorKind, Reach};
+use tokio::time::Instant;
+use tracing::{debug, info};
+
+use crate::error::{RendezvousError, Result};
+
+/// Who takes connections and hangs up for longer than this speaks something else there, TLS for instance. An etcd that
+/// is being started or ended does so for a moment.
+const HANGS_UP: Duration = Duration::from_secs(10);
+
+/// What `connect` gives; while no etcd answers at `endpoint` it is called again, for `patience`, and it is said what is
+/// waited for. What somebody has to mend, a wrong password for instance, is not waited out.
+pub async fn connect_within<T, F>(endpoint: &str, patience: Duration, connect: impl Fn() -> F) -> Result<T>
+where
+    F: Future<Output = Result<T>>,
+{
+    let (begin, reach) = (Instant::now(), Reach::new(endpoint));
+    let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
+    let mut told = false;
+    loop {
+        let error = match connect().await {
+            Ok(made) => {
+                reach.answered();
+                return Ok(made);
+            }
+            Err(error) => error,
+        };
+        let Some(why) = transient(&error) else { return Err(error) };
+        let pause = backoff.next(fastrand::f64());
+        let limit = if why.kind() == ErrorKind::Interrupted { patience.min(HANGS_UP) } else { patience };
+        if Instant::now() + pause >= begin + bounded(limit) {
+            return Err(error);
+        }
+        if !told {
+            info!("no etcd answers at {endpoint} yet; waiting for one for up to {} s", patience.as_secs());
+            told = true;
+        }
+        debug!(%error, "trying again");
+        reach.unanswered(begin, why);
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Why no etcd answers, if that may pass by itself.
+fn transient(error: &RendezvousError) -> Option<&Error> {
+    let RendezvousError::Connection { source, .. } = error else { return None };
+    source.downcast_ref::<Error>().filter(|error| error.is_transient())
+}

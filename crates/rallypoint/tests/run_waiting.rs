@@ -1,0 +1,183 @@
+//! `rallypoint run` and the operator's commands on an etcd that is not there, not there yet, or does not answer.
+
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod launcher;
+
+use std::process::{Child, Command, Stdio};
+
+use launcher::{Launcher, RALLYPOINT, signal, wait_for_any};
+use rallypoint_testkit::{Certs, Etcd, Version};
+
+/// A port that nobody listens at.
+fn free_endpoint() -> String {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+fn node(endpoint: &str, nodes: &str, more: &[&str]) -> Launcher {
+    let args = ["--nnodes", nodes, "--rdzv-id", "job", "--rdzv-endpoint", endpoint];
+    Launcher::start(&[&args[..], more].concat())
+}
+
+const QUICK: [&str; 2] = ["--rdzv-conf", "last_call_timeout=1,lease_timeout=2"];
+
+/// A server of a process of its own.
+struct Server(Child);
+
+impl Server {
+    fn start(endpoint: &str) -> Self {
+        let mut command = Command::new(RALLYPOINT);
+        command.args(["serve", "--listen", endpoint]).stdout(Stdio::null()).stderr(Stdio::null());
+        Server(command.spawn().unwrap())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_node_waits_for_an_etcd_that_is_not_there_yet_and_says_so() {
+    for backend in ["rallypoint", "etcd"] {
+        let (endpoint, nobody) = (free_endpoint(), free_endpoint());
+        // Neither is ever started by a node.
+        for given in [format!("etcd://{endpoint}"), format!("{endpoint},{nobody}")] {
+            let conf = ["--rdzv-backend", backend, "--rdzv-conf", "last_call_timeout=1"];
+            let mut node = node(&given, "1", &[&conf[..], &["echo", "met"]].concat());
+            let said = node.wait_for("no etcd answers at");
+            assert!(said.contains(&endpoint) && said.contains("for up to 600 s"), "{said}");
+            let said = node.wait_for("has not answered for");
+            assert!(said.contains(&endpoint) && said.contains("Connection refused"), "{said}");
+            let _server = Server::start(&endpoint);
+            let ended = node.ended().expect(0);
+            assert!(!ended.with("answers again").is_empty(), "{}", ended.text());
+        }
+    }
+}
+
+#[test]
+fn the_wait_for_an_etcd_ends_when_the_user_says_and_with_the_time_to_join() {
+    let endpoint = free_endpoint();
+    let given = format!("etcd://{endpoint}");
+    for limit in [["--connect-timeout", "1"], ["--rdzv-conf", "join_timeout=1"]] {
+        let ended = node(&given, "2", &[&limit[..], &["true"]].concat()).ended().expect(4);
+        let (last, text) = (ended.lines.last().unwrap(), ended.text());
+        assert!(
+            last.starts_with("error: ") && last.contains(&endpoint) && last.contains("refused"),
+            "{text}"
+        );
+        assert!(!text.contains("embedded"), "{text}");
+    }
+}
+
+#[test]
+fn what_somebody_has_to_mend_is_not_waited_out() {
+    let (certs, others) = (Certs::generate(), Certs::generate());
+    let etcd = Etcd::builder(Version::V35).v2().tls(&certs).start();
+    for backend in ["rallypoint", "etcd"] {
+        let more = ["--rdzv-backend", backend, "--cacert", others.ca().to_str().unwrap(), "true"];
+        let ended = node(&etcd.endpoint(), "2", &more).ended().expect(4);
+        assert_eq!(ended.lines.len(), 1, "{}", ended.text());
+        // Without TLS it is hung up on, which may pass, but not for long.
+        let more = ["--rdzv-backend", backend, "true"];
+        node(&format!("etcd://{}", etcd.endpoint()), "2", &more).ended().expect(4);
+    }
+}
+
+#[test]
+fn when_the_node_with_the_server_is_stopped_the_others_end_and_say_why() {
+    let endpoint = free_endpoint();
+    let more = [&QUICK[..], &["--", "sh", "-c", "echo at work; sleep 600"]].concat();
+    let mut nodes: Vec<_> = (0..2).map(|_| node(&endpoint, "2", &more)).collect();
+    nodes.iter_mut().for_each(|node| {
+        node.wait_for("at work");
+    });
+    let (at, _) = wait_for_any(&mut nodes, "starts the embedded server");
+    let host = nodes.remove(at);
+    host.signal("TERM");
+    host.ended().expect(143);
+    let ended = nodes.remove(0).ended().expect(5);
+    let last = ended.lines.last().unwrap();
+    assert!(
+        last.contains("is closed") && last.contains("the server that the nodes had met on"),
+        "{}",
+        ended.text()
+    );
+}
+
+#[test]
+fn a_node_at_work_and_one_that_is_done_say_that_the_server_is_gone() {
+    let (endpoint, folder) = (free_endpoint(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("end");
+    let script = format!("echo at work; while [ ! -e {} ]; do sleep 0.05; done", file.display());
+    let more = [&QUICK[..], &["--exit-barrier-timeout", "8", "--", "sh", "-c", &script]].concat();
+    let mut nodes: Vec<_> = (0..2).map(|_| node(&endpoint, "2", &more)).collect();
+    nodes.iter_mut().for_each(|node| {
+        node.wait_for("at work");
+    });
+    let (at, _) = wait_for_any(&mut nodes, "starts the embedded server");
+    nodes.remove(at).pull_the_plug();
+    let mut left = nodes.remove(0);
+    let words = format!("etcd at {endpoint} has not answered for");
+    left.wait_for(&words);
+    left.forget();
+    std::fs::write(&file, "").unwrap();
+    left.wait_for("this node's workers have finished");
+    left.wait_for(&words);
+    let ended = left.ended().expect(0);
+    assert!(!ended.with("etcd does not say").is_empty(), "{}", ended.text());
+}
+
+#[test]
+fn a_frozen_etcd_is_told_of_whatever_a_node_waits_for_and_so_is_its_return() {
+    for backend in ["rallypoint", "etcd"] {
+        let endpoint = free_endpoint();
+        let server = Server::start(&endpoint);
+        let given = format!("etcd://{endpoint}");
+        let conf = ["--rdzv-backend", backend, "--rdzv-conf", "last_call_timeout=1"];
+        let mut works =
+            node(&given, "1:2", &[&conf[..], &["--", "sh", "-c", "echo at work; sleep 600"]].concat());
+        works.wait_for("at work");
+        signal(server.0.id(), "STOP");
+        let words = format!("etcd at {endpoint} has not answered for");
+        works.wait_for(&words);
+        signal(server.0.id(), "CONT");
+        works.wait_for("answers again");
+        works.signal("TERM");
+        let ended = works.ended().expect(143);
+        assert_eq!(ended.with("at work").len(), 1, "the workers ran on: {}", ended.text());
+    }
+}
+
+#[test]
+fn a_node_that_could_not_join_because_etcd_fell_silent_says_so() {
+    for backend in ["rallypoint", "etcd"] {
+        let endpoint = free_endpoint();
+        let server = Server::start(&endpoint);
+        let conf = ["--rdzv-backend", backend, "--rdzv-conf", "timeout=15", "true"];
+        let mut node = node(&format!("etcd://{endpoint}"), "2", &conf);
+        node.wait_for("waiting for 1 node");
+        signal(server.0.id(), "STOP");
+        let ended = node.ended().expect(4);
+        let last = ended.lines.last().unwrap();
+        assert!(last.contains(&endpoint) && last.contains("has not answered for"), "{}", ended.text());
+    }
+}
+
+#[test]
+fn an_operator_is_told_that_etcd_does_not_answer() {
+    let endpoint = free_endpoint();
+    let server = Server::start(&endpoint);
+    let given = format!("etcd://{endpoint}");
+    let mut works = node(&given, "1", &["--", "sh", "-c", "echo at work; sleep 600"]);
+    works.wait_for("at work");
+    let mut command = Command::new(RALLYPOINT);
+    command.args(["status", "job", "--watch", "--endpoint", &endpoint]);
+    let mut watch = Launcher::spawn(command);
+    watch.wait_for("running");
+    drop(server);
+    watch.wait_for(&format!("etcd at {endpoint} has not answered for"));
+}
