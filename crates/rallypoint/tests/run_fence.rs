@@ -72,9 +72,15 @@ impl Site {
     }
 
     fn new(nodes: usize, args: &[&str], worker: &str) -> Self {
+        // The last call is longer than anything here takes, so that nobody is left out who is only slow.
+        let conf = ["--rdzv-conf", "last_call_timeout=60,lease_timeout=2"];
+        Site::with(nodes, &[&conf[..], args].concat(), worker)
+    }
+
+    fn with(nodes: usize, args: &[&str], worker: &str) -> Self {
         let network = Network::start(nodes + 1).unwrap();
         let etcd = network.host(nodes);
-        let server = Etcd::builder(Version::V35).unsafe_no_fsync().on(&etcd).start();
+        let server = Etcd::builder(Version::V35).v2().unsafe_no_fsync().on(&etcd).start();
         let folder = tempfile::tempdir().unwrap();
         let mut site = Site { folder, nodes: Vec::new(), server, network, etcd };
         site.nodes = (0..nodes).map(|n| site.start(n, args, worker)).collect();
@@ -83,10 +89,8 @@ impl Site {
 
     fn start(&self, n: usize, args: &[&str], worker: &str) -> Launcher {
         let mut command = self.network.host(n).command(RALLYPOINT);
-        let endpoint = format!("etcd://{}", self.server.endpoint());
+        let endpoint = self.server.endpoint();
         command.args(["run", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint, "--shutdown-timeout", "5"]);
-        // The last call is longer than anything here takes, so that nobody is left out who is only slow.
-        command.args(["--rdzv-conf", "last_call_timeout=60,lease_timeout=2"]);
         command.args(args).args(["--", "bash", "-c", worker]);
         command.env("FOLDER", self.folder.path()).env("NODE", format!("node{n}"));
         Launcher::spawn(command)
@@ -180,6 +184,22 @@ fn a_node_cut_off_from_etcd_learns_from_the_others_that_they_have_met_again() {
     host.mend_to(&site.etcd);
     site.meet(2, 3, [master]);
     site.meet(3, 3, site.others(master));
+    site.two_masters(Duration::from_secs(2) + GRACE);
+}
+
+#[test]
+fn the_barrier_with_pytorchs_nodes_has_a_fence_too() {
+    let args = ["--nnodes", "2:3", "--fence-timeout", "600", "--rdzv-backend", "etcd"];
+    let conf = ["--rdzv-conf", "last_call_timeout=5"];
+    let mut site = Site::with(3, &[&args[..], &conf[..]].concat(), WORKER);
+    site.meet(1, 3, 0..3);
+    let master = site.master();
+    let host = site.network.host(master);
+    host.cut_from(&site.etcd);
+    site.nodes[master].wait_for("is in this round no more");
+    site.meet(2, 2, site.others(master));
+    host.mend_to(&site.etcd);
+    site.meet(2, 3, [master]);
     site.two_masters(Duration::from_secs(2) + GRACE);
 }
 
