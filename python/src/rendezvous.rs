@@ -155,7 +155,7 @@ pub(crate) struct Round {
 
 impl Round {
     fn new(py: Python<'_>, completed: Completed) -> PyResult<Self> {
-        let Completed { round, rank, world_size, master, held_port, store } = completed;
+        let Completed { round, rank, world_size, master, held_port, store, run_store: _ } = completed;
         // PyTorch's TCPStore sets the option that lets it listen there.
         held_port.as_ref().map(HeldPort::share).transpose()?;
         let store = Store::of_round(py, store)?;

@@ -82,7 +82,7 @@ impl Departure {
         }
         match (self.stage, standing.key, standing.lease) {
             (Stage::Begin, _, _) if view.is_closed() && !view.is_blind() => {
-                self.sweep(context, view, standing)
+                self.sweep(context, view, standing);
             }
             (Stage::NotLast, _, _) => self.sweep_after_members(context, view),
             (Stage::Begin, Some(key), Some(lease)) => self.say(context, view, key, lease, farewell),
