@@ -10,7 +10,7 @@ use super::super::etcd::{Entry, Event, Op, Request, Txn, Watched};
 use super::super::output::{Output, WatchId};
 use super::super::record::{RankRecord, RoundRecord, parse};
 use super::super::view::View;
-use super::roster::{LastRound, Member, Present, Roster};
+use super::roster::{LastRound, Member, Roster};
 use super::term::Term;
 
 #[derive(Debug)]
@@ -151,9 +151,8 @@ pub(super) fn last_round(
         // Who has left, or has a place in an earlier round and may be in it still, wants what it says after that. If
         // not, it asks again when it hears of this.
         let over = left || seat.is_none() && place.round < record.round;
-        let same = |node: &Present| node.record.incarnation == place.incarnation;
-        if over && roster.get(id).is_some_and(same) {
-            roster.spend(id, entry.mod_revision, place.round);
+        if over {
+            roster.spend(id, place.incarnation, entry.mod_revision, place.round);
         }
     }
     last

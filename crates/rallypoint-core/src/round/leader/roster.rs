@@ -19,6 +19,8 @@ pub(super) struct Roster {
     /// The latest round that any node says it had a seat in.
     latest_claim: u64,
     members: HashMap<String, Member>,
+    /// The last round that a process by this name had a seat in. What it wanted before it knew of that may come late.
+    seated: HashMap<String, (u64, u64)>,
     /// Members of whom nothing is known but that there are so many: etcd has lost their places. They may come back.
     unnamed: usize,
     counts: [usize; CLASSES],
@@ -110,6 +112,7 @@ impl Roster {
             nodes: BTreeMap::new(),
             latest_claim: 0,
             members: HashMap::new(),
+            seated: HashMap::new(),
             unnamed: 0,
             counts: [0; CLASSES],
             lost: Vec::new(),
@@ -129,7 +132,10 @@ impl Roster {
             }
         }
         for id in excluded {
-            self.spend(&id, i64::MAX, u64::MAX);
+            self.nodes.entry(id).and_modify(|node| node.spent = true);
+        }
+        for (id, member) in &last.members {
+            self.seated.insert(id.clone(), (member.incarnation, last.round));
         }
         (self.round, self.plan, self.members) = (last.round, last.plan, last.members);
         self.state_lost = last.state_lost;
@@ -206,10 +212,11 @@ impl Roster {
         self.state_lost |= self.round > 0;
     }
 
-    /// A node was in this round, which was planned at this revision, and that is over. What it said before it knew of
+    /// A process was in this round, which was planned at this revision, and that is over. What it said before it knew of
     /// the round may have been written after.
-    pub(super) fn spend(&mut self, id: &str, planned: i64, round: u64) {
-        if let Some(node) = self.nodes.get_mut(id) {
+    pub(super) fn spend(&mut self, id: &str, incarnation: u64, planned: i64, round: u64) {
+        self.seated.insert(id.to_owned(), (incarnation, round));
+        if let Some(node) = self.nodes.get_mut(id).filter(|node| node.record.incarnation == incarnation) {
             node.spent |= node.modified < planned || node.record.round < round;
         }
     }
@@ -273,12 +280,15 @@ impl Roster {
     }
 
     /// A node's key was written.
-    pub(super) fn put(&mut self, id: &str, node: Present) {
+    pub(super) fn put(&mut self, id: &str, mut node: Present) {
         // A fresh read tells what is known already, and what the watch has not told yet.
         if self.nodes.get(id).is_some_and(|known| known.modified >= node.modified) {
             return;
         }
         self.latest_claim = self.latest_claim.max(node.record.seat.as_ref().map_or(0, |seat| seat.round));
+        node.spent |= self.seated.get(id).is_some_and(|(incarnation, round)| {
+            node.record.incarnation == *incarnation && node.record.round < *round
+        });
         self.change(id, |roster| {
             if let Some(member) = roster.members.get_mut(id) {
                 member.gone &= member.incarnation != node.record.incarnation;
@@ -333,9 +343,10 @@ impl Roster {
 
     /// Members whose key is gone, and that nobody has asked yet whether they are there.
     pub(super) fn unasked(&self) -> Vec<(String, Member)> {
-        let missing = self.members.iter().filter(|(id, member)| {
-            member.asked == Asked::No && !member.left && self.class(id) == Class::Missing
-        });
+        let missing = self
+            .members
+            .iter()
+            .filter(|(id, member)| member.asked == Asked::No && self.class(id) == Class::Missing);
         missing.map(|(id, member)| (id.clone(), *member)).collect()
     }
 
@@ -394,9 +405,11 @@ impl Roster {
             self.members.iter().map(|(id, member)| (member.rank, member.left, id.clone())).collect();
         members.sort();
         for (_, left, id) in members {
-            match self.class(&id) {
-                Class::Missing if left => self.lose(&id, Why::Left),
-                _ => self.look_at(&id),
+            // Also if it has come back since.
+            if left {
+                self.lose(&id, Why::Left);
+            } else {
+                self.look_at(&id);
             }
         }
     }

@@ -31,7 +31,7 @@ fn roster(member: Member) -> Roster {
     let mut roster = Roster::new(SETTINGS);
     roster.read("n", &said(1, Wants::Join, 2));
     if member.left {
-        roster.spend("n", 5, 1);
+        roster.spend("n", 1, 5, 1);
     }
     let members = HashMap::from([("n".to_owned(), member)]);
     let plan = "plan".to_owned();
@@ -97,5 +97,7 @@ fn what_a_member_wanted_before_it_left_counts_no_more() {
     roster.read("n", &said(1, Wants::Leave, 5));
     assert_eq!(roster.class("n"), Class::None);
     roster.read("n", &said(1, Wants::Join, 7));
+    assert_eq!(roster.class("n"), Class::None, "a request from before the round came late");
+    roster.read("n", &said(2, Wants::Join, 8));
     assert_eq!(roster.class("n"), Class::Newcomer);
 }
