@@ -323,7 +323,16 @@ impl Round<'_> {
                     self.decision.handle(Event::Told(notice));
                     Event::AllAnswered
                 }
-                change = self.change() => Event::Changed(change),
+                change = self.change() => {
+                    // Whoever closed it because of a failure has heard from all what came first, and so can this node.
+                    if matches!(change, GroupChange::Closed { .. })
+                        && !all_answered
+                        && let Ok(notice) = tokio::time::timeout(LOSS_IS_TOLD, &mut telling).await
+                    {
+                        self.decision.handle(Event::Told(notice));
+                    }
+                    Event::Changed(change)
+                }
                 () = &mut time => Event::TimeUp,
             };
             self.decision.handle(event);

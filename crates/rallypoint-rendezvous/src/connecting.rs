@@ -38,7 +38,8 @@ where
             return Err(error);
         }
         if !told {
-            info!("no etcd answers at {endpoint} yet; waiting for one for up to {} s", patience.as_secs());
+            let most = patience.as_secs_f64();
+            info!("no etcd answers at {endpoint} yet; waiting for one for up to {most:.0} s");
             told = true;
         }
         debug!(%error, "trying again");

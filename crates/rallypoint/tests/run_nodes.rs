@@ -168,12 +168,15 @@ fn the_death_of_a_whole_node_costs_the_others_no_restart() {
     let mut nodes: Vec<_> = (0..3).map(start).collect();
     wait_for_any(&mut nodes, "all are connected");
     nodes.pop().unwrap().pull_the_plug();
+    let mut followed = 0;
     for node in nodes {
         let ended = node.ended().expect(0);
         assert!(!ended.with("2 are here").is_empty(), "{}", ended.text());
         assert!(!ended.with("died; meeting again").is_empty(), "{}", ended.text());
-        assert!(!ended.with("failed with exit code 1, which followed").is_empty(), "{}", ended.text());
+        followed += ended.with("failed with exit code 1, which followed").len();
     }
+    // Who hears of another node's failure first stops its worker before that can fail.
+    assert!(followed > 0);
 }
 
 /// A worker of the first node that ends only when this file is there.

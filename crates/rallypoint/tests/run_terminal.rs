@@ -134,7 +134,7 @@ fn ctrl_c_is_that_ranks_and_the_launchers_when_it_does_not_run() {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("train.py");
     // What it leaves behind is in the terminal's process group, with the command and whatever else a user runs there.
-    let text = "import subprocess, time\nsubprocess.Popen(['sleep', '600'])\nprint('up', flush=True)\ntry:\n    \
+    let text = "import subprocess, time\nsubprocess.Popen(['sleep', '600'])\ntry:\n    print('up', flush=True)\n    \
                 time.sleep(600)\nexcept KeyboardInterrupt:\n    print('caught it')\n";
     std::fs::write(&script, text).unwrap();
     let line = format!("{RALLYPOINT} run --interactive-rank 0 {}; echo shell goes on: $?", script.display());
