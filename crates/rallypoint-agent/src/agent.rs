@@ -116,6 +116,8 @@ pub enum Outcome {
     Failed(Box<FailureReport>),
     /// Workers of this node have failed and may not be started again. The others go on without it.
     Left(Box<FailureReport>),
+    /// The run has ended well, and this node stood by as a spare.
+    NotNeeded,
     /// The run was closed while the workers ran.
     Closed {
         /// Why, in the words of who closed it.
@@ -287,7 +289,8 @@ impl Agent {
                 self.part(self.handler.shutdown(&reason), &mut stop).await;
             }
             // The run goes on without this node.
-            Ok(Outcome::Left(_) | Outcome::Closed { .. } | Outcome::Stopped(_)) | Err(_) => {
+            Ok(Outcome::Left(_) | Outcome::NotNeeded | Outcome::Closed { .. } | Outcome::Stopped(_))
+            | Err(_) => {
                 self.part(self.handler.leave(), &mut stop).await;
             }
         }
@@ -375,6 +378,7 @@ impl Agent {
         let mut cause = None;
         loop {
             self.phase.send_replace(Phase::Meeting);
+            let progress = self.handler.progress();
             let met = tokio::select! {
                 biased;
                 signal = stop.asked() => return Ok(Outcome::Stopped(signal)),
@@ -383,6 +387,11 @@ impl Agent {
             let met = match met {
                 Err(RendezvousError::Closed { reason, .. }) if cause.is_some() => {
                     return Ok(self.closed(reason, cause));
+                }
+                Err(RendezvousError::Closed { reason, .. })
+                    if reason == FINISHED && progress.borrow().spare =>
+                {
+                    return Ok(Outcome::NotNeeded);
                 }
                 met => met?,
             };

@@ -62,6 +62,8 @@ pub(crate) struct Start<'a> {
     pub(crate) cpus: BTreeSet<usize>,
     /// It has the terminal.
     pub(crate) interactive: Option<Interactive>,
+    /// Whether it may read what the launcher can: not where another worker is the one to read it.
+    pub(crate) reads: bool,
 }
 
 /// The workers of one round. Dropped, they are killed.
@@ -365,7 +367,7 @@ impl Worker {
         filtered: &[Option<Filtered>; 2],
         console: &Arc<dyn Console>,
     ) -> io::Result<Worker> {
-        let Start { program, args, environment, without, place, prefix, cpus, interactive } = start;
+        let Start { program, args, environment, without, place, prefix, cpus, interactive, reads } = start;
         let mut command = Command::new(program);
         let group = interactive.and_then(|interactive| interactive.group);
         command.args(args).process_group(group.map_or(0, Pid::as_raw_pid));
@@ -374,7 +376,7 @@ impl Worker {
         });
         command.envs(environment);
         // A group in the background that reads from the terminal would be stopped by it.
-        if interactive.is_none() && io::IsTerminal::is_terminal(&io::stdin()) {
+        if interactive.is_none() && (!reads || io::IsTerminal::is_terminal(&io::stdin())) {
             command.stdin(Stdio::null());
         }
         let tail = Tail::default();

@@ -194,6 +194,7 @@ impl Round<'_> {
                 prefix: spec.prefix.of(place, &spec.role, agent.host()),
                 cpus: spec.cpus.get(place.local_rank).cloned().unwrap_or_default(),
                 interactive: spec.interactive.filter(|worker| worker.local_rank == place.local_rank),
+                reads: spec.interactive.is_none(),
             });
         }
         Group::start(starts, attempt, agent.logs().settings(), agent.console(), agent.host(), agent.workers())

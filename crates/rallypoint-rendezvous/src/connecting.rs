@@ -34,7 +34,8 @@ where
         let Some(why) = transient(&error) else { return Err(error) };
         let pause = backoff.next(fastrand::f64());
         let limit = if why.kind() == ErrorKind::Interrupted { patience.min(HANGS_UP) } else { patience };
-        if Instant::now() + pause >= begin + bounded(limit) {
+        let left = (begin + bounded(limit)).saturating_duration_since(Instant::now());
+        if left.is_zero() {
             return Err(error);
         }
         if !told {
@@ -44,7 +45,7 @@ where
         }
         debug!(%error, "trying again");
         reach.unanswered(begin, why);
-        tokio::time::sleep(pause).await;
+        tokio::time::sleep(pause.min(left)).await;
     }
 }
 

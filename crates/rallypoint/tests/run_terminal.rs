@@ -169,3 +169,30 @@ fn what_the_interactive_rank_cannot_be_is_refused() {
     let ended = Launcher::run(&["--interactive-rank", "0", "--", "echo", "plain"]).expect(0);
     assert_eq!(ended.with("plain"), ["plain"], "{}", ended.text());
 }
+
+#[test]
+fn the_other_workers_do_not_read_what_is_meant_for_that_one() {
+    for _ in 0..5 {
+        let mut command = Command::new(RALLYPOINT);
+        command.args([
+            "run",
+            "--standalone",
+            "--nproc-per-node",
+            "3",
+            "--interactive-rank",
+            "1",
+            "--",
+            "sh",
+            "-c",
+        ]);
+        command.arg("read line; echo $LOCAL_RANK has ${line:-nothing}");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(b"it\n").unwrap();
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let mut lines: Vec<&str> = text.lines().collect();
+        lines.sort_unstable();
+        assert_eq!(lines, ["1 has it", "[0]: 0 has nothing", "[2]: 2 has nothing"]);
+    }
+}

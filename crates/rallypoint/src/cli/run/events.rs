@@ -39,7 +39,7 @@ impl EventLog {
 
     /// What became of the agent. As under torchrun, one that can tell how its workers ended has done its work.
     pub(crate) fn agent(&self, outcome: &Result<Outcome, AgentError>) {
-        let done = matches!(outcome, Ok(Outcome::Succeeded(_) | Outcome::Failed(_)));
+        let done = matches!(outcome, Ok(Outcome::Succeeded(_) | Outcome::NotNeeded | Outcome::Failed(_)));
         let state = if done { "SUCCEEDED" } else { "FAILED" };
         let about = json!({ "entry_point": self.entry_point });
         self.say("AGENT", state, json!({ "metadata": about.to_string() }));

@@ -475,6 +475,10 @@ fn report(
             error_file::keep(&error_file::of_failure(&report));
             Ok(WORKERS_FAILED)
         }
+        Outcome::NotNeeded => {
+            info!(run = run_id, "the run has ended well; this node stood by as a spare and was not needed");
+            Ok(0)
+        }
         Outcome::Closed { reason } => {
             let why = if reason.is_empty() { String::new() } else { format!(": {reason}") };
             Err(Problem::new(CLOSED, format!("run {run_id:?} was closed while its workers ran{why}")))

@@ -80,10 +80,10 @@ pub(crate) struct Run {
     /// This node's place among the nodes. With --master-addr, node 0 starts the server there.
     #[arg(long, alias = "node_rank", env = "PET_NODE_RANK", value_name = "N")]
     pub(crate) node_rank: Option<usize>,
-    /// Where node 0 is, in place of an endpoint: the nodes meet there. On 1 node, the workers' MASTER_ADDR.
+    /// Where node 0 is, in place of an endpoint: the nodes meet there. On 1 node without --standalone, the workers' MASTER_ADDR.
     #[arg(long, alias = "master_addr", env = "PET_MASTER_ADDR", value_name = "ADDRESS")]
     pub(crate) master_addr: Option<String>,
-    /// The port there; 29500 without. On 1 node, the workers' MASTER_PORT.
+    /// The port there; 29500 without. On 1 node without --standalone, the workers' MASTER_PORT.
     #[arg(long, alias = "master_port", env = "PET_MASTER_PORT", value_name = "PORT")]
     pub(crate) master_port: Option<u16>,
     #[command(flatten)]
