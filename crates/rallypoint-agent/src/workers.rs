@@ -1,6 +1,7 @@
 //! The workers that run now, for those who pass signals on to them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, getpgid, kill_process, kill_process_group};
 
@@ -11,12 +12,17 @@ use crate::signals::is_handled;
 #[derive(Debug, Clone, Default)]
 pub struct Workers(Arc<Mutex<Running>>);
 
+/// How long after a key of the terminal this process may hear of it.
+const HEARD_LATE: Duration = Duration::from_secs(1);
+
 #[derive(Debug, Default)]
 struct Running {
     /// The rank and the process of each. Only those that nobody has waited for: the numbers are theirs.
     workers: Vec<(usize, Pid)>,
     /// The one that has the terminal.
     on_terminal: Option<Pid>,
+    /// When it ended, if it has.
+    left_terminal: Option<Instant>,
     paused: bool,
 }
 
@@ -47,10 +53,12 @@ impl Workers {
         true
     }
 
-    /// Whether a worker has the terminal, whose keys are then its own.
+    /// Whether a worker has the terminal, whose keys are then its own, or had it when the key was pressed: that may have
+    /// ended it before anybody else has heard of the key.
     #[must_use]
     pub fn on_terminal(&self) -> bool {
-        self.lock().on_terminal.and_then(Stat::of).is_some_and(|stat| !stat.ended())
+        let running = self.lock();
+        running.on_terminal.is_some() || running.left_terminal.is_some_and(|at| at.elapsed() < HEARD_LATE)
     }
 
     /// Rank and process of the workers that wait in the kernel for something that no signal ends but SIGKILL, if that.
@@ -88,7 +96,9 @@ impl Workers {
     pub(crate) fn remove(&self, pid: Pid) {
         let mut running = self.lock();
         running.workers.retain(|(_, known)| *known != pid);
-        running.on_terminal = running.on_terminal.filter(|known| *known != pid);
+        if running.on_terminal.take_if(|known| *known == pid).is_some() {
+            running.left_terminal = Some(Instant::now());
+        }
     }
 
     /// Nothing that holds the lock can leave the list half done.

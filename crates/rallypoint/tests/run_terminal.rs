@@ -111,8 +111,8 @@ impl Typist {
 fn one_rank_has_the_terminal_for_a_debugger() {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("train.py");
-    let text = "import os, sys\nif os.environ['RANK'] == '1':\n    print('the terminal is mine:', sys.stdin.isatty())\n    \
-                x = 1\n    breakpoint()\n    print('x became', x)\nelse:\n    print('the other:', sys.stdin.isatty())\n";
+    let text = "import os, sys\nif os.environ['RANK'] == '1':\n    print(f'the terminal is mine: {sys.stdin.isatty()}')\n    \
+                x = 1\n    breakpoint()\n    print(f'x became {x}')\nelse:\n    print(f'the other: {sys.stdin.isatty()}')\n";
     std::fs::write(&script, text).unwrap();
     let line = format!("{RALLYPOINT} run --nproc-per-node 2 --interactive-rank 1 {}", script.display());
     let mut terminal = Typist::start(&line, |command| {
@@ -120,9 +120,12 @@ fn one_rank_has_the_terminal_for_a_debugger() {
     });
     terminal.see("the other: False");
     terminal.see("(Pdb) ");
+    // What is typed before the debugger reads can be lost, as by anybody's hand.
     terminal.press(b"p 6 * 7\n");
-    terminal.see("42");
-    terminal.press(b"x = 99\nc\n");
+    terminal.see("\n42\r\n(Pdb) ");
+    terminal.press(b"x = 99\n");
+    terminal.see("x = 99\r\n(Pdb) ");
+    terminal.press(b"c\n");
     let (code, seen) = terminal.ended();
     assert_eq!(code, Some(0), "{seen}");
     assert!(seen.contains("the terminal is mine: True") && !seen.contains("[1]:"), "{seen}");
@@ -134,14 +137,14 @@ fn ctrl_c_is_that_ranks_and_the_launchers_when_it_does_not_run() {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("train.py");
     // What it leaves behind is in the terminal's process group, with the command and whatever else a user runs there.
-    let text = "import subprocess, time\nsubprocess.Popen(['sleep', '600'])\ntry:\n    print('up', flush=True)\n    \
+    let text = "import subprocess, time\nsubprocess.Popen(['sleep', '600'])\ntry:\n    print('it runs now', flush=True)\n    \
                 time.sleep(600)\nexcept KeyboardInterrupt:\n    print('caught it')\n";
     std::fs::write(&script, text).unwrap();
     let line = format!("{RALLYPOINT} run --interactive-rank 0 {}; echo shell goes on: $?", script.display());
     let mut terminal = Typist::start(&line, |command| {
         command.env("PYTHON_EXEC", "python3").env("RALLYPOINT_LOG_LEVEL", "info");
     });
-    terminal.see("up");
+    terminal.see("it runs now");
     terminal.press(&[3]);
     terminal.see("caught it");
     let (_, seen) = terminal.ended();
