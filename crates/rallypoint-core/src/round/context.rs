@@ -61,7 +61,7 @@ pub(super) enum LeaderTask {
     Place { plan: u64, chunk: usize },
     Commit { plan: u64 },
     Complete { plan: u64 },
-    Ask { ids: Vec<String> },
+    Ask { ids: Vec<String>, lease: i64 },
     LookFor { ids: Vec<String> },
     Tidy { stale: Vec<String>, lease: i64 },
 }

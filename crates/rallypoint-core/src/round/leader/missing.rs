@@ -31,7 +31,7 @@ pub(super) fn ask(
         let ids = ids(part);
         roster.ask(&ids, Asked::Asking);
         let request = planner.question(context, term, known, part);
-        term.send(context, LeaderTask::Ask { ids }, request);
+        term.send(context, LeaderTask::Ask { ids, lease: known.record.lease }, request);
     }
 }
 

@@ -252,7 +252,9 @@ impl Leader {
     /// The lease that a request has named.
     fn lease_of(&self, task: &LeaderTask) -> Option<i64> {
         match task {
-            LeaderTask::RenewRun { lease } | LeaderTask::Tidy { lease, .. } => Some(*lease),
+            LeaderTask::RenewRun { lease }
+            | LeaderTask::Ask { lease, .. }
+            | LeaderTask::Tidy { lease, .. } => Some(*lease),
             LeaderTask::WriteRound(record) => Some(record.lease),
             LeaderTask::Place { plan, .. } | LeaderTask::Commit { plan } | LeaderTask::Complete { plan } => {
                 self.planner.lease_of(*plan)
@@ -260,7 +262,6 @@ impl Leader {
             LeaderTask::ReadNodes { .. }
             | LeaderTask::ReadRanks
             | LeaderTask::ReadGroup
-            | LeaderTask::Ask { .. }
             | LeaderTask::LookFor { .. }
             | LeaderTask::GrantRun => None,
         }
@@ -390,7 +391,7 @@ impl Leader {
         match &task {
             LeaderTask::WriteRound(_) => self.newsroom.written(),
             LeaderTask::Tidy { .. } => self.planner.tidied(),
-            LeaderTask::Ask { ids } => {
+            LeaderTask::Ask { ids, .. } => {
                 let held = matches!(&reply, Ok(Reply::Txn(reply)) if reply.held);
                 let asked = if held { Asked::At(context.now) } else { Asked::No };
                 self.roster.were_asked(ids, Asked::Asking, asked);
