@@ -13,6 +13,8 @@ use launcher::{Launcher, RALLYPOINT, heeding};
 fn on_a_terminal(line: &str) -> Command {
     let mut command = heeding("script");
     command.args(["--quiet", "--return", "--command", line, "/dev/null"]).env_remove("NO_COLOR");
+    // Shells differ in what Ctrl-C does to them: always the same one.
+    command.env("SHELL", "/bin/sh");
     command
 }
 
@@ -140,7 +142,9 @@ fn ctrl_c_is_that_ranks_and_the_launchers_when_it_does_not_run() {
     let text = "import subprocess, time\nsubprocess.Popen(['sleep', '600'])\ntry:\n    print('it runs now', flush=True)\n    \
                 time.sleep(600)\nexcept KeyboardInterrupt:\n    print('caught it')\n";
     std::fs::write(&script, text).unwrap();
-    let line = format!("{RALLYPOINT} run --interactive-rank 0 {}; echo shell goes on: $?", script.display());
+    // The key is the shell's too, as it is of the same process group: the shell heeds it and goes on.
+    let run = format!("{RALLYPOINT} run --interactive-rank 0 {}", script.display());
+    let line = format!("trap : INT; {run}; echo shell goes on: $?");
     let mut terminal = Typist::start(&line, |command| {
         command.env("PYTHON_EXEC", "python3").env("RALLYPOINT_LOG_LEVEL", "info");
     });
