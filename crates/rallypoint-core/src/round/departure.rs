@@ -3,19 +3,22 @@
 //!
 //! ```text
 //!            the run goes on: tell the others
-//!           ┌────────────────▶ Saying ───────────────┐
-//!   Begin ──┤                                        ├──▶ Revoking ──▶ gone
-//!           └────────────────▶ Sweeping ─────────────┤
+//!           ┌────────────────▶ Saying ◀──┐ ──────────┐
+//!   Begin ──┤                            │ open again├──▶ Revoking ──▶ gone
+//!           └────────────────▶ Sweeping ─┤ ──────────┤
 //!            the run is closed: sweep    │           │
 //!            if this is the last node    ▼           │
 //!                                     NotLast ───────┘
 //!            others are there: sweep if none of them has a place
 //! ```
+//!
+//! A run that was closed is open again where etcd was restored from a time before that. Then the others are told, as in
+//! any run that goes on.
 
 use std::time::Duration;
 
 use super::context::{Context, DepartureTask, Retry, Task};
-use super::etcd::{Condition, Entry, Failure, Op, Reply, Request, Txn, TxnReply};
+use super::etcd::{Condition, Entry, Failure, Op, OpReply, Reply, Request, Txn, TxnReply};
 use super::output::Output;
 use super::presence::KeyAt;
 use super::record::{NodeRecord, RankRecord, json, parse};
@@ -39,6 +42,8 @@ pub(super) struct Departure {
 enum Stage {
     /// Nothing is done yet, or what was known of this node's key has turned out to be wrong.
     Begin,
+    /// The run was closed, and is not any more.
+    OpenAgain,
     /// Other nodes are there.
     NotLast,
     Revoking,
@@ -81,12 +86,14 @@ impl Departure {
             return;
         }
         match (self.stage, standing.key, standing.lease) {
-            (Stage::Begin, _, _) if view.is_closed() && !view.is_blind() => {
-                self.sweep(context, view, standing);
-            }
+            (Stage::Begin, _, _) if view.is_closed() => self.sweep(context, view, standing),
             (Stage::NotLast, _, _) => self.sweep_after_members(context, view),
-            (Stage::Begin, Some(key), Some(lease)) => self.say(context, view, key, lease, farewell),
-            (Stage::Begin | Stage::Revoking, _, lease) => self.revoke_or_go(context, lease),
+            (Stage::Begin | Stage::OpenAgain, Some(key), Some(lease)) => {
+                self.say(context, view, key, lease, farewell);
+            }
+            (Stage::Begin | Stage::OpenAgain | Stage::Revoking, _, lease) => {
+                self.revoke_or_go(context, lease);
+            }
             (Stage::Gone, _, _) => {}
         }
     }
@@ -131,19 +138,16 @@ impl Departure {
             vec![Condition::OnlyCreatedAt(keys.nodes(), standing.key.map_or(0, |key| key.created))];
         // That of another node may be as old, in another history.
         when.extend(standing.key.map(|key| Condition::ModifiedAt(keys.node(id), key.modified)));
-        when.extend(still_closed(context, view));
-        let txn = Txn {
-            when,
-            then: leftovers(context).into_iter().chain([Op::DeletePrefix(keys.ranks())]).collect(),
-            otherwise: own.into_iter().flatten().collect(),
-        };
+        let then = leftovers(context).into_iter().chain([Op::DeletePrefix(keys.ranks())]).collect();
+        let sweep = Txn { when, then, otherwise: own.into_iter().flatten().collect() };
+        let txn = Txn { when: still_closed(context, view), then: vec![Op::Txn(sweep)], otherwise: vec![] };
         self.request(context, DepartureTask::Sweep, txn);
     }
 
     /// Does so if nobody is left who has a place: a spare has no use for it, and may have died.
     fn sweep_after_members(&mut self, context: &mut Context<'_>, view: &View) {
-        let mut when = vec![Condition::OnlyCreatedAt(context.keys.ranks(), 0)];
-        when.extend(still_closed(context, view));
+        let mut when = still_closed(context, view);
+        when.push(Condition::OnlyCreatedAt(context.keys.ranks(), 0));
         let txn = Txn { when, then: leftovers(context), otherwise: vec![] };
         self.request(context, DepartureTask::SweepAfterMembers, txn);
     }
@@ -189,19 +193,13 @@ impl Departure {
                     None => self.stage = Stage::Revoking,
                 }
             }
-            (DepartureTask::Sweep, Ok(Reply::Txn(TxnReply { held: false, .. }))) => {
-                self.stage = Stage::NotLast;
-            }
-            (DepartureTask::Sweep | DepartureTask::SweepAfterMembers, Ok(Reply::Txn(reply))) => {
-                self.stage = Stage::Revoking;
-                // The mark may hang on what the record names as the run's lease.
-                if let Some(known) = view.known()
-                    && reply.held
-                    && known.record.lease != 0
-                    && known.record.lease != known.lease
-                {
-                    context.out.request(Task::Forgotten, Request::Revoke(known.record.lease));
-                }
+            (DepartureTask::Sweep, Ok(Reply::Txn(reply))) => match reply.results.first() {
+                Some(OpReply::Txn(sweep)) if sweep.held => self.swept(context, view),
+                Some(_) => self.stage = Stage::NotLast,
+                None => self.stage = Stage::OpenAgain,
+            },
+            (DepartureTask::SweepAfterMembers, Ok(Reply::Txn(TxnReply { held: true, .. }))) => {
+                self.swept(context, view);
             }
             // The others learn of it from the lease's end, and what is left hangs on a lease too.
             (DepartureTask::Say | DepartureTask::Sweep | DepartureTask::SweepAfterMembers, _) => {
@@ -210,11 +208,23 @@ impl Departure {
         }
         None
     }
+
+    fn swept(&mut self, context: &mut Context<'_>, view: &View) {
+        self.stage = Stage::Revoking;
+        // The mark may hang on what the record names as the run's lease.
+        if let Some(known) = view.known()
+            && known.record.lease != 0
+            && known.record.lease != known.lease
+        {
+            context.out.request(Task::Forgotten, Request::Revoke(known.record.lease));
+        }
+    }
 }
 
-/// The run is closed as it is known to be. An etcd that was restored may have a time before that.
-fn still_closed(context: &Context<'_>, view: &View) -> Option<Condition> {
-    view.known().map(|known| Condition::ModifiedAt(context.keys.round(), known.modified))
+/// The run is closed in the words that are known.
+fn still_closed(context: &Context<'_>, view: &View) -> Vec<Condition> {
+    let known = view.known().into_iter();
+    known.map(|known| Condition::Holds(context.keys.round(), known.text.clone())).collect()
 }
 
 /// What only the members of a run had a use for, their places apart.

@@ -17,7 +17,7 @@
 use super::context::Context;
 use super::etcd::{Entry, Event, Op, OpReply, Request, Txn, TxnReply, Update, Watched};
 use super::output::{Output, WatchId};
-use super::record::{Corrupt, RankRecord, RoundRecord, parse};
+use super::record::{Corrupt, RankRecord, RoundRecord, json, parse};
 
 #[derive(Debug)]
 pub(super) struct View {
@@ -76,6 +76,8 @@ pub(super) enum RoundKey {
 #[derive(Debug)]
 pub(super) struct KnownRound {
     pub(super) record: RoundRecord,
+    /// As it is written there, which no other history has in the same words.
+    pub(super) text: String,
     pub(super) modified: i64,
     /// What the record hangs on: the run's lease, or that of the closed mark.
     pub(super) lease: i64,
@@ -266,7 +268,8 @@ impl View {
 
     /// This node itself has written the round's record.
     pub(super) fn wrote_round(&mut self, revision: i64, record: RoundRecord, lease: i64) {
-        let known = KnownRound { record, modified: revision, lease };
+        let text = json(&record);
+        let known = KnownRound { record, text, modified: revision, lease };
         self.round.read(revision, RoundKey::Known(Box::new(known)));
     }
 }
@@ -290,8 +293,8 @@ fn round_of(entry: Option<&Entry>) -> RoundKey {
     let Some(entry) = entry else { return RoundKey::Missing };
     match parse(entry) {
         Ok(record) => {
-            let (modified, lease) = (entry.mod_revision, entry.lease);
-            RoundKey::Known(Box::new(KnownRound { record, modified, lease }))
+            let (text, modified, lease) = (entry.value.clone(), entry.mod_revision, entry.lease);
+            RoundKey::Known(Box::new(KnownRound { record, text, modified, lease }))
         }
         Err(corrupt) => RoundKey::Corrupt(corrupt),
     }

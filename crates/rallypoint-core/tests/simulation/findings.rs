@@ -350,6 +350,29 @@ fn a_dead_spare_keeps_nothing_of_a_run_that_ended_well() {
     });
 }
 
+/// The leader waits for the others before it tidies up, and its watches break meanwhile.
+#[test]
+fn a_leader_that_has_lost_sight_of_a_closed_run_tidies_up() {
+    tell(60, |seed| {
+        for after in 0..12 {
+            let mut world = world(seed, 1, 1);
+            start(&mut world, 1)?;
+            settle(&mut world, MOMENT)?;
+            for spare in ["spare1", "spare2"] {
+                world.start(spare)?;
+            }
+            world.run_for(MOMENT)?;
+            world.compact();
+            world.close(0, "done")?;
+            world.run_for(Duration::from_millis(after))?;
+            world.break_streams(0);
+            world.run_for(MOMENT * 2)?;
+            assert_eq!(left(&world), [world.keys.round()], "after {after} ms: {}", state(&world));
+        }
+        Ok(())
+    });
+}
+
 /// A member was stopped for longer than its lease when the run was closed. It is the last to leave, without a key.
 #[test]
 fn who_comes_back_to_a_closed_run_tidies_up() {

@@ -141,7 +141,15 @@ impl Planted {
                     }
                 }
             }
-            Planted::NobodySweeps if sweeps(&txn) => txn.otherwise.clear(),
+            Planted::NobodySweeps => {
+                for op in &mut txn.then {
+                    if let Op::Txn(inner) = op
+                        && sweeps(inner)
+                    {
+                        inner.otherwise.clear();
+                    }
+                }
+            }
             Planted::NobodyTidies if tidies(&txn) => {
                 txn.then.retain(|op| !matches!(op, Op::Delete(_) | Op::DeletePrefix(_)));
             }
