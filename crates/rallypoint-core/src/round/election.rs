@@ -6,6 +6,9 @@
 //!     ▲                              │                               │
 //!     └────── there is a leader ─────┴───────────────────────────────┘
 //! ```
+//!
+//! A leader's key hangs on its lease. One that hangs on none was written by somebody who is no node, and would stay
+//! for ever: it is removed, and then there is no leader.
 
 use std::time::Duration;
 
@@ -29,7 +32,17 @@ pub(super) struct Election {
 enum Stage {
     Quiet,
     Waiting { at: Duration },
-    Asking,
+    Asking(Vacancy),
+}
+
+/// That there is no leader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Vacancy {
+    Free,
+    /// The key is there since that revision, and is no node's.
+    Nobodys {
+        modified: i64,
+    },
 }
 
 /// What a campaign has shown.
@@ -38,6 +51,8 @@ pub(super) enum Campaigned {
     Nothing,
     /// This node leads since that revision.
     Won(i64),
+    /// What is not a node's is gone since that revision.
+    Freed(i64),
     /// Another one leads.
     Led(i64, Entry),
     /// There is no leader, so it was this node's own key: it is gone with its lease, or another process has it.
@@ -51,7 +66,7 @@ impl Election {
     }
 
     pub(super) fn is_asking(&self) -> bool {
-        self.stage == Stage::Asking
+        matches!(self.stage, Stage::Asking(_))
     }
 
     pub(super) fn timeout(&self) -> Option<Duration> {
@@ -67,27 +82,28 @@ impl Election {
 
     /// There is no leader in a group of about `nodes`. This node tries to be it after a random moment: few come
     /// early, and the larger the group the fewer, so that whoever is first is known to the others before they try.
-    pub(super) fn run(&mut self, context: &mut Context<'_>, nodes: usize, lease: i64, own: KeyAt) {
-        match self.stage {
-            Stage::Quiet => {
-                let random = context.random.f64().max(f64::MIN_POSITIVE);
-                let part = (1.0 + random.ln() / (nodes.max(2) as f64).ln()).max(0.0);
-                self.stage = Stage::Waiting { at: context.now + SUCCESSION.mul_f64(part) };
-            }
-            Stage::Waiting { at } if at <= context.now => self.campaign(context, lease, own),
-            Stage::Waiting { .. } | Stage::Asking => {}
+    pub(super) fn run(
+        &mut self,
+        context: &mut Context<'_>,
+        vacancy: Vacancy,
+        nodes: usize,
+        lease: i64,
+        own: KeyAt,
+    ) {
+        if self.stage == Stage::Quiet {
+            let random = context.random.f64().max(f64::MIN_POSITIVE);
+            let part = (1.0 + random.ln() / (nodes.max(2) as f64).ln()).max(0.0);
+            self.stage = Stage::Waiting { at: context.now + SUCCESSION.mul_f64(part) };
         }
-    }
-
-    fn campaign(&mut self, context: &mut Context<'_>, lease: i64, own: KeyAt) {
-        let (leader, node) = (context.keys.leader(), context.keys.node(&context.config.id));
-        let txn = Txn {
-            when: vec![Condition::Missing(leader.clone()), Condition::ModifiedAt(node, own.modified)],
-            then: vec![put_leader(context, lease)],
-            otherwise: vec![Op::Get(leader)],
-        };
-        self.stage = Stage::Asking;
-        context.out.request(Task::Campaign, Request::Txn(txn));
+        // The moment may be now.
+        if matches!(self.stage, Stage::Waiting { at } if at <= context.now) {
+            let txn = match vacancy {
+                Vacancy::Free => campaign(context, lease, own),
+                Vacancy::Nobodys { modified } => remove(context, modified),
+            };
+            self.stage = Stage::Asking(vacancy);
+            context.out.request(Task::Campaign, Request::Txn(txn));
+        }
     }
 
     pub(super) fn campaigned(
@@ -95,13 +111,14 @@ impl Election {
         context: &mut Context<'_>,
         reply: Result<Reply, Failure>,
     ) -> Campaigned {
-        self.stage = Stage::Quiet;
+        let asked = std::mem::replace(&mut self.stage, Stage::Quiet);
         match reply {
             Ok(Reply::Txn(reply)) => {
                 self.backoff = Backoff::default();
                 let leader = reply.results.into_iter().next().and_then(got);
                 match leader {
-                    _ if reply.held => Campaigned::Won(reply.revision),
+                    _ if reply.held && asked == Stage::Asking(Vacancy::Free) => Campaigned::Won(reply.revision),
+                    None if asked != Stage::Asking(Vacancy::Free) => Campaigned::Freed(reply.revision),
                     Some(leader) => Campaigned::Led(reply.revision, leader),
                     None => Campaigned::KeyGone,
                 }
@@ -113,5 +130,24 @@ impl Election {
                 Campaigned::Nothing
             }
         }
+    }
+}
+
+fn campaign(context: &Context<'_>, lease: i64, own: KeyAt) -> Txn {
+    let (leader, node) = (context.keys.leader(), context.keys.node(&context.config.id));
+    Txn {
+        when: vec![Condition::Missing(leader.clone()), Condition::ModifiedAt(node, own.modified)],
+        then: vec![put_leader(context, lease)],
+        otherwise: vec![Op::Get(leader)],
+    }
+}
+
+/// Should a leader's key be of the same revision, in another history, then the group elects once more.
+fn remove(context: &Context<'_>, modified: i64) -> Txn {
+    let leader = context.keys.leader();
+    Txn {
+        when: vec![Condition::ModifiedAt(leader.clone(), modified)],
+        then: vec![Op::Delete(leader.clone())],
+        otherwise: vec![Op::Get(leader)],
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::close::{CloseRun, CloseStep};
 use super::context::{Answered, Context, Outbox, Retry, Task};
 use super::departure::{Departure, Standing};
-use super::election::{Campaigned, Election};
+use super::election::{Campaigned, Election, Vacancy};
 use super::etcd::{Failure, OpReply, Reply, Request, Update};
 use super::keys::Keys;
 use super::leader::{Leader, Word};
@@ -468,11 +468,16 @@ impl Node {
 
     fn drive_election(&mut self, now: Duration) {
         let (lease, stands) = (self.presence.lease(), self.presence.stands());
-        match (self.view.leader(), lease, stands) {
-            (LeaderKey::Free, Some(lease), Some(own)) if !self.view.is_blind() => {
+        let vacancy = match self.view.leader() {
+            LeaderKey::Free => Some(Vacancy::Free),
+            LeaderKey::Nobodys { modified } => Some(Vacancy::Nobodys { modified }),
+            LeaderKey::Unknown | LeaderKey::Held { .. } => None,
+        };
+        match (vacancy, lease, stands) {
+            (Some(vacancy), Some(lease), Some(own)) if !self.view.is_blind() => {
                 let round = self.view.known().map(|known| &known.record);
                 let nodes = round.map_or(2, |record| record.world_size.max(record.news.joined));
-                self.election.run(context!(self, now), nodes, lease, own);
+                self.election.run(context!(self, now), vacancy, nodes, lease, own);
             }
             _ => self.election.call_off(),
         }
@@ -486,6 +491,7 @@ impl Node {
                     self.view.leads_since(revision, lease);
                 }
             }
+            Campaigned::Freed(revision) => self.view.see_leader(revision, None),
             Campaigned::Led(revision, leader) => self.view.see_leader(revision, Some(&leader)),
             // A registration that is under way will tell.
             Campaigned::KeyGone if self.presence.is_busy() => {}

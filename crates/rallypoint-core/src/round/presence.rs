@@ -285,15 +285,18 @@ impl Presence {
             return Found::Nothing;
         };
         let key = KeyAt { created: entry.create_revision, modified: entry.mod_revision };
-        let record = parse::<NodeRecord>(entry).ok();
-        if let Some(record) = record.as_ref().filter(|it| it.incarnation == context.config.incarnation) {
-            let (record, lease, said) = (Box::new(record.clone()), entry.lease, Said::Earlier);
+        let Ok(record) = parse::<NodeRecord>(entry) else {
+            // No process has written that. It is written over.
+            self.key = OwnKey::Others(key);
+            return Found::Nothing;
+        };
+        if record.incarnation == context.config.incarnation {
+            let (record, lease, said) = (Box::new(record), entry.lease, Said::Earlier);
             self.key = OwnKey::Ours { record, key, lease, said, epoch: context.out.epoch() };
             return Found::Nothing;
         }
-        if self.established.is_some_and(|at| !is_of_the_past(context, at, entry, record.as_ref())) {
-            let by = record.map_or_else(|| "an unknown process".to_owned(), |record| record.address);
-            return Found::Replaced { by };
+        if self.established.is_some_and(|at| !is_of_the_past(context, at, entry, &record)) {
+            return Found::Replaced { by: record.address };
         }
         // Whoever has no place in this run must not take the place of one who has.
         if let Some(RoundRecord { settings: Some(theirs), .. }) = round.and_then(|entry| parse(entry).ok())
@@ -364,9 +367,9 @@ impl Presence {
 /// Whether a key is what an earlier process of this name has left, and stands there again because etcd was restored
 /// from a snapshot. A process that was started before this one has not taken its name away. Of those that were started in
 /// the same second, a key that was modified before this process wrote its own (`written`) tells of a loss.
-fn is_of_the_past(context: &Context<'_>, written: i64, entry: &Entry, record: Option<&NodeRecord>) -> bool {
+fn is_of_the_past(context: &Context<'_>, written: i64, entry: &Entry, record: &NodeRecord) -> bool {
     let ours = context.config.since;
-    record.is_some_and(|it| it.since < ours || it.since == ours && entry.mod_revision < written)
+    record.since < ours || record.since == ours && entry.mod_revision < written
 }
 
 pub(super) fn put_leader(context: &Context<'_>, lease: i64) -> Op {

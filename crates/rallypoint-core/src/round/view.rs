@@ -61,6 +61,8 @@ impl<T> Fact<T> {
 pub(super) enum LeaderKey {
     Unknown,
     Free,
+    /// It hangs on no lease: no node has written it.
+    Nobodys { modified: i64 },
     Held { lease: i64, created: i64 },
 }
 
@@ -284,6 +286,7 @@ fn keep_back(kept_back: &mut Vec<(WatchId, Update)>, watch: WatchId, update: Upd
 
 fn leader_of(entry: Option<&Entry>) -> LeaderKey {
     match entry {
+        Some(Entry { lease: 0, mod_revision: modified, .. }) => LeaderKey::Nobodys { modified: *modified },
         Some(entry) => LeaderKey::Held { lease: entry.lease, created: entry.create_revision },
         None => LeaderKey::Free,
     }

@@ -52,9 +52,11 @@ pub(crate) enum Fault {
     Full,
     /// etcd ends a lease that was refreshed in time.
     LeaseEnded,
+    /// Somebody who is no node has written at the leader's key.
+    Scribble,
 }
 
-const FAULTS: [Fault; 30] = [
+const FAULTS: [Fault; 31] = [
     Fault::Crash,
     Fault::CrashLeader,
     Fault::CrashAtRequest,
@@ -85,6 +87,7 @@ const FAULTS: [Fault; 30] = [
     Fault::DeniedAll,
     Fault::Full,
     Fault::LeaseEnded,
+    Fault::Scribble,
 ];
 
 /// What came of a seed.
@@ -264,6 +267,7 @@ fn strike(world: &mut World, rng: &mut Rng, fault: Fault, names: usize) -> Resul
             world.fill(time);
         }
         (Fault::LeaseEnded, Some(index)) => world.end_lease(index)?,
+        (Fault::Scribble, _) if world.leader().is_some() => world.scribble(world.keys.leader())?,
         (Fault::Stall, Some(index)) => stall(world, rng, index),
         (Fault::StallLeader, _) => leader.into_iter().for_each(|index| stall(world, rng, index)),
         (Fault::Cut, Some(index)) => {

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::check::Violation;
+use rallypoint_core::round::{Op, Request, Txn};
+
+use crate::check::{SCRIBBLE, Violation};
 use crate::network::Weather;
 use crate::process::Phase;
 use crate::world::{Step, World};
@@ -110,6 +112,16 @@ impl World {
         let process = &mut self.processes[index];
         process.lag = lag;
         process.harmed |= !lag.is_zero() && !process.kept.is_some_and(|lease| self.etcd.has_keys(lease));
+    }
+
+    /// Somebody who is no node writes at a key, without a lease.
+    pub(crate) fn scribble(&mut self, key: String) -> Result<(), Violation> {
+        self.trace(|| format!("somebody writes at {key}"));
+        let put = Op::Put { key, value: SCRIBBLE.to_owned(), lease: 0 };
+        let txn = Request::Txn(Txn { then: vec![put], ..Txn::default() });
+        let written = self.etcd.apply(self.now, &txn);
+        assert!(written.is_ok(), "the model writes");
+        self.publish()
     }
 
     /// etcd forgets its history up to some revision.

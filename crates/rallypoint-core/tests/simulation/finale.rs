@@ -6,7 +6,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use rallypoint_core::round::{Change, RankPolicy, Refusal};
 
-use crate::check::{Violation, promise};
+use crate::check::{SCRIBBLE, Violation, promise};
 use crate::faults::Loss;
 use crate::network::LATEST;
 use crate::process::{Phase, short};
@@ -283,7 +283,9 @@ pub(crate) fn end(world: &mut World, rng: &mut Rng) -> Result<(), Violation> {
     let told = matches!((refusal, &world.check.round().closed), (Some(Refusal::Closed(told)), Some(reason)) if told == reason);
     promise!(4, told, "who came late was told {refusal:?}");
     world.run_for(world.setup.closed_ttl + world.setup.run_ttl + world.setup.lease + MOMENT)?;
-    let left: Vec<&str> = world.etcd.prefix(RUN).map(|entry| entry.key.as_str()).collect();
+    // What is nobody's stays, where nobody is left.
+    let left = world.etcd.prefix(RUN).filter(|entry| entry.value != SCRIBBLE);
+    let left: Vec<&str> = left.map(|entry| entry.key.as_str()).collect();
     promise!(5, left.is_empty(), "the run is over, and etcd has {left:?}");
     Ok(())
 }

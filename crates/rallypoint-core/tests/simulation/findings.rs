@@ -350,6 +350,60 @@ fn a_dead_spare_keeps_nothing_of_a_run_that_ended_well() {
     });
 }
 
+/// Those whose moment to follow a dead leader was at once waited for the next word from etcd.
+#[test]
+fn a_dead_leader_is_followed_within_half_a_second_of_its_leases_end() {
+    tell(100, |seed| {
+        let mut world = world(seed, 2, 3);
+        start(&mut world, 3)?;
+        settle(&mut world, MOMENT)?;
+        let leader = world.leader().expect("there is one");
+        world.crash(leader);
+        let (end, key) = (world.now + world.setup.lease * 2, world.keys.leader());
+        assert!(world.run_while(end, |world| world.etcd.get(&key).is_some())?);
+        world.run_for(Duration::from_millis(500))?;
+        assert!(world.leader().is_some(), "{}", state(&world));
+        Ok(())
+    });
+}
+
+/// A leader's key that hangs on no lease would stay for ever.
+#[test]
+fn a_leaders_key_that_is_nobodys_is_taken_over() {
+    tell(60, |seed| {
+        let mut world = world(seed, 3, 4);
+        start(&mut world, 4)?;
+        settle(&mut world, MOMENT)?;
+        let (news, before) = (world.news, ranks(&world));
+        let key = world.keys.leader();
+        world.scribble(key)?;
+        world.run_for(second(1))?;
+        assert!(world.leader().is_some(), "{}", state(&world));
+        assert_eq!((world.news, ranks(&world)), (news, before), "{}", state(&world));
+        finale::lose_one(&mut world, &mut fastrand::Rng::with_seed(seed))
+    });
+}
+
+/// What is no node's record has replaced nobody.
+#[test]
+fn a_node_whose_key_is_overwritten_writes_it_again() {
+    tell(60, |seed| {
+        for index in 0..3 {
+            let mut world = world(seed, 3, 3);
+            start(&mut world, 3)?;
+            settle(&mut world, MOMENT)?;
+            let (news, before) = (world.news, ranks(&world));
+            let key = world.keys.node(&format!("n{index}"));
+            world.scribble(key.clone())?;
+            world.run_for(world.setup.lease + second(2))?;
+            assert_eq!((world.news, ranks(&world)), (news, before), "{}", state(&world));
+            let entry = world.etcd.get(&key).expect("it is there");
+            assert!(entry.lease != 0 && entry.value.starts_with('{'), "{entry:?}");
+        }
+        Ok(())
+    });
+}
+
 /// The leader waits for the others before it tidies up, and its watches break meanwhile.
 #[test]
 fn a_leader_that_has_lost_sight_of_a_closed_run_tidies_up() {
