@@ -117,7 +117,9 @@ impl Election {
                 self.backoff = Backoff::default();
                 let leader = reply.results.into_iter().next().and_then(got);
                 match leader {
-                    _ if reply.held && asked == Stage::Asking(Vacancy::Free) => Campaigned::Won(reply.revision),
+                    _ if reply.held && asked == Stage::Asking(Vacancy::Free) => {
+                        Campaigned::Won(reply.revision)
+                    }
                     None if asked != Stage::Asking(Vacancy::Free) => Campaigned::Freed(reply.revision),
                     Some(leader) => Campaigned::Led(reply.revision, leader),
                     None => Campaigned::KeyGone,

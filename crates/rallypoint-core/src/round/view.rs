@@ -62,8 +62,13 @@ pub(super) enum LeaderKey {
     Unknown,
     Free,
     /// It hangs on no lease: no node has written it.
-    Nobodys { modified: i64 },
-    Held { lease: i64, created: i64 },
+    Nobodys {
+        modified: i64,
+    },
+    Held {
+        lease: i64,
+        created: i64,
+    },
 }
 
 #[derive(Debug)]

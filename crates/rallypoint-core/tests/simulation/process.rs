@@ -8,7 +8,7 @@ use rallypoint_core::round::{
     Request, RunSettings, Txn, Update, WatchId, Watched,
 };
 
-use crate::check::Violation;
+use crate::check::{Violation, promise};
 use crate::world::{Step, World};
 
 pub(crate) struct Process {
@@ -290,6 +290,11 @@ impl World {
             if !self.processes[index].alive {
                 return Ok(());
             }
+        }
+        // What it would do now it has done: nothing may wait for the next word of somebody else.
+        self.processes[index].node.handle_timeout(self.now);
+        if let Some(output) = self.processes[index].node.poll_output() {
+            promise!(10, false, "{} would have waited with {}", self.name(index), short(&output));
         }
         let process = &mut self.processes[index];
         let timeout = process.node.poll_timeout();

@@ -150,14 +150,15 @@ impl Leader {
         if self.retry.waits() || self.reading.is_some() {
             return self.retry.at();
         }
-        let RunLease::Recorded { renew_at } = self.run_lease else { return None };
         if view.is_closed() {
             return None;
         }
+        let renew_at =
+            if let RunLease::Recorded { renew_at } = self.run_lease { Some(renew_at) } else { None };
         let sure = self.roster.is_unsure().then(|| silence.sure_at(now)).flatten();
         let progress = self.newsroom.timeout(view, &self.roster, &self.planner);
         let answer = self.roster.answer_due();
-        let all = [sure, answer, progress, self.planner.timeout(), Some(renew_at), self.not_before()];
+        let all = [sure, answer, progress, self.planner.timeout(), renew_at, self.not_before()];
         all.into_iter().flatten().filter(|at| *at > now).min()
     }
 
@@ -182,6 +183,9 @@ impl Leader {
         if self.reading.is_some() || self.retry.waits() {
             return;
         }
+        if view.is_closed() {
+            return self.drive_closed(context);
+        }
         // A round was completed that this leader knows nothing of: by a request of its own that had no answer.
         let other = view.known().filter(|known| {
             known.record.has_round() && known.record.plan != self.roster.plan() && !self.is_outdated(known)
@@ -198,19 +202,19 @@ impl Leader {
             if self.read_at < silence.sure_at(context.now) {
                 return self.read_all(context);
             }
-            if !view.is_closed() {
-                self.roster.lose_unnamed();
-                missing::look_for_the_silent(context, self.term, &mut self.roster);
-                if !self.planner.is_planning() && !self.newsroom.is_writing() {
-                    missing::ask(context, self.term, view, &mut self.roster, &self.planner);
-                }
+            self.roster.lose_unnamed();
+            missing::look_for_the_silent(context, self.term, &mut self.roster);
+            if !self.planner.is_planning() && !self.newsroom.is_writing() {
+                missing::ask(context, self.term, view, &mut self.roster, &self.planner);
             }
         }
         if view.known().is_none_or(|known| !known.record.has_round()) {
             self.roster.lose_state();
         }
-        if view.is_closed() {
-            return self.drive_closed(context);
+        // This node's own commit, which the watch has told of before the reply, or instead of it.
+        if matches!(self.run_lease, RunLease::New { lease } if view.known().is_some_and(|it| it.record.lease == lease))
+        {
+            self.run_lease = RunLease::recorded(context);
         }
         match self.run_lease {
             RunLease::Granting => return,
@@ -323,11 +327,6 @@ impl Leader {
             return;
         }
         let (condition, record) = match view.round() {
-            RoundKey::Known(known) if known.record.lease == lease => {
-                // This node's own commit, which the watch has told of before the reply.
-                self.run_lease = RunLease::recorded(context);
-                return;
-            }
             // It is gone with its lease, and the watch has not told of it yet; if not, it goes on.
             RoundKey::Known(known) => {
                 let condition = Condition::ModifiedAt(context.keys.round(), known.modified);
