@@ -45,7 +45,10 @@ pub(super) enum Task {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DepartureTask {
     Say,
-    Sweep,
+    /// `again`: if others are there, it is tried once more.
+    Sweep {
+        again: bool,
+    },
     SweepAfterMembers,
     Revoke,
 }

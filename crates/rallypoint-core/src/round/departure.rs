@@ -131,8 +131,11 @@ impl Departure {
         if !small && !standing.leads {
             return self.revoke_or_go(context, standing.lease);
         }
+        // In a large group nobody else will do it. Who has come since the leader looked is soon gone again.
+        let again = !small && context.now < self.since + LEADERS_WAIT;
         let (keys, id) = (context.keys, &context.config.id);
-        let own = standing.key.map(|_| [Op::Delete(keys.node(id)), Op::Delete(keys.rank(id))]);
+        let own = standing.key.filter(|_| !again);
+        let own = own.map(|_| [Op::Delete(keys.node(id)), Op::Delete(keys.rank(id))]);
         // Without a key of its own: nobody's is there, which etcd compares as if it were made at revision 0.
         let mut when =
             vec![Condition::OnlyCreatedAt(keys.nodes(), standing.key.map_or(0, |key| key.created))];
@@ -141,7 +144,7 @@ impl Departure {
         let then = leftovers(context).into_iter().chain([Op::DeletePrefix(keys.ranks())]).collect();
         let sweep = Txn { when, then, otherwise: own.into_iter().flatten().collect() };
         let txn = Txn { when: still_closed(context, view), then: vec![Op::Txn(sweep)], otherwise: vec![] };
-        self.request(context, DepartureTask::Sweep, txn);
+        self.request(context, DepartureTask::Sweep { again }, txn);
     }
 
     /// Does so if nobody is left who has a place: a spare has no use for it, and may have died.
@@ -193,8 +196,9 @@ impl Departure {
                     None => self.stage = Stage::Revoking,
                 }
             }
-            (DepartureTask::Sweep, Ok(Reply::Txn(reply))) => match reply.results.first() {
+            (DepartureTask::Sweep { again }, Ok(Reply::Txn(reply))) => match reply.results.first() {
                 Some(OpReply::Txn(sweep)) if sweep.held => self.swept(context, view),
+                Some(_) if again => self.retry.refused(context),
                 Some(_) => self.stage = Stage::NotLast,
                 None => self.stage = Stage::OpenAgain,
             },
@@ -202,7 +206,7 @@ impl Departure {
                 self.swept(context, view);
             }
             // The others learn of it from the lease's end, and what is left hangs on a lease too.
-            (DepartureTask::Say | DepartureTask::Sweep | DepartureTask::SweepAfterMembers, _) => {
+            (DepartureTask::Say | DepartureTask::Sweep { .. } | DepartureTask::SweepAfterMembers, _) => {
                 self.stage = Stage::Revoking;
             }
         }

@@ -350,6 +350,39 @@ fn a_dead_spare_keeps_nothing_of_a_run_that_ended_well() {
     });
 }
 
+/// In a large group only the leader tidies up. Somebody comes just then.
+#[test]
+fn who_comes_late_does_not_keep_the_leader_of_a_large_group_from_tidying_up() {
+    tell(200, |seed| {
+        let mut world = world(seed, 20, 20);
+        start(&mut world, 20)?;
+        settle(&mut world, MOMENT)?;
+        let nodes = world.keys.nodes();
+        let record = world.etcd.prefix(&nodes).next().expect("they are there").value.clone();
+        for index in 0..20 {
+            world.close(index, "done")?;
+            world.leave(index)?;
+        }
+        let end = world.now + MOMENT;
+        assert!(world.run_while(end, |world| world.etcd.prefix(&nodes).nth(1).is_some())?);
+        // It hears of it, and tidies up: its request is under way.
+        world.run_for(Duration::from_millis(1 + seed % 5))?;
+        let Ok(Reply::Granted(lease)) = world.etcd.apply(world.now, &Request::Grant(second(60))) else {
+            panic!("the model grants")
+        };
+        let put = Op::Put { key: world.keys.node("late"), value: record, lease };
+        let txn = Request::Txn(Txn { then: vec![put], ..Txn::default() });
+        world.etcd.apply(world.now, &txn).expect("the model writes");
+        world.publish()?;
+        world.run_for(Duration::from_millis(100))?;
+        world.etcd.apply(world.now, &Request::Revoke(lease)).expect("the model revokes");
+        world.publish()?;
+        world.run_for(MOMENT * 2)?;
+        assert_eq!(left(&world), [world.keys.round()]);
+        Ok(())
+    });
+}
+
 /// Those whose moment to follow a dead leader was at once waited for the next word from etcd.
 #[test]
 fn a_dead_leader_is_followed_within_half_a_second_of_its_leases_end() {
