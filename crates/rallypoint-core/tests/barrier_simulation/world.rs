@@ -377,7 +377,17 @@ impl World {
                 Some(Output::Event(event)) => self.event(node, event)?,
             }
         }
-        let Brain::Ours(machine) = &self.nodes[node].brain else { return Ok(()) };
+        let now = self.now;
+        let Brain::Ours(machine) = &mut self.nodes[node].brain else { return Ok(()) };
+        // What it would do now it has done: nothing may wait for the next word of somebody else.
+        if machine.poll_timeout().is_none_or(|at| at > now) {
+            machine.handle_timeout(now);
+            while let Some(output) = machine.poll_output() {
+                if !matches!(output, Output::Event(NodeEvent::Progress { .. })) {
+                    return Err(format!("node {node} would have waited with {output:?}"));
+                }
+            }
+        }
         if let Some(at) = machine.poll_timeout() {
             self.wake_at(node, at);
         }
