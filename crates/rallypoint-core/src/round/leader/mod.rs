@@ -16,6 +16,7 @@
 //!
 //! - `reading`: what it has to know first. `roster`: whom it sees, and what has become of the members. `missing`: whether
 //!   they are dead. `seating`: who sits where.
+//! - `replies`: what comes of its requests.
 //! - `plan`: the transactions that make a round. `news`: what else the group is told.
 //! - `run_lease`: what everything hangs on that outlives a node. `term`: what makes a late write harmless.
 
@@ -23,6 +24,7 @@ mod missing;
 mod news;
 mod plan;
 mod reading;
+mod replies;
 mod roster;
 mod run_lease;
 mod seating;
@@ -31,17 +33,17 @@ mod term;
 use std::time::Duration;
 
 use self::news::Newsroom;
-use self::plan::{Planned, Planner, Start};
-use self::reading::{Known, Reading};
-use self::roster::{Asked, Roster};
+use self::plan::{Planner, Start};
+use self::reading::Reading;
+use self::roster::Roster;
 use self::run_lease::RunLease;
 use self::term::{Term, put_round};
 use super::context::{Context, LeaderTask, Retry, Task};
-use super::etcd::{Condition, Event, Failure, Reply, Request, TxnReply, Update};
+use super::etcd::{Condition, Request};
 use super::output::{Output, WatchId};
 use super::record::RoundRecord;
 use super::silence::Silence;
-use super::view::{KnownRound, RoundKey, View, got};
+use super::view::{KnownRound, RoundKey, View};
 
 #[derive(Debug)]
 pub(super) struct Leader {
@@ -253,33 +255,6 @@ impl Leader {
         self.planner.drive(context, self.term, &self.roster, start, writing);
     }
 
-    /// The lease that a request has named.
-    fn lease_of(&self, task: &LeaderTask) -> Option<i64> {
-        match task {
-            LeaderTask::RenewRun { lease }
-            | LeaderTask::Ask { lease, .. }
-            | LeaderTask::Tidy { lease, .. } => Some(*lease),
-            LeaderTask::WriteRound(record) => Some(record.lease),
-            LeaderTask::Place { plan, .. } | LeaderTask::Commit { plan } | LeaderTask::Complete { plan } => {
-                self.planner.lease_of(*plan)
-            }
-            LeaderTask::ReadNodes { .. }
-            | LeaderTask::ReadRanks
-            | LeaderTask::ReadGroup
-            | LeaderTask::LookFor { .. }
-            | LeaderTask::GrantRun => None,
-        }
-    }
-
-    fn is_run_lease(&self, view: &View, lease: Option<i64>) -> bool {
-        let run = match self.run_lease {
-            RunLease::Granting => return false,
-            RunLease::New { lease } => Some(lease),
-            RunLease::Recorded { .. } => view.known().map(|known| known.record.lease),
-        };
-        lease.is_some() && run == lease
-    }
-
     fn grant_run(&mut self, context: &mut Context<'_>) {
         self.run_lease = RunLease::Granting;
         self.term.send(context, LeaderTask::GrantRun, Request::Grant(context.config.run_ttl));
@@ -353,256 +328,6 @@ impl Leader {
         if let RunLease::New { lease } = self.run_lease {
             self.run_lease = RunLease::recorded(context);
             context.out.request(Task::Forgotten, Request::Revoke(lease));
-        }
-    }
-
-    /// Sends a request again that may have been carried out, if it is still of use.
-    fn send_again(&mut self, context: &mut Context<'_>, task: LeaderTask) {
-        match task {
-            LeaderTask::ReadNodes { .. } | LeaderTask::ReadRanks | LeaderTask::ReadGroup => {
-                reading::ask(context, self.term, task);
-            }
-            LeaderTask::GrantRun if matches!(self.run_lease, RunLease::Granting) => self.grant_run(context),
-            LeaderTask::Place { plan, chunk } => {
-                self.planner.place(context, self.term, &self.roster, plan, chunk);
-            }
-            LeaderTask::Commit { plan } => self.planner.commit(context, self.term, plan),
-            LeaderTask::Complete { plan } => {
-                self.planner.complete(context, self.term, &self.roster, plan);
-            }
-            // Made anew from what is known by then.
-            LeaderTask::GrantRun
-            | LeaderTask::RenewRun { .. }
-            | LeaderTask::WriteRound(_)
-            | LeaderTask::Ask { .. }
-            | LeaderTask::LookFor { .. }
-            | LeaderTask::Tidy { .. } => {}
-        }
-    }
-
-    pub(super) fn handle(
-        &mut self,
-        context: &mut Context<'_>,
-        view: &mut View,
-        task: LeaderTask,
-        reply: Result<Reply, Failure>,
-    ) -> Word {
-        match &task {
-            LeaderTask::WriteRound(_) => self.newsroom.written(),
-            LeaderTask::Tidy { .. } => self.planner.tidied(),
-            LeaderTask::Ask { ids, .. } => {
-                let held = matches!(&reply, Ok(Reply::Txn(reply)) if reply.held);
-                let asked = if held { Asked::At(context.now) } else { Asked::No };
-                self.roster.were_asked(ids, Asked::Asking, asked);
-            }
-            LeaderTask::LookFor { ids } if reply.is_err() => {
-                self.roster.were_asked(ids, Asked::Looking, Asked::At(Duration::ZERO));
-            }
-            _ => {}
-        }
-        let reply = match reply {
-            Ok(reply) => reply,
-            Err(Failure::LeaseGone) => {
-                let lease = self.lease_of(&task);
-                let of_plan = matches!(
-                    task,
-                    LeaderTask::Place { .. } | LeaderTask::Commit { .. } | LeaderTask::Complete { .. }
-                );
-                let of_run = self.is_run_lease(view, lease);
-                if of_run || (of_plan && lease.is_some()) {
-                    self.planner.forget();
-                }
-                // The run's lease is gone, and what hung on it, if it is still the run's. The watch tells of that.
-                if of_run {
-                    self.grant_run(context);
-                }
-                return Word::Nothing;
-            }
-            Err(Failure::Unknown | Failure::Refused) => {
-                // Whether a plan that was given up has begun is not known any more.
-                if let LeaderTask::Place { plan, .. } | LeaderTask::Complete { plan } = task
-                    && self.planner.lease_of(plan).is_none()
-                {
-                    self.epoch = None;
-                }
-                self.failed.push(task);
-                self.retry.failed(context);
-                return Word::Nothing;
-            }
-        };
-        match (task, reply) {
-            (LeaderTask::ReadNodes { reading: number }, Reply::Range { revision, entries }) => {
-                if let Some(reading) = &mut self.reading {
-                    reading.nodes_are(number, revision, entries);
-                }
-                return self.begin(context, view);
-            }
-            (LeaderTask::ReadRanks, Reply::Range { revision, entries }) => {
-                if let Some(reading) = &mut self.reading {
-                    reading.ranks_are(revision, entries);
-                }
-                return self.begin(context, view);
-            }
-            (LeaderTask::ReadGroup, Reply::Txn(reply)) => {
-                if let Some(reading) = &mut self.reading {
-                    reading.group_is_read();
-                }
-                let mut found = reply.results.into_iter().map(got);
-                view.see_round(reply.revision, found.next().flatten().as_ref());
-                self.planner.fence_is(found.next().flatten().as_ref());
-                return self.begin(context, view);
-            }
-            (LeaderTask::GrantRun, Reply::Granted(lease)) => {
-                if matches!(self.run_lease, RunLease::Granting) {
-                    self.run_lease = RunLease::New { lease };
-                } else {
-                    context.out.request(Task::Forgotten, Request::Revoke(lease));
-                }
-            }
-            (LeaderTask::WriteRound(record), Reply::Txn(reply)) => {
-                if !reply.held {
-                    return self.refused(context, view, reply);
-                }
-                self.wrote(context, view, *record, reply.revision);
-            }
-            (LeaderTask::Place { plan, chunk }, Reply::Txn(reply)) => {
-                let planned = self.planner.placed(plan, chunk, reply);
-                return self.planned(context, view, planned);
-            }
-            (LeaderTask::Commit { plan }, Reply::Txn(reply)) => {
-                let planned = self.planner.committed(context, plan, reply);
-                return self.planned(context, view, planned);
-            }
-            (LeaderTask::LookFor { ids }, Reply::Txn(reply)) => {
-                missing::looked_for(&ids, reply, &mut self.roster, &mut self.planner);
-            }
-            (LeaderTask::Ask { .. }, Reply::Txn(reply)) if !reply.held => {
-                return self.refused(context, view, reply);
-            }
-            (LeaderTask::Complete { plan }, Reply::Txn(reply)) => {
-                let planned = self.planner.completed(context, plan, reply);
-                return self.planned(context, view, planned);
-            }
-            (LeaderTask::Tidy { stale, .. }, Reply::Txn(reply)) => {
-                if !reply.held {
-                    // Most often the group was told something in between. Nothing else waits for this.
-                    let word = self.refused(context, view, reply);
-                    self.retry.succeeded();
-                    return word;
-                }
-                self.planner.removed(&stale, reply.revision);
-            }
-            _ => {}
-        }
-        Word::Nothing
-    }
-
-    fn planned(&mut self, context: &mut Context<'_>, view: &mut View, planned: Planned) -> Word {
-        match planned {
-            Planned::Nothing => {}
-            Planned::Refused(reply) => return self.refused(context, view, reply),
-            Planned::Complete(last, record, revision) => {
-                self.roster.begin(last);
-                self.roster.look_at_all();
-                self.newsroom.told(context.now, record.world_size);
-                self.wrote(context, view, *record, revision);
-            }
-        }
-        Word::Nothing
-    }
-
-    /// A condition did not hold. What stands in etcd tells which. Whatever it was, the next try waits a moment.
-    fn refused(&mut self, context: &mut Context<'_>, view: &mut View, reply: TxnReply) -> Word {
-        let mut found = reply.results.into_iter().map(got);
-        let (leader, round, plan) = (found.next().flatten(), found.next().flatten(), found.next().flatten());
-        self.retry.failed(context);
-        view.see_leader(reply.revision, leader.as_ref());
-        let ours = context.config.leader_value();
-        if leader.is_none_or(|it| it.create_revision != self.term.number() || it.value != ours) {
-            return Word::NotLeading;
-        }
-        self.planner.fence_is(plan.as_ref());
-        view.see_round(reply.revision, round.as_ref());
-        Word::Nothing
-    }
-
-    /// This node has written the round's record.
-    fn wrote(&mut self, context: &mut Context<'_>, view: &mut View, record: RoundRecord, revision: i64) {
-        self.retry.succeeded();
-        if matches!(self.run_lease, RunLease::New { lease } if lease == record.lease) {
-            self.run_lease = RunLease::recorded(context);
-        }
-        let lease = record.lease;
-        view.wrote_round(revision, record, lease);
-    }
-
-    /// Leads, once all is read that it takes.
-    fn begin(&mut self, context: &mut Context<'_>, view: &View) -> Word {
-        let Some(Known { nodes, since, ranks }) =
-            Reading::finish(&mut self.reading, context, self.term, view)
-        else {
-            return Word::Nothing;
-        };
-        self.retry.succeeded();
-        self.read_at = Some(context.now);
-        let keys = context.keys;
-        for entry in &nodes {
-            self.roster.read(keys.id_of(&entry.key), entry);
-        }
-        let changed = !since.is_empty();
-        for event in since {
-            self.happened(context, event);
-        }
-        self.planner.places_are(ranks.iter().map(|entry| keys.id_of(&entry.key).to_owned()));
-        if let Some(known) = view.known().filter(|known| known.record.has_round()) {
-            let last = reading::last_round(context, &mut self.roster, &known.record, &ranks);
-            self.roster.begin(last);
-        }
-        self.take_claims(context.now, view);
-        self.roster.look_at_all();
-        if changed { self.own_key(context) } else { Word::Nothing }
-    }
-
-    /// Something has happened to a node's key.
-    fn happened(&mut self, context: &Context<'_>, event: Event) {
-        let key = match &event {
-            Event::Put(entry) => &entry.key,
-            Event::Delete { key, .. } => key,
-        };
-        let id = context.keys.id_of(key).to_owned();
-        match event {
-            Event::Put(entry) => self.roster.read(&id, &entry),
-            Event::Delete { revision, .. } => self.roster.remove(&id, revision),
-        }
-        self.planner.changed(&id, &self.roster);
-    }
-
-    /// What the watch on the nodes tells.
-    pub(super) fn update(&mut self, context: &mut Context<'_>, update: Update) -> Word {
-        let Update::Events(events) = update else {
-            // What it says may be of another history than the rest of what is known.
-            self.epoch = None;
-            return Word::Nothing;
-        };
-        if let Some(reading) = &mut self.reading {
-            reading.happened(context, self.term, events);
-            return Word::Nothing;
-        }
-        for event in events {
-            self.happened(context, event);
-        }
-        self.own_key(context)
-    }
-
-    /// What stands under this node's own name.
-    fn own_key(&self, context: &Context<'_>) -> Word {
-        match self.roster.get(&context.config.id) {
-            Some(node) if node.record.incarnation != context.config.incarnation => {
-                Word::Replaced { by: node.record.address.clone() }
-            }
-            Some(_) => Word::Nothing,
-            // Its own lease has ended, or that of a process that had replaced it.
-            None => Word::OwnKeyGone,
         }
     }
 }
