@@ -3,13 +3,13 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rallypoint_core::text::plain;
+use rallypoint_core::text::{self, plain};
 use rallypoint_etcd::v3::{Client, KeyRange, Watch, revision_of};
-use rallypoint_rendezvous::native::{self, DEFAULT_ROOT, NodeState, RunStatus, Unreadable, run_prefix};
+use rallypoint_rendezvous::native::{self, DEFAULT_ROOT, NodeState, RunStatus, Unreadable, Why, run_prefix};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::connection::Connection;
-use super::exit::{NO_SERVER, NODE, Problem, advice, chain};
+use super::exit::{NO_SERVER, NODE, Place, Problem, advice, chain};
 
 /// No such run on this etcd.
 const NO_RUN: u8 = 1;
@@ -113,9 +113,9 @@ async fn watch(client: &Client, range: KeyRange) -> rallypoint_etcd::Result<Watc
 async fn connect(connection: &Connection) -> Result<Client, Problem> {
     let mut settings = connection.settings()?;
     settings.prefix = connection.prefix.clone().unwrap_or_default();
-    Client::connect(settings)
-        .await
-        .map_err(|error| Problem::new(NO_SERVER, format!("{}{}", chain(&error), advice(Some(error.kind())))))
+    Client::connect(settings).await.map_err(|error| {
+        Problem::new(NO_SERVER, format!("{}{}", chain(&error), advice(Some(error.kind()), Place::Operator)))
+    })
 }
 
 fn failed(error: &rallypoint_etcd::Error) -> Problem {
@@ -171,9 +171,7 @@ fn state(status: &RunStatus) -> String {
         // What it has left is there for those who are started again.
         (None, _) if status.nodes.is_empty() => "abandoned".to_owned(),
         (None, 0) => "meeting".to_owned(),
-        (None, _) if count(status, NodeState::Joining) > 0 || !status.lost.is_empty() => {
-            "meeting again".to_owned()
-        }
+        (None, _) if meets_again(status) => "meeting again".to_owned(),
         (None, _) => "running".to_owned(),
     }
 }
@@ -204,17 +202,40 @@ fn list(all: &[RunStatus]) -> String {
     table(&rows)
 }
 
+/// The last round, and how many nodes are needed and may be there.
+fn round(status: &RunStatus) -> String {
+    let of = match status.settings {
+        Some(settings) if settings.min_nodes == settings.max_nodes => {
+            format!(" (the run needs {})", settings.min_nodes)
+        }
+        Some(settings) => format!(" (the run needs {} to {})", settings.min_nodes, settings.max_nodes),
+        None => String::new(),
+    };
+    match status.round {
+        0 => format!("none yet{of}"),
+        round => format!("{round}, of {}{of}", text::count(status.world_size, "node")),
+    }
+}
+
+/// What a node is to the run. While the nodes meet again, its members are those that have not asked for it yet.
+fn what(status: &RunStatus, state: NodeState) -> String {
+    match state {
+        NodeState::Joining => format!("ready for round {}", status.round + 1),
+        NodeState::Member if meets_again(status) => format!("still in round {}", status.round),
+        state => format!("{state:?}").to_lowercase(),
+    }
+}
+
+fn meets_again(status: &RunStatus) -> bool {
+    status.round > 0 && (count(status, NodeState::Joining) > 0 || !status.lost.is_empty())
+}
+
 fn describe(status: &RunStatus, now: u64) -> String {
     let mut text = format!("run      {}\nstate    {}", plain(&status.run_id), state(status));
     if let Some(reason) = &status.closed {
         text.push_str(&format!(": {}", plain(reason)));
     }
-    text.push_str(&format!(
-        "\nround    {}, {} nodes of {}\n",
-        status.round,
-        status.world_size,
-        range(status)
-    ));
+    text.push_str(&format!("\nround    {}\n", round(status)));
     if let Some(master) = &status.master {
         text.push_str(&format!("master   {}:{}\n", plain(&master.address), master.port));
     }
@@ -222,7 +243,13 @@ fn describe(status: &RunStatus, now: u64) -> String {
         text.push_str(&format!("cannot be read: {}: {}\n", plain(key), plain(problem)));
     }
     for lost in &status.lost {
-        text.push_str(&format!("lost     node {} ({})\n", lost.rank, plain(&lost.node)));
+        let what = match lost.why {
+            Why::Died => "died",
+            Why::Left => "left",
+            // It had asked for the next round, or a later version knows more.
+            Why::Again | Why::Other => "gone",
+        };
+        text.push_str(&format!("{what}     node {} ({})\n", lost.rank, plain(&lost.node)));
     }
     if status.nodes.is_empty() {
         return text + "no nodes are there\n";
@@ -232,7 +259,7 @@ fn describe(status: &RunStatus, now: u64) -> String {
     ];
     for node in &status.nodes {
         let leads = status.leader.as_deref() == Some(node.node.as_str());
-        let what = format!("{:?}", node.state).to_lowercase();
+        let what = what(status, node.state);
         rows.push(vec![
             node.rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string()),
             node.node.clone(),

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 pub use self::aftermath::{Idle, MassDeath, idle, mass_death};
 use self::counts::Counts;
 use super::connection::Connection;
-use super::exit::{NODE, Problem};
+use super::exit::{NODE, Place, Problem};
 
 /// Connections that all nodes share unless told otherwise; as many carry the raw requests of the floor.
 pub const CONNECTIONS: usize = 8;
@@ -111,7 +111,7 @@ async fn measure(options: &Rendezvous) -> Result<Measured, Problem> {
     settings.lease = options.lease.map_or(settings.lease, |lease| Duration::from_secs(lease.into()));
     let connections = (options.connections as usize).min(nodes);
     limits::make_room(nodes, connections).map_err(|problem| Problem::new(NODE, problem))?;
-    let failed = |error: RendezvousError| Problem::rendezvous(&error);
+    let failed = |error: RendezvousError| Problem::rendezvous(&error, Place::Operator);
     let mut group = form_on(&settings, nodes, connections).await.map_err(failed)?;
     let formation = group.formation.clone();
     let idle = match options.idle {
