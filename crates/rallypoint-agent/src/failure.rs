@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
 use crate::time::rfc3339;
-use crate::words::none_left;
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -222,7 +221,7 @@ impl fmt::Display for FailureReport {
             writeln!(f, "  hint        {hint}")?;
         }
         if let Some(max) = self.used_up {
-            writeln!(f, "  after that  its node has {}", none_left(max))?;
+            writeln!(f, "  restarts    none left on its node (--max-restarts {max})")?;
         }
         if let Some(error) = &first.error {
             writeln!(f, "  error       {}", first_line(&error.message))?;
@@ -291,7 +290,7 @@ mod tests {
             "rank 3 failed first",
             "1970-01-01T00:00:00.100Z",
             "exit code 1",
-            "its node has no restarts left (--max-restarts 2)",
+            "none left on its node (--max-restarts 2)",
             "ValueError: no data",
             "e.json",
             "    line 1",

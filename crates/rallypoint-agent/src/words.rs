@@ -41,7 +41,7 @@ pub(crate) fn after(notice: &Notice) -> String {
 }
 
 /// That the restarts of a node that had so many are used up.
-pub(crate) fn none_left(max: u32) -> String {
+fn none_left(max: u32) -> String {
     format!("no restarts left (--max-restarts {max})")
 }
 

@@ -128,7 +128,7 @@ fn all_nodes_say_that_restarts_are_used_up_and_nobody_that_it_goes_on() {
     for node in [start(), start()] {
         let ended = node.ended().expect(1);
         let text = ended.text();
-        assert_eq!(ended.with("its node has no restarts left (--max-restarts 1)").len(), 1, "{text}");
+        assert_eq!(ended.with("none left on its node (--max-restarts 1)").len(), 1, "{text}");
         // The first failure is one that a restart is left for.
         if ended.with("starting again").is_empty() {
             assert_eq!(ended.with("failed with exit code 3; meeting again").len(), 1, "{text}");

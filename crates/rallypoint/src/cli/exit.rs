@@ -32,14 +32,18 @@ pub(crate) const SIGNAL: u8 = 128;
 
 /// The table of `rallypoint run --help`.
 pub(crate) const TABLE: &str = "\
+Examples:
+  rallypoint run --standalone --nproc-per-node 4 train.py --lr 0.1
+  rallypoint run --nnodes 2:4 --nproc-per-node gpu --rdzv-endpoint etcd1:2379 --rdzv-id job42 train.py
+
 Exit codes:
   0     the workers of all nodes have succeeded
-  1     workers failed, and may not be started again
+  1     workers failed, and there is no restart left
   2     wrong usage
-  3     the nodes did not meet
+  3     the nodes did not meet: too few in time, or with different settings
   4     no etcd at the endpoint, or it does not let this node in
   5     the run is closed
-  6     this node lacks something: a port, a folder it can write
+  6     this node lacks something: a folder it can write, open files
   126   the program cannot be run
   127   the program does not exist
   128+N ended by signal N: 130 after Ctrl-C, 143 after SIGTERM";

@@ -18,19 +18,22 @@ const CLOSED_MARK: Duration = Duration::from_secs(600);
 /// A run that changes all the time is not looked at more often.
 const PACE: Duration = Duration::from_millis(200);
 
-/// Show the runs on an etcd, or one run: its round, members, ranks, spares and those that wait.
+/// Show the runs on an etcd, or the nodes of one run.
+///
+/// All runs are a table with one line for each. Of one run it shows the last round, and each node with its rank, its
+/// address, how long it has been there, and whether it is at work, meets the others again, or stands by as a spare.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit codes: 0 shown, 1 there is no such run, 2 wrong usage, 4 no etcd at the endpoint."
+    after_help = "Example: rallypoint status job42 --endpoint etcd1:2379\n\nExit codes: 0 shown, 1 there is no such run, 2 wrong usage, 4 no etcd at the endpoint."
 )]
 pub(crate) struct Status {
-    /// The run; without one, all runs.
+    /// The run, by its --rdzv-id. If it is not given, all runs.
     #[arg(value_name = "RUN")]
     run: Option<String>,
-    /// Print JSON: an object for a run, a list for all; with --watch, one a line.
+    /// Print JSON: an object for one run, a list of such for all. With --watch, each in one line.
     #[arg(long, env = "RALLYPOINT_JSON", value_parser = clap::builder::FalseyValueParser::new())]
     json: bool,
-    /// Show it again whenever it changes, until Ctrl-C.
+    /// Show it again whenever something in it changes, until Ctrl-C.
     #[arg(long, env = "RALLYPOINT_WATCH", value_parser = clap::builder::FalseyValueParser::new())]
     watch: bool,
     #[command(flatten)]
@@ -39,16 +42,17 @@ pub(crate) struct Status {
 
 /// End a run for all its nodes, for good.
 ///
-/// Its workers are stopped, and nodes that come later learn that it is over.
+/// All its nodes stop their workers and end with exit code 5. So do nodes that are started with this --rdzv-id in the
+/// next 10 minutes.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit codes: 0 closed, 1 there is no such run, 2 wrong usage, 4 no etcd at the endpoint, 5 closed already."
+    after_help = "Example: rallypoint close job42 --reason maintenance --endpoint etcd1:2379\n\nExit codes: 0 closed, 1 there is no such run, 2 wrong usage, 4 no etcd at the endpoint, 5 closed already."
 )]
 pub(crate) struct Close {
-    /// The run.
+    /// The run, by its --rdzv-id.
     #[arg(value_name = "RUN")]
     run: String,
-    /// Why; all nodes say so.
+    /// Why, in words: each of its nodes says it when it ends.
     #[arg(long, env = "RALLYPOINT_REASON", value_name = "TEXT")]
     reason: String,
     #[command(flatten)]
@@ -62,7 +66,9 @@ pub(crate) async fn status(options: &Status) -> Result<u8, Problem> {
     }
     let client = connect(&options.connection).await?;
     if !options.watch {
-        return show(&client, options, false).await;
+        let (text, _) = look(&client, options).await?;
+        print(&text, false);
+        return Ok(0);
     }
     let range =
         KeyRange::prefix(options.run.as_ref().map_or_else(|| DEFAULT_ROOT.to_owned(), |run| run_prefix(run)));
@@ -71,8 +77,14 @@ pub(crate) async fn status(options: &Status) -> Result<u8, Problem> {
     let mut interrupt =
         signal(SignalKind::interrupt()).map_err(|error| Problem::new(NODE, error.to_string()))?;
     let redraw = !options.json && std::io::stdout().is_terminal();
+    let mut before = None;
     loop {
-        show(&client, options, redraw).await?;
+        let (text, shown) = look(&client, options).await?;
+        // Nodes write other things, too, and time alone is no change.
+        if redraw || before.as_ref() != Some(&shown) {
+            print(&text, redraw);
+        }
+        before = Some(shown);
         let changed = async {
             changes.next().await.map_err(|error| failed(&error))?;
             tokio::time::sleep(PACE).await;
@@ -129,29 +141,38 @@ fn no_such_run(run: &str) -> Problem {
     )
 }
 
-async fn show(client: &Client, options: &Status, redraw: bool) -> Result<u8, Problem> {
+/// What is to be shown, and the same without what changes as time passes.
+async fn look(client: &Client, options: &Status) -> Result<(String, String), Problem> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let one = async |run: &str| native::status(client, run).await.map_err(|error| failed(&error));
-    let text = if let Some(run) = &options.run {
-        match one(run).await? {
-            Some(status) if options.json => json(&status, options.watch)?,
-            Some(status) => describe(&status, now),
+    if let Some(run) = &options.run {
+        let Some(mut status) = one(run).await? else {
             // One that is watched may yet come.
-            None if options.watch => format!("run {run}: not there\n"),
-            None => return Err(no_such_run(run)),
-        }
-    } else {
-        let mut all = Vec::new();
-        for run in native::runs(client).await.map_err(|error| failed(&error))? {
-            all.extend(one(&run).await?);
-        }
-        if options.json { json(&all, options.watch)? } else { list(&all) }
-    };
+            let text = format!("run {}: not there\n", plain(run));
+            return if options.watch { Ok((text.clone(), text)) } else { Err(no_such_run(run)) };
+        };
+        let text = if options.json { json(&status, options.watch)? } else { describe(&status, now) };
+        status.nodes.iter_mut().for_each(|node| node.lease_left = None);
+        return Ok((text, json(&status, true)?));
+    }
+    let mut all = Vec::new();
+    for run in native::runs(client).await.map_err(|error| failed(&error))? {
+        all.extend(one(&run).await?);
+    }
+    if !options.json {
+        let text = list(&all);
+        return Ok((text.clone(), text));
+    }
+    let text = json(&all, options.watch)?;
+    all.iter_mut().flat_map(|status| &mut status.nodes).for_each(|node| node.lease_left = None);
+    Ok((text, json(&all, true)?))
+}
+
+fn print(text: &str, redraw: bool) {
     let clear = if redraw { "\x1b[2J\x1b[H" } else { "" };
     let mut out = std::io::stdout().lock();
     // Nobody reads any more, which is no fault of the run.
     let _ = write!(out, "{clear}{text}").and_then(|()| out.flush());
-    Ok(0)
 }
 
 fn json(value: &impl serde::Serialize, one_line: bool) -> Result<String, Problem> {

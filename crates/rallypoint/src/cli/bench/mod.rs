@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use etcd_client::{Client as RawClient, PutOptions};
 use futures::stream::{StreamExt as _, TryStreamExt as _};
+use rallypoint_core::text::count;
 use rallypoint_etcd::v3::Client;
 use rallypoint_rendezvous::native::{NativeHandler, NativeSettings};
 use rallypoint_rendezvous::{RendezvousError, RendezvousHandler as _};
@@ -100,7 +101,10 @@ async fn measure(options: &Rendezvous) -> Result<Measured, Problem> {
     let nodes = options.nodes as usize;
     let deaths = options.deaths.map_or(0, |deaths| deaths as usize);
     if deaths >= nodes {
-        return Err(Problem::usage(format!("of {nodes} nodes, {deaths} cannot die: one must be left")));
+        return Err(Problem::usage(format!(
+            "of {}, {deaths} cannot die: one must be left",
+            count(nodes, "node")
+        )));
     }
     let run = format!("bench-{}-{}", std::process::id(), fastrand::u32(..));
     let mut etcd = options.connection.settings()?;

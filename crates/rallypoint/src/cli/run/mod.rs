@@ -460,14 +460,10 @@ fn report(
     match outcome {
         Outcome::Succeeded(success) => {
             let (workers, nodes) = (success.workers, success.nodes);
-            info!(
-                run = run_id,
-                workers,
-                nodes,
-                restarts = success.restarts,
-                logs = kept,
-                "all workers have finished"
-            );
+            let restarts = success.restarts;
+            // Of other nodes nobody has said it.
+            let whose = if success.without_word && nodes > 1 { "this node's" } else { "all" };
+            info!(run = run_id, workers, nodes, restarts, logs = kept, "{whose} workers have finished");
             Ok(0)
         }
         Outcome::Failed(report) | Outcome::Left(report) => {

@@ -43,7 +43,9 @@ pub(crate) fn listen(
                 debug!("{name} is the worker's on the terminal");
             } else if asks {
                 if stopper.ask(number) {
-                    info!("{name}: ending in good order; once more to end at once");
+                    // A terminal that is closed tells of it more than once.
+                    let again = if number == Signal::HUP { "SIGTERM" } else { "once more" };
+                    info!("{name}: ending in good order; {again} to end at once");
                 } else if interactive && terminals(number) {
                     // The command does not count those of a terminal that a worker has.
                     stopper.hurry();
