@@ -9,6 +9,7 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 
 use launcher::{Launcher, RALLYPOINT, signal, wait_for_any, wait_until};
+use rallypoint_testkit::{Etcd, Version};
 
 /// A server of a process of its own, which can be stopped.
 struct Server {
@@ -237,4 +238,30 @@ fn a_static_command_is_answered_in_its_own_flags() {
     }
     let ended = run(&["--node-rank", "0", "--master-addr", "127.0.0.1:7000"]).expect(2);
     assert!(!ended.text().contains("--rdzv"), "{}", ended.text());
+}
+
+#[test]
+fn what_is_watched_is_shown_again_only_when_it_has_changed() {
+    let etcd = Etcd::start(Version::V35);
+    let endpoint = etcd.endpoint();
+    let args = ["--nnodes", "1:2", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint, "--rdzv-conf", QUICK];
+    let mut node = Launcher::start(&[&args[..], &["--", "sh", "-c", "echo at work; sleep 600"]].concat());
+    node.wait_for("at work");
+    let mut command = Command::new(RALLYPOINT);
+    command.args(["status", "job", "--watch", "--endpoint", &endpoint]);
+    let mut watch = Launcher::spawn(command);
+    watch.wait_for("state    running");
+    // It is among the run's keys, and nothing that is shown.
+    for number in 0..20 {
+        let _ = etcd.etcdctl(&["put", "rallypoint/job/store/some", &number.to_string()]);
+    }
+    let mut close = Command::new(RALLYPOINT);
+    close.args(["close", "job", "--reason", "enough", "--endpoint", &endpoint]);
+    assert!(close.output().unwrap().status.success());
+    watch.wait_for("state    closed: enough");
+    node.ended().expect(5);
+    watch.wait_for("no nodes are there");
+    watch.signal("INT");
+    let ended = watch.ended().expect(0);
+    assert_eq!(ended.with("state    running").len(), 1, "{}", ended.text());
 }
