@@ -253,21 +253,26 @@ impl Round<'_> {
         let (done, silent) = (finished(store, nodes, timeout), silent_for(agent.handler(), timeout));
         let told = board.told();
         tokio::pin!(done, silent, told);
+        let began = Instant::now();
+        // Once this node cannot tell its end: until then a change of the group may say why.
+        let mut gives_up: Option<Instant> = None;
         while *self.decision.stage() == Stage::Finishing {
             let event = tokio::select! {
                 biased;
-                done = &mut done => match done {
+                done = &mut done, if gives_up.is_none() => match done {
                     Ok(()) => Event::AllSucceeded,
                     Err(error) => {
                         debug!(%error, "the end cannot be told");
-                        let change = if error.is_silence() { None } else { self.loss().await };
-                        match change {
-                            Some(change) => Event::Changed(change),
-                            None => self.no_word(fence, stop).await,
-                        }
+                        let since = agent.handler().contact().map_or(began, |contact| contact.at.max(began));
+                        let told = if error.is_silence() { Duration::ZERO } else { LOSS_IS_TOLD };
+                        gives_up = Some((since + bounded(timeout)).max(Instant::now() + told));
+                        continue;
                     }
                 },
                 () = &mut silent => self.no_word(fence, stop).await,
+                () = tokio::time::sleep_until(gives_up.unwrap_or(began)), if gives_up.is_some() => {
+                    self.no_word(fence, stop).await
+                }
                 signal = stop.asked() => Event::Asked(signal),
                 notice = &mut told => Event::Told(notice),
                 change = self.change() => match change {
