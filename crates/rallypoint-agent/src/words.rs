@@ -15,7 +15,7 @@ pub(crate) fn change(change: &GroupChange) -> String {
         GroupChange::Waiting { count: 1 } => "1 more node waits to get in".to_owned(),
         GroupChange::Waiting { count } => format!("{count} more nodes wait to get in"),
         GroupChange::Died { node, rank } => format!("{} died", who(node, *rank)),
-        GroupChange::Left { node, rank } => format!("{} left or meets again", who(node, *rank)),
+        GroupChange::Left { node, rank } => format!("{} left or asks for a new round", who(node, *rank)),
         GroupChange::Closed { reason } => format!("the run is closed: {reason}"),
         GroupChange::Excluded => "this node lost its place".to_owned(),
         GroupChange::Replaced { by } => format!("another process, at {by}, has this node's name now"),
@@ -57,6 +57,19 @@ pub(crate) fn came_back(max: u32, seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::notice::Restarts;
+
+    #[test]
+    fn who_hears_of_a_failure_is_told_whether_it_goes_on() {
+        let told = |left, leaves| {
+            let restarts = Some(Restarts { left, max: 2, leaves });
+            after(&Notice { restarts, ..Notice::leaves(1, "host1") })
+        };
+        assert_eq!(told(1, false), "meeting again");
+        assert_eq!(told(0, false), "node 1 has no restarts left (--max-restarts 2): the run ends");
+        assert!(told(0, true).ends_with("leaves if the others can go on without it; meeting again"));
+        assert_eq!(after(&Notice::leaves(1, "host1")), "meeting again");
+    }
 
     #[test]
     fn one_is_one_and_two_are_two() {
