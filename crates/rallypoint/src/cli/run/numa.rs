@@ -279,7 +279,7 @@ mod tests {
             "the first gets what is left over"
         );
         assert_eq!(bound(Mode::CoreComplex, 2, &GPUS, "5-7").unwrap(), ["6-7", "5"], "the largest first");
-        assert!(bound(Mode::Exclusive, 2, &GPUS, "4").unwrap_err().contains("1 cores for 2 workers"));
+        assert!(bound(Mode::Exclusive, 2, &GPUS, "4").unwrap_err().contains("1 core for 2 workers"));
         assert!(bound(Mode::Node, 1, &GPUS, "0-3").unwrap_err().contains("NUMA node 1"));
         assert!(bound(Mode::Node, 4, &GPUS, "0-31").unwrap_err().contains("4 workers and 3 GPUs"));
         assert!(bound(Mode::Node, 1, &["0000:99:00.0"], "0-31").unwrap_err().contains("0000:99:00.0"));
