@@ -66,7 +66,7 @@ pub(crate) fn etcd(py: Python<'_>, error: &EtcdError) -> PyErr {
 pub(crate) fn rendezvous(py: Python<'_>, error: &RendezvousError) -> PyErr {
     let name = match error {
         RendezvousError::Closed { .. } => "RendezvousClosedError",
-        RendezvousError::Timeout { .. } => "RendezvousTimeoutError",
+        RendezvousError::NotMet { .. } | RendezvousError::Timeout { .. } => "RendezvousTimeoutError",
         RendezvousError::Connection { source, .. } => {
             let made = exception(py, "RendezvousConnectionError", error);
             made.set_cause(py, Some(PyConnectionError::new_err(text(&**source))));

@@ -1,111 +1,34 @@
 //! The loop: meet, start the workers, watch them and the group, and meet again.
 
-use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rallypoint_rendezvous::{FINISHED, GroupChange, Rendezvous, RendezvousError, RendezvousHandler};
+use rallypoint_core::text::are;
+use rallypoint_rendezvous::{FINISHED, Rendezvous, RendezvousError, RendezvousHandler};
 use rustix::process::Signal;
 use thiserror::Error;
 use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
 use crate::budget::Budget;
-use crate::decision::{Cause, Verdict, WhenExhausted};
-use crate::environment::{DEFAULT_SIGNALS, NoGpu};
+use crate::decision::{Cause, Verdict};
+use crate::environment::NoGpu;
 use crate::events::{Events, WorkerEvent};
 use crate::failure::{Failure, FailureReport};
 use crate::fence::{Fence, Limits, Witness};
-use crate::group::Interactive;
 use crate::logs::{LogError, Logs};
 use crate::notice::Notice;
 use crate::output::Console;
-use crate::prefix::Prefix;
 use crate::ranks::RankError;
 use crate::round;
+use crate::spec::WorkerSpec;
 use crate::stop::StopListener;
+use crate::words;
 use crate::workers::Workers;
 
-/// How long workers have between SIGTERM and SIGKILL: less than the default last call, so that a node that must kill its
-/// workers is back in time for the round, and less than Kubernetes' grace.
-pub const DEFAULT_GRACE: Duration = Duration::from_secs(25);
-/// How long an etcd that does not answer keeps a node that has finished.
-pub const DEFAULT_EXIT_BARRIER_TIMEOUT: Duration = Duration::from_secs(60);
-/// How many nodes may leave a run because their restarts are used up, where they may at all.
-pub const DEFAULT_MAX_DEPARTURES: u32 = 1;
 /// For telling the others that this node leaves, when nothing depends on it any more.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// What to run on this node, and how.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct WorkerSpec {
-    /// The program.
-    pub program: OsString,
-    /// Its arguments; `${local_rank}` in them is replaced.
-    pub args: Vec<OsString>,
-    /// The role of this node's workers.
-    pub role: String,
-    /// The number of workers on this node.
-    pub local_world_size: usize,
-    /// How often the workers may be started again after a failure.
-    pub max_restarts: u32,
-    /// When workers have run for so long without a failure of theirs, all restarts are there again; none: never.
-    pub restarts_return_after: Option<Duration>,
-    /// What happens when there is none left.
-    pub when_exhausted: WhenExhausted,
-    /// With [`WhenExhausted::Leave`], how many nodes of the run may leave so. The next one closes it.
-    pub max_departures: u32,
-    /// For how long neither etcd nor another node may have said that the round stands before the workers are stopped.
-    /// None: for [the time in which a death is noticed](RendezvousHandler::time_to_notice). Zero: for ever.
-    pub fence_timeout: Option<Duration>,
-    /// For how long etcd may be away for all members of the round before the workers are stopped. None: for ever.
-    pub max_etcd_outage: Option<Duration>,
-    /// From SIGTERM to SIGKILL.
-    pub grace: Duration,
-    /// When the workers have finished, how long an etcd that does not answer is waited for before that is a success.
-    pub exit_barrier_timeout: Duration,
-    /// The signals that workers are told about; see [`DEFAULT_SIGNALS`](crate::DEFAULT_SIGNALS).
-    pub signals: String,
-    /// Each worker sees one GPU, as the first.
-    pub virtual_local_rank: bool,
-    /// Set for workers beside what torchrun sets.
-    pub environment: Vec<(&'static str, OsString)>,
-    /// What stands before each of their lines.
-    pub prefix: Prefix,
-    /// The CPUs that each may run on, by local rank; all that this process may, where there are none.
-    pub cpus: Vec<BTreeSet<usize>>,
-    /// The worker that has the terminal, for a debugger.
-    pub interactive: Option<Interactive>,
-}
-
-impl WorkerSpec {
-    /// So many workers of a program, with torchrun's defaults.
-    #[must_use]
-    pub fn new(program: impl Into<OsString>, local_world_size: usize) -> Self {
-        WorkerSpec {
-            program: program.into(),
-            args: Vec::new(),
-            role: "default".to_owned(),
-            local_world_size,
-            max_restarts: 0,
-            restarts_return_after: None,
-            when_exhausted: WhenExhausted::Close,
-            max_departures: DEFAULT_MAX_DEPARTURES,
-            fence_timeout: None,
-            max_etcd_outage: None,
-            grace: DEFAULT_GRACE,
-            exit_barrier_timeout: DEFAULT_EXIT_BARRIER_TIMEOUT,
-            signals: DEFAULT_SIGNALS.to_owned(),
-            virtual_local_rank: false,
-            environment: Vec::new(),
-            prefix: Prefix::default(),
-            cpus: Vec::new(),
-            interactive: None,
-        }
-    }
-}
 
 /// How a run ended on this node.
 #[derive(Debug)]
@@ -139,6 +62,8 @@ pub struct Success {
     pub restarts: u32,
     /// The number of rounds this node was in.
     pub rounds: u32,
+    /// etcd did not say whether the other nodes have finished.
+    pub without_word: bool,
 }
 
 /// What the agent is doing.
@@ -150,8 +75,11 @@ pub enum Phase {
     Starting,
     /// Workers run.
     Running,
-    /// Its workers have finished; those of others have not.
-    Finishing,
+    /// Its workers have finished; those of others may not have.
+    Finishing {
+        /// The nodes of the round.
+        nodes: usize,
+    },
     /// It is done.
     Ended,
 }
@@ -163,6 +91,21 @@ pub enum AgentError {
     /// The nodes could not meet.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
+    /// They had met, and too few came back.
+    #[error("run {run_id:?}: {why}, and too few nodes are here to go on: {}, and {} after {} s",
+        are(*needed, "node", "needed"), are(*here, "node", "here"), after.as_secs_f64())]
+    NotAgain {
+        /// The run.
+        run_id: String,
+        /// Why they had to meet again.
+        why: String,
+        /// The least nodes of a round.
+        needed: usize,
+        /// Those that are there.
+        here: usize,
+        /// How long this node waited.
+        after: Duration,
+    },
     /// The ranks of the workers could not be agreed upon.
     #[error("the ranks of the workers could not be agreed upon")]
     Ranks(#[from] RankError),
@@ -280,6 +223,8 @@ impl Agent {
         let ended = self.rounds(&mut stop).await;
         self.phase.send_replace(Phase::Ended);
         match &ended {
+            // An etcd that does not answer cannot be told either. What this node has there ends with its lease.
+            Ok(Outcome::Succeeded(success)) if success.without_word => {}
             Ok(Outcome::Succeeded(_)) => self.part(self.handler.shutdown(FINISHED), &mut stop).await,
             Ok(Outcome::Failed(report)) => {
                 self.part(self.handler.shutdown(&report.in_short()), &mut stop).await;
@@ -335,6 +280,11 @@ impl Agent {
         self.restarts
     }
 
+    /// When restarts that were used are there again, if the workers of this round run for so long.
+    pub(crate) fn restarts_return_in(&self) -> Option<Duration> {
+        self.budget.returns_in()
+    }
+
     /// Once the workers of this round have run for so long.
     pub(crate) fn restarts_left_after(&self, ran: Duration) -> u32 {
         self.budget.left_after(ran)
@@ -376,6 +326,8 @@ impl Agent {
     async fn rounds(&mut self, stop: &mut StopListener) -> Result<Outcome, AgentError> {
         // What failed first in the last round, for when somebody closes the run because of it.
         let mut cause = None;
+        // Why that round is over.
+        let mut why = None;
         loop {
             self.phase.send_replace(Phase::Meeting);
             let progress = self.handler.progress();
@@ -393,6 +345,12 @@ impl Agent {
                 {
                     return Ok(Outcome::NotNeeded);
                 }
+                Err(RendezvousError::NotMet { run_id, needed, here, after }) if here < needed => {
+                    return Err(match why {
+                        Some(why) => AgentError::NotAgain { run_id, why, needed, here, after },
+                        None => RendezvousError::NotMet { run_id, needed, here, after }.into(),
+                    });
+                }
                 met => met?,
             };
             self.rounds += 1;
@@ -400,28 +358,29 @@ impl Agent {
             let fence = self.fence(&met).await?;
             let over = round::run(self, met, fence, stop).await?;
             match over.verdict {
-                Verdict::Succeed => {
+                Verdict::Succeed { without_word } => {
                     let (restarts, rounds) = (self.restarts, self.rounds);
                     let (workers, nodes) = (over.workers, over.nodes);
-                    return Ok(Outcome::Succeeded(Success { workers, nodes, restarts, rounds }));
+                    let success = Success { workers, nodes, restarts, rounds, without_word };
+                    return Ok(Outcome::Succeeded(success));
                 }
-                Verdict::Regroup { cost, cause: why } => {
+                Verdict::Regroup { cost, cause: regroup } => {
                     self.budget.charge(over.ran, cost);
                     self.restarts += cost;
-                    cause = self.regroups(why, over.failures);
+                    let (words, report) = self.regroups(regroup, over.failures);
+                    (why, cause) = (Some(words), report);
                 }
                 Verdict::Close => {
                     if let Some(report) = self.report(None, over.failures) {
-                        return Ok(Outcome::Failed(Box::new(report)));
+                        return Ok(Outcome::Failed(Box::new(report.used_up(Some(self.spec.max_restarts)))));
                     }
                 }
                 Verdict::Leave => {
                     if let Some(report) = self.report(None, over.failures) {
-                        return Ok(Outcome::Left(Box::new(report)));
+                        return Ok(Outcome::Left(Box::new(report.used_up(Some(self.spec.max_restarts)))));
                     }
                 }
                 Verdict::Closed { reason, first } => {
-                    let first = first.and_then(Notice::failure);
                     return Ok(self.closed(reason, self.report(first, over.failures)));
                 }
                 Verdict::Stop(signal) => return Ok(Outcome::Stopped(signal)),
@@ -429,45 +388,48 @@ impl Agent {
         }
     }
 
-    /// Says why the nodes meet again; the report of the failure that is the cause, if it is one.
-    fn regroups(&self, why: Cause, failures: Vec<Failure>) -> Option<FailureReport> {
-        let followed = |why: &str| {
-            for failure in &failures {
-                info!("{}, which followed from that: {why}", failure.in_short());
-            }
-        };
-        match why {
+    /// Says why the nodes meet again; that, and the report of the failure that is the cause, if it is one.
+    fn regroups(&self, why: Cause, failures: Vec<Failure>) -> (String, Option<FailureReport>) {
+        let words = match &why {
             Cause::Own => {
-                let report = self.report(None, failures)?;
-                let left = self.budget.left();
-                warn!(restarts = self.restarts, left, "{}; starting again", report.in_short());
-                Some(report)
+                let first = failures.iter().min_by_key(|failure| failure.moment());
+                let words = first.map(Failure::in_short).unwrap_or_default();
+                warn!(restarts = self.restarts, left = self.budget.left(), "{words}; starting again");
+                let report = self.report(None, failures);
+                return (words, report);
             }
             Cause::Other(notice) => {
                 let words = notice.in_short();
-                info!("{words}; meeting again");
-                followed(&words);
-                self.report(notice.failure(), failures)
+                info!("{words}; {}", words::after(notice));
+                words
             }
             Cause::Group(change) => {
-                let words = describe(&change);
+                let words = words::change(change);
                 info!("{words}; meeting again");
-                followed(&words);
-                None
+                words
             }
             Cause::CutOff(why) => {
-                let words = why.to_string();
-                info!("{words}; meeting again");
-                followed(&words);
-                None
+                // Why was said when the workers were stopped.
+                info!("the workers are stopped; this node meets the others again when etcd answers it");
+                why.to_string()
             }
+        };
+        for failure in &failures {
+            info!("{}, which followed from that", failure.in_short());
         }
+        let report = match why {
+            Cause::Other(notice) => self.report(Some(notice), failures),
+            _ => None,
+        };
+        (words, report)
     }
 
-    /// What failed first, on this node unless told otherwise, and what followed here.
-    fn report(&self, first: Option<Failure>, ours: Vec<Failure>) -> Option<FailureReport> {
-        let first = first.or_else(|| ours.iter().min_by_key(|failure| failure.moment()).cloned())?;
-        Some(FailureReport::new(self.handler.run_id(), self.restarts, first, ours))
+    /// What failed first, on this node unless another told of it, and what followed here.
+    fn report(&self, told: Option<Notice>, ours: Vec<Failure>) -> Option<FailureReport> {
+        let used_up = told.as_ref().and_then(Notice::used_up);
+        let own = || ours.iter().min_by_key(|failure| failure.moment()).cloned();
+        let first = told.and_then(Notice::failure).or_else(own)?;
+        Some(FailureReport::new(self.handler.run_id(), self.restarts, first, ours).used_up(used_up))
     }
 
     /// The run was closed, because of that failure or for another reason.
@@ -476,23 +438,5 @@ impl Agent {
             Some(report) => Outcome::Failed(Box::new(report)),
             None => Outcome::Closed { reason },
         }
-    }
-}
-
-fn describe(change: &GroupChange) -> String {
-    let who = |node: &str, rank: Option<usize>| match rank {
-        Some(rank) => format!("node {rank} ({node})"),
-        None => format!("node {node}"),
-    };
-    match change {
-        GroupChange::Waiting { count } => format!("{count} more nodes wait to get in"),
-        GroupChange::Died { node, rank } => format!("{} died", who(node, *rank)),
-        GroupChange::Left { node, rank } => format!("{} left or meets again", who(node, *rank)),
-        GroupChange::Closed { reason } => format!("the run is closed: {reason}"),
-        GroupChange::Excluded => "this node lost its place".to_owned(),
-        GroupChange::Replaced { by } => format!("another process, at {by}, has this node's name now"),
-        GroupChange::StateLost => "etcd has lost what it had of this round".to_owned(),
-        GroupChange::Corrupt { problem } => format!("the run's record cannot be read ({problem})"),
-        other => format!("{other:?}"),
     }
 }

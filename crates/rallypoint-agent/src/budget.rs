@@ -25,6 +25,11 @@ impl Budget {
         if returned { self.max } else { self.max.saturating_sub(self.used) }
     }
 
+    /// How much longer workers have to run until those that were used come back.
+    pub(crate) fn returns_in(&self) -> Option<Duration> {
+        self.returns_after.filter(|_| self.used > 0).map(|after| after.saturating_sub(self.worked))
+    }
+
     pub(crate) fn left(&self) -> u32 {
         self.left_after(Duration::ZERO)
     }
@@ -60,11 +65,14 @@ mod tests {
     #[test]
     fn by_option_restarts_come_back_after_work_without_a_failure() {
         let mut budget = Budget::new(2, Some(s(60)));
+        assert_eq!(budget.returns_in(), None, "none was used");
         budget.charge(s(1), 1);
         budget.charge(s(1), 1);
+        assert_eq!(budget.returns_in(), Some(s(60)));
         assert_eq!((budget.left(), budget.left_after(s(59)), budget.left_after(s(60))), (0, 0, 2));
         // A round that another node ended counts, though not as a whole.
         budget.charge(s(40), 0);
+        assert_eq!(budget.returns_in(), Some(s(20)));
         assert_eq!((budget.left_after(s(19)), budget.left_after(s(20))), (0, 2));
         budget.charge(s(30), 1);
         assert_eq!(budget.left(), 1, "all came back, and one was used");

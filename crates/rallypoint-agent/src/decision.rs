@@ -94,7 +94,10 @@ pub(crate) enum Stage {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Verdict {
     /// The run has succeeded.
-    Succeed,
+    Succeed {
+        /// As far as this node knows: nobody says whether the others have finished.
+        without_word: bool,
+    },
     /// The nodes meet again.
     Regroup {
         /// What that costs this node of its restarts.
@@ -142,8 +145,8 @@ impl Decision {
         Decision { rules, stage: Stage::Working }
     }
 
-    pub(crate) fn node(&self) -> usize {
-        self.rules.node
+    pub(crate) fn rules(&self) -> Rules {
+        self.rules
     }
 
     pub(crate) fn stage(&self) -> &Stage {
@@ -174,7 +177,9 @@ impl Decision {
 
             (Stage::Working, Event::Succeeded) => Stage::Finishing,
             // Whoever is done has done its part, though nobody can be asked about the others.
-            (Stage::Finishing, Event::AllSucceeded | Event::NoWord) => Stage::Over(Verdict::Succeed),
+            (Stage::Finishing, event @ (Event::AllSucceeded | Event::NoWord)) => {
+                Stage::Over(Verdict::Succeed { without_word: event == Event::NoWord })
+            }
 
             // Whatever failed here, others may have met again before.
             (Stage::Working | Stage::Settling { .. } | Stage::Exhausted, Event::CutOff(why)) => {
@@ -236,6 +241,7 @@ mod tests {
 
     use super::*;
     use crate::failure::{Exit, Failure};
+    use crate::notice::Restarts;
 
     const OURS: usize = 1;
     const THEIRS: usize = 2;
@@ -253,7 +259,7 @@ mod tests {
             log: None,
             hint: None,
         };
-        Notice::failed(node, failure)
+        Notice::failed(node, failure, Restarts { left: 1, max: 1, leaves: false })
     }
 
     fn leaves() -> Notice {
@@ -298,8 +304,9 @@ mod tests {
     #[test]
     fn work_that_is_done_succeeds_when_all_have_done_theirs_or_nobody_can_be_asked() {
         assert_eq!(after(0, [Event::Succeeded]), Stage::Finishing);
-        assert_eq!(over(0, [Event::Succeeded, Event::AllSucceeded]), Verdict::Succeed);
-        assert_eq!(over(0, [Event::Succeeded, Event::NoWord]), Verdict::Succeed);
+        for (event, without_word) in [(Event::AllSucceeded, false), (Event::NoWord, true)] {
+            assert_eq!(over(0, [Event::Succeeded, event]), Verdict::Succeed { without_word });
+        }
         assert_eq!(
             over(0, [Event::Succeeded, Event::Changed(died())]),
             free(Cause::Group(died())),

@@ -177,6 +177,8 @@ pub struct FailureReport {
     pub run_id: String,
     /// How often this node's workers had been started again.
     pub restarts: u32,
+    /// The `--max-restarts` of the node whose worker failed first, if it has none left.
+    pub used_up: Option<u32>,
     /// The failure that came first, wherever that was.
     pub first: Failure,
     /// What failed after it on this node.
@@ -190,7 +192,13 @@ impl FailureReport {
         // What stands here says more than what was told of it.
         let own = ours.iter().position(|failure| failure.rank == first.rank);
         let first = own.map_or(first, |at| ours.remove(at));
-        FailureReport { run_id: run_id.to_owned(), restarts, first, followed: ours }
+        FailureReport { run_id: run_id.to_owned(), restarts, used_up: None, first, followed: ours }
+    }
+
+    /// The node whose worker failed first had so many restarts, and none is left.
+    pub(crate) fn used_up(mut self, max_restarts: Option<u32>) -> Self {
+        self.used_up = max_restarts;
+        self
     }
 
     /// The failure that came first, in a few words.
@@ -211,6 +219,9 @@ impl fmt::Display for FailureReport {
         writeln!(f, "  ended with  {}", first.exit)?;
         if let Some(hint) = &first.hint {
             writeln!(f, "  hint        {hint}")?;
+        }
+        if let Some(max) = self.used_up {
+            writeln!(f, "  restarts    none left on its node (--max-restarts {max})")?;
         }
         if let Some(error) = &first.error {
             writeln!(f, "  error       {}", first_line(&error.message))?;
@@ -273,12 +284,13 @@ mod tests {
         });
         slow.stderr = vec!["last words".into()];
         let ours = vec![failure(0, 200, Exit::Signal(9)), slow.clone()];
-        let report = FailureReport::new("job", 0, slow, ours);
+        let report = FailureReport::new("job", 0, slow, ours).used_up(Some(2));
         let text = report.to_string();
         for part in [
             "rank 3 failed first",
             "1970-01-01T00:00:00.100Z",
             "exit code 1",
+            "none left on its node (--max-restarts 2)",
             "ValueError: no data",
             "e.json",
             "    line 1",

@@ -25,7 +25,7 @@
 //! - [`Agent`]: the loop. It is told to end through a [`Stopper`] and returns an [`Outcome`].
 //! - `decision`: what to do when something happens, and what it costs. `round`: what happens in one round, and how that
 //!   is done. `notice`: how nodes tell each other of failures. `fence`: how a node that is cut off from etcd learns
-//!   that its round is over. `budget`: the restarts that are left.
+//!   that its round is over. `budget`: the restarts that are left. `words`: what is said of it.
 //! - `group`: the workers of one round, started and stopped together; each is a process group of its own.
 //! - [`Workers`]: those that run, for who passes signals on.
 //! - `output`, [`Logs`]: where their lines go. [`Console`] is the terminal, as the program above has it.
@@ -53,16 +53,15 @@ mod prefix;
 mod ranks;
 mod round;
 mod signals;
+mod spec;
 mod stop;
 mod streams;
 mod time;
+mod words;
 mod workers;
 
 pub use affinity::allowed_cpus;
-pub use agent::{
-    Agent, AgentError, DEFAULT_EXIT_BARRIER_TIMEOUT, DEFAULT_GRACE, DEFAULT_MAX_DEPARTURES, Outcome, Phase,
-    Success, WorkerSpec,
-};
+pub use agent::{Agent, AgentError, Outcome, Phase, Success};
 pub use decision::WhenExhausted;
 pub use environment::{Common, DEFAULT_SIGNALS, NoGpu, Place, environment};
 pub use events::{Events, WorkerEvent, WorkerState};
@@ -78,6 +77,7 @@ pub use ranks::{Assigned, IDENTICAL_VARIABLE, NodeWorkers, RankError, agree, ass
 /// What [`Stopper::ask`] takes, and [`Outcome::Stopped`] tells.
 pub use rustix::process::Signal;
 pub use signals::{AT_ONCE, KNOWN_SIGNALS, UnknownSignal, is_ignored, parse_signals};
+pub use spec::{DEFAULT_EXIT_BARRIER_TIMEOUT, DEFAULT_GRACE, DEFAULT_MAX_DEPARTURES, WorkerSpec};
 pub use stop::{Stop, StopListener, Stopper};
 pub use streams::{StreamChoice, StreamChoiceError, Streams};
 pub use workers::Workers;

@@ -30,6 +30,17 @@ pub(crate) struct Notice {
     /// When it happened, by the clock of that node.
     pub(crate) at: SystemTime,
     pub(crate) what: What,
+    /// The node's restarts, where one of its workers failed.
+    pub(crate) restarts: Option<Restarts>,
+}
+
+/// The restarts of a node at the moment of a failure, which is not counted yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Restarts {
+    pub(crate) left: u32,
+    pub(crate) max: u32,
+    /// Without restarts the node leaves, if it can be spared, rather than close the run.
+    pub(crate) leaves: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -48,6 +59,8 @@ struct Record {
     host: String,
     /// None: the node leaves.
     worker: Option<WorkerRecord>,
+    #[serde(default)]
+    restarts: Option<Restarts>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -66,18 +79,24 @@ struct WorkerRecord {
 }
 
 impl Notice {
-    pub(crate) fn failed(node: usize, failure: Failure) -> Self {
+    pub(crate) fn failed(node: usize, failure: Failure, restarts: Restarts) -> Self {
         let at = failure.moment().unwrap_or_else(SystemTime::now);
-        Notice { node, at, what: What::Failed(Box::new(failure)) }
+        Notice { node, at, what: What::Failed(Box::new(failure)), restarts: Some(restarts) }
     }
 
     /// This node was told to end.
     pub(crate) fn leaves(node: usize, host: &str) -> Self {
-        Notice { node, at: SystemTime::now(), what: What::Leaves { host: host.to_owned() } }
+        let what = What::Leaves { host: host.to_owned() };
+        Notice { node, at: SystemTime::now(), what, restarts: None }
     }
 
     pub(crate) fn is_leave(&self) -> bool {
         matches!(self.what, What::Leaves { .. })
+    }
+
+    /// How many restarts the node had, if none is left.
+    pub(crate) fn used_up(&self) -> Option<u32> {
+        self.restarts.filter(|restarts| restarts.left == 0).map(|restarts| restarts.max)
     }
 
     /// The failure that it tells of.
@@ -92,18 +111,18 @@ impl Notice {
             What::Leaves { host } => (host.clone(), None),
             What::Failed(failure) => (failure.host.clone(), Some(WorkerRecord::of(failure))),
         };
-        let record = Record { node: self.node, at_ms, host, worker };
+        let record = Record { node: self.node, at_ms, host, worker, restarts: self.restarts };
         serde_json::to_vec(&record).unwrap_or_default()
     }
 
     fn read(text: &[u8]) -> Option<Self> {
-        let Record { node, at_ms, host, worker } = serde_json::from_slice(text).ok()?;
+        let Record { node, at_ms, host, worker, restarts } = serde_json::from_slice(text).ok()?;
         let at = UNIX_EPOCH + Duration::from_millis(at_ms);
         let what = match worker {
             None => What::Leaves { host },
             Some(worker) => What::Failed(Box::new(worker.failure(host, at))),
         };
-        Some(Notice { node, at, what })
+        Some(Notice { node, at, what, restarts })
     }
 
     /// In a few words.
@@ -243,7 +262,7 @@ mod tests {
             log: None,
             hint: None,
         };
-        Notice::failed(node, failure)
+        Notice::failed(node, failure, Restarts { left: 0, max: 3, leaves: false })
     }
 
     #[tokio::test]

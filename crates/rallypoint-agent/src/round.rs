@@ -1,8 +1,11 @@
 //! One round on one node: from the moment the nodes have met until they meet again, or never.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rallypoint_core::text::count;
+use rallypoint_core::time::bounded;
 use rallypoint_rendezvous::{FINISHED, GroupChange, Rendezvous, RendezvousHandler};
 use rallypoint_store::{Store, StoreError};
 use rustix::process::Signal;
@@ -11,17 +14,18 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use crate::agent::{Agent, AgentError, Phase};
-use crate::decision::{Decision, Event, Rules, Stage, Verdict};
+use crate::decision::{Decision, Event, Rules, Stage, Verdict, WhenExhausted};
 use crate::descendants;
 use crate::environment::{Common, Place, environment};
 use crate::failure::Failure;
 use crate::fence::Fence;
 use crate::group::{Group, Start};
 use crate::guard::GUARD_VARIABLE;
-use crate::notice::{Board, Notice};
+use crate::notice::{Board, Notice, Restarts};
 use crate::patience;
 use crate::ranks::{IDENTICAL_VARIABLE, NodeWorkers, agree};
 use crate::stop::StopListener;
+use crate::words;
 
 /// Where the nodes of a round wait for each other's success, by torchrun's names: how many have come...
 const ARRIVED: &[u8] = b"torchelastic/agent/terminal_state/num_members";
@@ -213,7 +217,8 @@ impl Round<'_> {
         let mut child_ended = signal(SignalKind::child()).map_err(AgentError::Signals)?;
         let (known, board) = (group.pids(), self.board.clone());
         let told = board.told();
-        tokio::pin!(told);
+        let restarts_return = restarts_return(self.agent);
+        tokio::pin!(told, restarts_return);
         while *self.decision.stage() == Stage::Working {
             let event = tokio::select! {
                 biased;
@@ -221,20 +226,21 @@ impl Round<'_> {
                 finished = group.finished() => finished,
                 notice = &mut told => Event::Told(notice),
                 change = self.change() => Event::Changed(change),
-                why = fence.cut_off() => {
-                    // Said before they are, as that may take a while.
-                    warn!("{why}; stopping the workers");
-                    Event::CutOff(why)
-                }
+                why = fence.cut_off() => Event::CutOff(why),
+                never = &mut restarts_return => match never {},
                 _ = child_ended.recv(), if self.agent.adopts() => {
                     descendants::reap(&known);
                     continue;
                 }
             };
+            if let Event::CutOff(why) = event {
+                // Said before they are, as that may take a while.
+                warn!("{why}; stopping the workers");
+            }
             self.decision.handle(event);
         }
         if *self.decision.stage() == Stage::Finishing {
-            self.agent.enter(Phase::Finishing);
+            self.agent.enter(Phase::Finishing { nodes: self.nodes });
             self.finish(store, fence, stop).await;
         }
         Ok(())
@@ -242,26 +248,31 @@ impl Round<'_> {
 
     /// Waits until all nodes of the round have finished, so that nobody who still works misses anybody.
     async fn finish(&mut self, store: &dyn Store, fence: &Fence, stop: &mut StopListener) {
-        let (board, nodes) = (self.board.clone(), self.nodes);
-        let (done, told) = (finished(store, nodes, self.agent.spec().exit_barrier_timeout), board.told());
-        tokio::pin!(done, told);
+        let (board, nodes, agent) = (self.board.clone(), self.nodes, self.agent);
+        let timeout = agent.spec().exit_barrier_timeout;
+        let (done, silent) = (finished(store, nodes, timeout), silent_for(agent.handler(), timeout));
+        let told = board.told();
+        tokio::pin!(done, silent, told);
+        let began = Instant::now();
+        // Once this node cannot tell its end: until then a change of the group may say why.
+        let mut gives_up: Option<Instant> = None;
         while *self.decision.stage() == Stage::Finishing {
             let event = tokio::select! {
                 biased;
-                done = &mut done => match done {
+                done = &mut done, if gives_up.is_none() => match done {
                     Ok(()) => Event::AllSucceeded,
-                    Err(error) => match self.loss().await {
-                        Some(change) => Event::Changed(change),
-                        None => {
-                            warn!(%error, "the workers have finished, and etcd does not say whether those of others have");
-                            tokio::select! {
-                                () = fence.done() => {}
-                                _ = stop.asked() => {}
-                            }
-                            Event::NoWord
-                        }
-                    },
+                    Err(error) => {
+                        debug!(%error, "the end cannot be told");
+                        let since = agent.handler().contact().map_or(began, |contact| contact.at.max(began));
+                        let told = if error.is_silence() { Duration::ZERO } else { LOSS_IS_TOLD };
+                        gives_up = Some((since + bounded(timeout)).max(Instant::now() + told));
+                        continue;
+                    }
                 },
+                () = &mut silent => self.no_word(fence, stop).await,
+                () = tokio::time::sleep_until(gives_up.unwrap_or(began)), if gives_up.is_some() => {
+                    self.no_word(fence, stop).await
+                }
                 signal = stop.asked() => Event::Asked(signal),
                 notice = &mut told => Event::Told(notice),
                 change = self.change() => match change {
@@ -279,9 +290,34 @@ impl Round<'_> {
         }
     }
 
+    /// Nobody says whether the other nodes have finished. Those who can be reached are told that this one has.
+    async fn no_word(&self, fence: &Fence, stop: &mut StopListener) -> Event {
+        let seconds = self.agent.spec().exit_barrier_timeout.as_secs_f64();
+        if self.nodes == 1 {
+            warn!(
+                "the workers have finished; etcd has not answered for {seconds} s, and is not waited for any longer (--exit-barrier-timeout)"
+            );
+        } else {
+            warn!(
+                "this node's workers have finished; for {seconds} s etcd has not said whether those of other nodes have, and is not waited for any longer (--exit-barrier-timeout)"
+            );
+        }
+        tokio::select! {
+            () = fence.done() => {}
+            _ = stop.asked() => {}
+        }
+        Event::NoWord
+    }
+
     /// Finds out, with the other nodes, what came first; `own` did here.
     async fn settle(&mut self, own: Option<Failure>, fence: &mut Fence, stop: &mut StopListener) -> Verdict {
-        let (board, node) = (self.board.clone(), self.decision.node());
+        let (board, rules) = (self.board.clone(), self.decision.rules());
+        let node = rules.node;
+        let restarts = Restarts {
+            left: rules.restarts_left,
+            max: self.agent.spec().max_restarts,
+            leaves: rules.when_exhausted == WhenExhausted::Leave,
+        };
         if let Some(Verdict::Stop(_)) = self.decision.verdict() {
             let notice = Notice::leaves(node, self.agent.host());
             let told = tokio::time::timeout(LOSS_IS_TOLD, board.tell(&notice)).await;
@@ -289,7 +325,7 @@ impl Round<'_> {
         }
         let telling = async {
             if let Some(own) = own
-                && let Err(error) = board.tell(&Notice::failed(node, own)).await
+                && let Err(error) = board.tell(&Notice::failed(node, own, restarts)).await
             {
                 warn!(%error, "the other nodes cannot be told of the failure");
             }
@@ -318,7 +354,10 @@ impl Round<'_> {
             let event = tokio::select! {
                 biased;
                 signal = stop.asked() => Event::Asked(signal),
-                why = fence.cut_off() => Event::CutOff(why),
+                why = fence.cut_off() => {
+                    warn!("{why}");
+                    Event::CutOff(why)
+                }
                 notice = &mut telling, if !all_answered => {
                     all_answered = true;
                     self.decision.handle(Event::Told(notice));
@@ -370,12 +409,12 @@ impl Round<'_> {
         let spares = self.handler().spares().await.map_err(|error| words(&error))?;
         let remain = self.nodes - 1 + spares;
         if remain < min_nodes {
-            return Err(format!("the group needs {min_nodes} nodes, and would have {remain}"));
+            return Err(format!("the group needs {}, and would have {remain}", count(min_nodes, "node")));
         }
         let departures = run_store.add(DEPARTURES, 1).await.map_err(|error| words(&error))?;
         let most = self.agent.spec().max_departures;
         if departures > i64::from(most) {
-            return Err(format!("{most} may leave a run, and as many have"));
+            return Err(format!("{} may leave a run, and as many have", count(most as usize, "node")));
         }
         Ok(())
     }
@@ -385,10 +424,35 @@ impl Round<'_> {
 async fn finished(store: &dyn Store, nodes: usize, timeout: Duration) -> Result<(), StoreError> {
     let writes = store.clone_store();
     writes.set_timeout(timeout);
-    let deadline = Instant::now() + timeout;
+    let deadline = Instant::now() + bounded(timeout);
     let arrived = patience::until(deadline, async || writes.add(ARRIVED, 1).await).await?;
     if usize::try_from(arrived).is_ok_and(|arrived| arrived >= nodes) {
         patience::until(deadline, async || writes.set(PASSED, b"1").await).await?;
     }
     patience::until(deadline, async || patience::wait(store, PASSED).await).await
+}
+
+/// Waits until etcd has not answered for so long, counted from now at the earliest. Never where that is not known.
+async fn silent_for(handler: &dyn RendezvousHandler, time: Duration) {
+    let mut since = Instant::now();
+    loop {
+        let Some(contact) = handler.contact() else { return std::future::pending().await };
+        since = since.max(contact.at);
+        // It answers only now and then: a short time without a word is no silence.
+        let at = contact.silent_at().max(since + bounded(time));
+        if at <= Instant::now() {
+            return;
+        }
+        tokio::time::sleep_until(at).await;
+    }
+}
+
+/// Says that restarts are there again, at the moment when they are.
+async fn restarts_return(agent: &Agent) -> Infallible {
+    if let Some(after) = agent.restarts_return_in() {
+        tokio::time::sleep(after).await;
+        let seconds = agent.spec().restarts_return_after.unwrap_or_default().as_secs_f64();
+        info!("{}", words::came_back(agent.spec().max_restarts, seconds));
+    }
+    std::future::pending().await
 }

@@ -36,6 +36,29 @@ pub fn plain(text: &str) -> String {
     plain
 }
 
+/// A number of things: `1 node`, `3 nodes`.
+///
+/// ```
+/// assert_eq!(rallypoint_core::text::count(1, "node"), "1 node");
+/// assert_eq!(rallypoint_core::text::count(3, "node"), "3 nodes");
+/// ```
+#[must_use]
+pub fn count(number: usize, what: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {what}{plural}")
+}
+
+/// The same of what is there, in a sentence: `1 node is here`, `3 nodes are here`.
+///
+/// ```
+/// assert_eq!(rallypoint_core::text::are(1, "node", "here"), "1 node is here");
+/// assert_eq!(rallypoint_core::text::are(3, "node", "needed"), "3 nodes are needed");
+/// ```
+#[must_use]
+pub fn are(number: usize, what: &str, rest: &str) -> String {
+    format!("{} {} {rest}", count(number, what), if number == 1 { "is" } else { "are" })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

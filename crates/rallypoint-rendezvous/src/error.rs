@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 use std::time::Duration;
 
 use rallypoint_core::Endpoints;
-use rallypoint_core::text::plain;
+use rallypoint_core::text::{are, plain};
 use thiserror::Error;
 
 use crate::parameters::ParameterError;
@@ -27,6 +27,18 @@ pub enum RendezvousError {
         reason: String,
     },
     /// No round was completed in time.
+    #[error("run {run_id:?}: {}", not_met(*needed, *here, *after))]
+    NotMet {
+        /// The run.
+        run_id: String,
+        /// The least nodes of a round.
+        needed: usize,
+        /// Those that were there, as far as this node knows.
+        here: usize,
+        /// How long it waited.
+        after: Duration,
+    },
+    /// Something else did not happen in time.
     #[error("run {run_id:?}: {what} did not happen within {after:?}")]
     Timeout {
         /// The run.
@@ -95,6 +107,15 @@ impl RendezvousError {
     /// A failure of the connection to these servers.
     pub(crate) fn connection(endpoints: &Endpoints, source: impl Into<Cause>) -> Self {
         RendezvousError::Connection { endpoint: endpoints.to_string(), source: source.into() }
+    }
+}
+
+fn not_met(needed: usize, here: usize, after: Duration) -> String {
+    let (there, after) = (are(here, "node", "here"), after.as_secs_f64());
+    if here < needed {
+        format!("too few nodes: {}, and {there} after {after} s", are(needed, "node", "needed"))
+    } else {
+        format!("no round within {after} s, though {there} and that is enough")
     }
 }
 

@@ -115,6 +115,21 @@ pub struct Contact {
     pub lease: Duration,
 }
 
+impl Contact {
+    /// When this is a silence, unless another answer comes before. A lease is refreshed several times within its time: if
+    /// it was not for this part of it, something is wrong.
+    #[must_use]
+    pub fn silent_at(&self) -> Instant {
+        self.at + self.lease.mul_f64(0.6)
+    }
+
+    /// Whether etcd is silent for this node.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        self.silent_at() <= Instant::now()
+    }
+}
+
 /// Where the workers of a round meet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Master {

@@ -345,8 +345,11 @@ async fn a_node_that_gives_up_leaves_nothing_behind_that_others_must_wait_for() 
     given.config.insert("timeout".to_owned(), "1".to_owned());
     let hasty = EtcdBarrier::connect(&given).await.unwrap();
     let late = hasty.next_rendezvous().await.unwrap_err();
-    assert!(matches!(late, RendezvousError::Timeout { .. }), "{late:?}");
-    assert_eq!(late.to_string(), r#"run "job": a group of 2 to 2 nodes did not happen within 1s"#);
+    assert!(matches!(late, RendezvousError::NotMet { .. }), "{late:?}");
+    assert_eq!(
+        late.to_string(),
+        r#"run "job": too few nodes: 2 nodes are needed, and 1 node is here after 1 s"#
+    );
     let client = client(&etcd).await;
     assert_eq!(value(&client, &format!("{ROOT}/rdzv/active_version")).await, None);
 

@@ -111,6 +111,16 @@ impl StoreError {
         use rallypoint_etcd::ErrorKind::{Auth, NoSpace, PermissionDenied};
         matches!(self, StoreError::Etcd(error) if matches!(error.kind(), Auth | NoSpace | PermissionDenied))
     }
+
+    /// Whether no answer came, or none that says what became of it.
+    #[must_use]
+    pub fn is_silence(&self) -> bool {
+        match self {
+            StoreError::Timeout { .. } => true,
+            StoreError::Etcd(source) | StoreError::OutcomeUnknown { source, .. } => source.is_transient(),
+            _ => false,
+        }
+    }
 }
 
 fn names(keys: &[Vec<u8>]) -> String {

@@ -180,6 +180,7 @@ fn help_version_and_completions_are_there() {
         (&["--version"], "compiler   rustc"),
         (&["run", "--help"], "Exit codes:"),
         (&["run", "--help"], "PET_NPROC_PER_NODE"),
+        (&["run", "--help"], "- lease_timeout: seconds without news"),
         (&["completions", "zsh"], "#compdef rallypoint"),
         (&["completions", "fish"], "nproc-per-node"),
         (&["man"], ".TH rallypoint 1"),

@@ -401,12 +401,14 @@ fn bad_input_is_one_line_and_an_exit_code() {
             2,
             &["--signals-to-handle", "SIGFOO", "SIGUSR1"],
         ),
+        (&["--max-restarts", "-1", "true"], 2, &["--max-restarts", "'-1'", "0 or more"]),
+        (&["--nnodes", "-1", "true"], 2, &["--nnodes", "'-1'", "MIN:MAX"]),
         (&["no-such-program"], 127, &["no-such-program", "PATH"]),
         (&["./no/such/program"], 127, &["./no/such/program", "check the path"]),
         (&["no_such_script.py"], 127, &["no_such_script.py"]),
         (&["/etc/passwd"], 126, &["not executable"]),
         (&refused_args, 4, &["etcd://", "127.0.0.1", "--rdzv-endpoint"][1..]),
-        (&taken_args, 6, &[&taken, "in use", "--rdzv-endpoint"]),
+        (&taken_args, 4, &[&taken, "in use", "--rdzv-endpoint"]),
         (&["--log-dir", not_a_folder, "true"], 6, &["file/logs", "--log-dir"]),
     ] {
         let output = std::process::Command::new(RALLYPOINT)

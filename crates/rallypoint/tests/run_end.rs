@@ -279,7 +279,7 @@ fn a_terminal_that_hangs_up_twice_leaves_workers_their_time() {
     let mut launcher = Launcher::start(&["--", "sh", "-c", script]);
     launcher.wait_for("ready");
     launcher.signal("HUP");
-    launcher.wait_for("SIGHUP: ending in good order");
+    launcher.wait_for("SIGHUP: ending in good order; SIGTERM to end at once");
     launcher.signal("HUP");
     let ended = launcher.ended().expect(129);
     assert_eq!(ended.with("[0]: saved").len(), 1, "{}", ended.text());

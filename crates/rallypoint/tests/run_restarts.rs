@@ -18,7 +18,7 @@ fn node(etcd: &Etcd, nodes: &str, args: &[&str], script: &str) -> Launcher {
 #[test]
 fn restarts_come_back_after_a_time_without_failure() {
     // It fails in each attempt, the last but one after a while.
-    let script = "echo attempt $TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && sleep 3; \
+    let script = "echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && sleep 3; \
                   [ $TORCHELASTIC_RESTART_COUNT = 3 ] || exit 9";
     let run = |more: &[&str]| {
         let args = [&["--standalone", "--max-restarts", "1"], more, &["--", "sh", "-c", script]].concat();
@@ -26,9 +26,11 @@ fn restarts_come_back_after_a_time_without_failure() {
     };
     let ended = run(&[]).expect(1);
     assert!(ended.with("attempt 2").is_empty(), "{}", ended.text());
+    assert!(!ended.text().contains("there again"), "{}", ended.text());
     // The second attempt is long enough; the third is not, and fails before the fourth, which would succeed.
     let ended = run(&["--restarts-return-after", "2"]).expect(1);
-    assert!(!ended.with("attempt 2").is_empty(), "{}", ended.text());
+    assert!(!ended.with("attempt 2 of 1").is_empty(), "it counts on: {}", ended.text());
+    assert_eq!(ended.with("its restart is there again").len(), 1, "{}", ended.text());
     assert!(ended.with("attempt 3").is_empty(), "{}", ended.text());
 }
 
@@ -90,7 +92,7 @@ fn a_program_that_fails_everywhere_does_not_take_the_nodes_down_one_by_one() {
         .map(|_| node(&etcd, "1:4", &["--when-exhausted", "leave", "--max-departures", "1"], FAILS))
         .collect();
     let (_, line) = wait_for_any(&mut nodes, "it cannot leave");
-    assert!(line.contains("1 may leave a run, and as many have"), "{line}");
+    assert!(line.contains("1 node may leave a run, and as many have"), "{line}");
     let ended: Vec<_> = nodes.into_iter().map(|node| node.ended().expect(1)).collect();
     let left = ended.iter().filter(|ended| ended.text().contains("it leaves, and the others go on")).count();
     assert_eq!(left, 1);

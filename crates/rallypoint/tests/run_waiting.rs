@@ -128,7 +128,7 @@ fn a_node_at_work_and_one_that_is_done_say_that_the_server_is_gone() {
     left.wait_for("this node's workers have finished");
     left.wait_for(&words);
     let ended = left.ended().expect(0);
-    assert!(!ended.with("etcd does not say").is_empty(), "{}", ended.text());
+    assert!(!ended.with("etcd has not said whether").is_empty(), "{}", ended.text());
 }
 
 #[test]

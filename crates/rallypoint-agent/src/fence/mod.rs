@@ -5,8 +5,8 @@
 //! store; the others read it while etcd is there. What follows from the answers is in `judge`.
 
 mod judge;
+mod pace;
 mod peers;
-mod silence;
 mod wire;
 mod witness;
 
@@ -21,8 +21,8 @@ use tracing::{debug, info, warn};
 
 use self::judge::{Answer, Judge, Member};
 pub(crate) use self::judge::{CutOff, Limits};
+use self::pace::pace;
 use self::peers::{ALL, Peer, TO_WRITE, asked_by, find, tell};
-use self::silence::{is_silent, pace, silent_at};
 use self::witness::Seat;
 pub(crate) use self::witness::Witness;
 
@@ -134,11 +134,11 @@ async fn watch_over(
             continue;
         };
         judge.contact(contact.at.saturating_duration_since(began));
-        if !is_silent(&contact) {
+        if !contact.is_silent() {
             if std::mem::take(&mut asking) {
                 info!("etcd answers this node again");
             }
-            tokio::time::sleep_until(silent_at(&contact)).await;
+            tokio::time::sleep_until(contact.silent_at()).await;
             continue;
         }
         if !std::mem::replace(&mut asking, true) {

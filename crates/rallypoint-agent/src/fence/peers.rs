@@ -12,7 +12,7 @@ use tracing::debug;
 use uuid::Uuid;
 
 use super::judge::{Answer, Member};
-use super::silence::ASKING;
+use super::pace::ASKING;
 use super::wire::{ANSWER, Question, Whereabouts, read_answer};
 
 /// Where a member writes how it is asked; its rank follows.

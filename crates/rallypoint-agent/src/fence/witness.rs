@@ -15,7 +15,7 @@ use tracing::debug;
 use uuid::Uuid;
 
 use super::judge::Answer;
-use super::silence::{ASKING, is_silent};
+use super::pace::ASKING;
 use super::wire::{QUESTION, Question, Whereabouts, write_answer};
 
 /// Questions that are answered at a time; who comes on top is turned away, and asks again.
@@ -118,7 +118,7 @@ impl Desk {
     fn answer(&self, seat: Uuid) -> Answer {
         match *self.stands.borrow() {
             Standing::In(ours) if ours == seat => match self.handler.contact() {
-                Some(contact) if !is_silent(&contact) => {
+                Some(contact) if !contact.is_silent() => {
                     Answer::Stands { age: Instant::now().saturating_duration_since(contact.at) }
                 }
                 _ => Answer::Away,

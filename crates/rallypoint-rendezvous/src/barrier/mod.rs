@@ -198,6 +198,7 @@ impl RendezvousHandler for EtcdBarrier {
                 Ok(Ok(Err(reason))) => return Err(self.no_version(reason)),
                 Ok(Err(_)) => return Err(self.no_version(NoVersion::Left)),
                 Err(_) => {
+                    let Progress { joined, min_nodes: needed, .. } = *self.progress.borrow();
                     // A node that nobody waits for any more must not be counted on.
                     let left = self.leave().await;
                     debug!(?left, "out of time");
@@ -205,9 +206,8 @@ impl RendezvousHandler for EtcdBarrier {
                         let silent = format!("it has not answered for {} s", silent.as_secs());
                         return Err(RendezvousError::connection(&self.config.etcd.endpoints, silent));
                     }
-                    let (min, max) = (self.config.machine.min, self.config.machine.max);
-                    let what = format!("a group of {min} to {max} nodes");
-                    return Err(RendezvousError::Timeout { run_id: self.config.run_id.clone(), what, after });
+                    let run_id = self.config.run_id.clone();
+                    return Err(RendezvousError::NotMet { run_id, needed, here: joined.max(1), after });
                 }
             }
         }

@@ -172,7 +172,12 @@ impl Driver {
                 match self.undelivered.take().filter(|_| whole) {
                     Some(joined) => self.undelivered = done.send(Ok(joined)).err().and_then(Result::ok),
                     None => {
-                        self.progress.send_if_modified(|progress| std::mem::take(&mut progress.spare));
+                        // What was so when they last met says nothing of this time.
+                        self.progress.send_if_modified(|progress| {
+                            let before = progress.clone();
+                            (progress.spare, progress.joined, progress.last_call) = (false, 0, None);
+                            *progress != before
+                        });
                         self.joining = Some(done);
                         self.node.join(now, port);
                     }

@@ -306,14 +306,14 @@ impl RendezvousHandler for NativeHandler {
             Some(Err(_)) => Err(self.no_round(NoRound::Left)),
             None => {
                 let complaint = self.command(|done| Command::Complain { done }).await;
+                let Progress { joined, min_nodes: needed, .. } = *self.progress.borrow();
                 // A node that nobody waits for any more must not be counted on.
                 let _ = self.leave().await;
                 if let Ok(Some(complaint)) = complaint {
                     return Err(self.complaint(complaint));
                 }
-                let Progress { joined, min_nodes, .. } = *self.progress.borrow();
-                let what = format!("a round of at least {min_nodes} nodes ({joined} were there)");
-                Err(RendezvousError::Timeout { run_id: self.settings.run_id.clone(), what, after })
+                let run_id = self.settings.run_id.clone();
+                Err(RendezvousError::NotMet { run_id, needed, here: joined.max(1), after })
             }
         }
     }

@@ -6,7 +6,7 @@ use futures::stream::{StreamExt as _, TryStreamExt as _};
 use rallypoint_core::Backoff;
 use rallypoint_core::round::{
     CloseOutcome, CloseRun, CloseStep, Corrupt, Entry, Failure, Keys, Lost, MasterRecord, NodeConfig,
-    NodeRecord, Op, OpReply, RankRecord, RoundRecord, RunSettings, Txn, Wants,
+    NodeRecord, Op, OpReply, RankRecord, RoundRecord, RunSettings, Txn, Wants, Why,
 };
 use rallypoint_etcd::v3::{Client, Entry as ServerEntry, KeyRange};
 use rallypoint_etcd::{Error, ErrorKind, Repeat, Result};
@@ -36,7 +36,7 @@ pub struct RunStatus {
     pub settings: Option<RunSettings>,
     /// Why it is over, once it is.
     pub closed: Option<String>,
-    /// Members that the group of that round has lost, the first few.
+    /// Members of that round that are there no more, the first few. Who asks for a new round is none of them.
     pub lost: Vec<Lost>,
     /// The node that plans the rounds.
     pub leader: Option<String>,
@@ -86,9 +86,9 @@ pub struct NodeStatus {
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum NodeState {
-    /// In the last round.
+    /// In the last round. While the group meets again, it has not asked for the next one yet.
     Member,
-    /// Ready for the next round.
+    /// It asks for the next round.
     Joining,
     /// Not in the last round, and there is room for it.
     Waiting,
@@ -177,6 +177,8 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
         .find(|entry| entry.key == keys.leader())
         .map(|entry| NodeConfig::leader_of(&entry.value).to_owned());
     let round = round.unwrap_or_else(|| RoundRecord::without_round(0, None, 0));
+    let mut lost = round.news.lost;
+    lost.retain(|lost| lost.why != Why::Again || shown.iter().all(|node| node.node != lost.node));
     Ok(Some(RunStatus {
         run_id: run_id.to_owned(),
         round: round.round,
@@ -184,7 +186,7 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
         master: round.master,
         settings: round.settings,
         closed: round.closed,
-        lost: round.news.lost,
+        lost,
         leader,
         is_corrupt,
         unreadable,

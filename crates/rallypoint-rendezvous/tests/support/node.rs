@@ -47,7 +47,7 @@ pub(crate) fn run_if_asked() {
 fn kind(error: &RendezvousError) -> &'static str {
     match error {
         RendezvousError::Closed { .. } => "closed",
-        RendezvousError::Timeout { .. } => "timeout",
+        RendezvousError::NotMet { .. } | RendezvousError::Timeout { .. } => "timeout",
         RendezvousError::Connection { .. } => "connection",
         RendezvousError::State { .. } => "state",
         RendezvousError::Parameter(_) => "value",

@@ -14,9 +14,13 @@ pub(crate) const ETCD_SCHEME: &str = "etcd://";
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Connection")]
 pub(crate) struct Connection {
-    /// The etcd: host:port, or several with commas; etcd:// before it means that no server is started there.
+    /// Where the etcd is; several endpoints with commas. If it is an address of this node and nothing listens there, `run`
+    /// starts a server there itself; with etcd:// before it, it never does.
     #[arg(
         long = "rdzv-endpoint",
+        help_heading = None,
+        // Of `run`, after --standalone.
+        display_order = 3,
         visible_alias = "endpoint",
         alias = "rdzv_endpoint",
         env = "PET_RDZV_ENDPOINT",
@@ -25,7 +29,7 @@ pub(crate) struct Connection {
         hide_default_value = true
     )]
     pub(crate) endpoint: String,
-    /// PEM file of the authority that signed the etcd's certificate: speak TLS.
+    /// PEM file of the authority that signed the etcd's certificate. With it, TLS is spoken.
     #[arg(long, env = "RALLYPOINT_CACERT", value_name = "FILE")]
     pub(crate) cacert: Option<PathBuf>,
     /// PEM file of this client's certificate, where the etcd asks for one.
@@ -34,13 +38,13 @@ pub(crate) struct Connection {
     /// PEM file of that certificate's key.
     #[arg(long, env = "RALLYPOINT_CLIENT_KEY", value_name = "FILE", requires = "cert")]
     pub(crate) key: Option<PathBuf>,
-    /// The user, where the etcd asks for one; the password is in RALLYPOINT_PASSWORD or a file.
+    /// The user, where the etcd asks for one. The password is read from RALLYPOINT_PASSWORD or --password-file.
     #[arg(long, env = "RALLYPOINT_USER", value_name = "NAME")]
     pub(crate) user: Option<String>,
-    /// File with the user's password, for those who do not want it in the environment.
+    /// File with the user's password, in place of RALLYPOINT_PASSWORD.
     #[arg(long, env = "RALLYPOINT_PASSWORD_FILE", value_name = "FILE", requires = "user")]
     pub(crate) password_file: Option<PathBuf>,
-    /// Put before every key in the etcd.
+    /// Put before every key in the etcd. All nodes of a run need the same.
     #[arg(long, env = "RALLYPOINT_PREFIX", value_name = "PREFIX")]
     pub(crate) prefix: Option<String>,
 }

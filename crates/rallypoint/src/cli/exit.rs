@@ -17,7 +17,7 @@ pub(crate) const WORKERS_FAILED: u8 = 1;
 pub(crate) const USAGE: u8 = 2;
 /// The nodes did not meet, or could not go on together.
 pub(crate) const NO_RENDEZVOUS: u8 = 3;
-/// No server answers at the endpoint, or it does not let us in.
+/// No server answers at the endpoint, none can be started there, or it does not let us in.
 pub(crate) const NO_SERVER: u8 = 4;
 /// The run is closed.
 pub(crate) const CLOSED: u8 = 5;
@@ -32,17 +32,80 @@ pub(crate) const SIGNAL: u8 = 128;
 
 /// The table of `rallypoint run --help`.
 pub(crate) const TABLE: &str = "\
+Examples:
+  rallypoint run --standalone --nproc-per-node 4 train.py --lr 0.1
+  rallypoint run --nnodes 2:4 --nproc-per-node gpu --rdzv-endpoint etcd1:2379 --rdzv-id job42 train.py
+
 Exit codes:
   0     the workers of all nodes have succeeded
-  1     workers failed, and may not be started again
+  1     workers failed, and there is no restart left
   2     wrong usage
-  3     the nodes did not meet
-  4     no server at the endpoint, or it does not let this node in
+  3     the nodes did not meet: too few in time, or with different settings
+  4     no etcd at the endpoint, or it does not let this node in
   5     the run is closed
-  6     this node lacks something: a port, a folder it can write
+  6     this node lacks something: a folder it can write, open files
   126   the program cannot be run
   127   the program does not exist
   128+N ended by signal N: 130 after Ctrl-C, 143 after SIGTERM";
+
+/// Where a command meets others, in the flags that its user knows it by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// `--rdzv-endpoint`, and the run has a name.
+    Endpoint,
+    /// `--rdzv-endpoint` of a command that was written for torchrun, which need not name the run.
+    Nameless,
+    /// `--master-addr`: node 0 has the server.
+    Master,
+    /// `--endpoint` of an operator's command.
+    Operator,
+}
+
+impl Place {
+    /// The flags that say where it is.
+    pub(crate) fn flags(self) -> &'static str {
+        match self {
+            Place::Endpoint | Place::Nameless => "--rdzv-endpoint",
+            Place::Master => "--master-addr and --master-port",
+            Place::Operator => "--endpoint",
+        }
+    }
+
+    /// The one that has the port.
+    pub(crate) fn port(self) -> &'static str {
+        if self == Place::Master { "--master-port" } else { self.flags() }
+    }
+
+    /// What to look at where nobody answers there.
+    fn nobody(self) -> &'static str {
+        match self {
+            Place::Endpoint | Place::Nameless => "; check --rdzv-endpoint, and that an etcd runs there",
+            Place::Master => "; check --master-addr and --master-port, and that node 0 runs there",
+            Place::Operator => "; check --endpoint, and that an etcd runs there",
+        }
+    }
+
+    /// What to look at where too few have come.
+    fn too_few(self) -> &'static str {
+        match self {
+            Place::Endpoint | Place::Operator => {
+                "; check that all nodes use this --rdzv-id and --rdzv-endpoint"
+            }
+            Place::Nameless => "; check that all nodes use this --rdzv-endpoint",
+            Place::Master => {
+                "; check that all nodes use this --master-addr and --master-port, and each a --node-rank of its own"
+            }
+        }
+    }
+
+    /// What to do about a run that is over.
+    fn over(self) -> &'static str {
+        match self {
+            Place::Endpoint | Place::Operator => "; start a new one with another --rdzv-id",
+            Place::Nameless | Place::Master => "; start all nodes again, or name the new run with --rdzv-id",
+        }
+    }
+}
 
 /// Why a command ends without having done what it should: one line, and an exit code.
 #[derive(Debug)]
@@ -61,25 +124,31 @@ impl Problem {
     }
 
     /// With what to do, where that is known from the kind.
-    pub(crate) fn rendezvous(error: &RendezvousError) -> Self {
+    pub(crate) fn rendezvous(error: &RendezvousError, place: Place) -> Self {
         let (code, advice) = match error {
-            RendezvousError::Closed { .. } => (CLOSED, "; start a new one with another --rdzv-id"),
-            RendezvousError::Connection { .. } => (NO_SERVER, advice(kind(error))),
-            RendezvousError::Timeout { .. } => {
-                (NO_RENDEZVOUS, "; check that all nodes use this --rdzv-id and --rdzv-endpoint")
-            }
+            RendezvousError::Closed { .. } => (CLOSED, place.over()),
+            RendezvousError::Connection { .. } => (NO_SERVER, advice(kind(error), place)),
+            RendezvousError::NotMet { needed, here, .. } if here < needed => (NO_RENDEZVOUS, place.too_few()),
+            RendezvousError::NotMet { .. } => (
+                NO_RENDEZVOUS,
+                "; wait longer: the join_timeout of --rdzv-conf must be above its last_call_timeout",
+            ),
             RendezvousError::Parameter(_) => (USAGE, ""),
             _ => (NO_RENDEZVOUS, ""),
         };
         Problem::new(code, format!("{}{advice}", chain(error)))
     }
 
-    pub(crate) fn agent(error: &AgentError) -> Self {
+    pub(crate) fn agent(error: &AgentError, place: Place) -> Self {
         if let Some(advice) = error.source().and_then(limit) {
             return Problem::new(NODE, format!("cannot start the workers: {advice}"));
         }
         match error {
-            AgentError::Rendezvous(error) => Problem::rendezvous(error),
+            AgentError::Rendezvous(error) => Problem::rendezvous(error, place),
+            AgentError::NotAgain { .. } => Problem::new(
+                NO_RENDEZVOUS,
+                format!("{error}; start another node in time, or allow fewer with --nnodes MIN:MAX"),
+            ),
             AgentError::Start { source, .. } => {
                 let missing = source.kind() == std::io::ErrorKind::NotFound;
                 Problem::new(if missing { NOT_FOUND } else { CANNOT_RUN }, chain(error))
@@ -127,13 +196,13 @@ pub(crate) fn kind(error: &RendezvousError) -> Option<ErrorKind> {
 }
 
 /// What to do about a connection that did not come about.
-pub(crate) fn advice(kind: Option<ErrorKind>) -> &'static str {
+pub(crate) fn advice(kind: Option<ErrorKind>, place: Place) -> &'static str {
     match kind {
         Some(ErrorKind::Auth | ErrorKind::PermissionDenied) => {
             "; check --user and its password, and what that user may do"
         }
         Some(ErrorKind::Tls) => "; check --cacert, --cert and --key",
-        _ => "; check --rdzv-endpoint, and that an etcd runs there",
+        _ => place.nobody(),
     }
 }
 

@@ -3,13 +3,13 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rallypoint_core::text::plain;
+use rallypoint_core::text::{self, plain};
 use rallypoint_etcd::v3::{Client, KeyRange, Watch, revision_of};
-use rallypoint_rendezvous::native::{self, DEFAULT_ROOT, NodeState, RunStatus, Unreadable, run_prefix};
+use rallypoint_rendezvous::native::{self, DEFAULT_ROOT, NodeState, RunStatus, Unreadable, Why, run_prefix};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::connection::Connection;
-use super::exit::{NO_SERVER, NODE, Problem, advice, chain};
+use super::exit::{NO_SERVER, NODE, Place, Problem, advice, chain};
 
 /// No such run on this etcd.
 const NO_RUN: u8 = 1;
@@ -18,19 +18,22 @@ const CLOSED_MARK: Duration = Duration::from_secs(600);
 /// A run that changes all the time is not looked at more often.
 const PACE: Duration = Duration::from_millis(200);
 
-/// Show the runs on an etcd, or one run: its round, members, ranks, spares and those that wait.
+/// Show the runs on an etcd, or the nodes of one run.
+///
+/// All runs are a table with one line for each. Of one run it shows the last round, and each node with its rank, its
+/// address, how long it has been there, and whether it is at work, meets the others again, or stands by as a spare.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit codes: 0 shown, 1 there is no such run, 2 wrong usage, 4 no etcd at the endpoint."
+    after_help = "Example: rallypoint status job42 --endpoint etcd1:2379\n\nExit codes: 0 shown, 1 there is no such run, 2 wrong usage, 4 no etcd at the endpoint."
 )]
 pub(crate) struct Status {
-    /// The run; without one, all runs.
+    /// The run, by its --rdzv-id. If it is not given, all runs.
     #[arg(value_name = "RUN")]
     run: Option<String>,
-    /// Print JSON: an object for a run, a list for all; with --watch, one a line.
+    /// Print JSON: an object for one run, a list of such for all. With --watch, each in one line.
     #[arg(long, env = "RALLYPOINT_JSON", value_parser = clap::builder::FalseyValueParser::new())]
     json: bool,
-    /// Show it again whenever it changes, until Ctrl-C.
+    /// Show it again whenever something in it changes, until Ctrl-C.
     #[arg(long, env = "RALLYPOINT_WATCH", value_parser = clap::builder::FalseyValueParser::new())]
     watch: bool,
     #[command(flatten)]
@@ -39,16 +42,17 @@ pub(crate) struct Status {
 
 /// End a run for all its nodes, for good.
 ///
-/// Its workers are stopped, and nodes that come later learn that it is over.
+/// All its nodes stop their workers and end with exit code 5. So do nodes that are started with this --rdzv-id in the
+/// next 10 minutes.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit codes: 0 closed, 1 there is no such run, 2 wrong usage, 4 no etcd at the endpoint, 5 closed already."
+    after_help = "Example: rallypoint close job42 --reason maintenance --endpoint etcd1:2379\n\nExit codes: 0 closed, 1 there is no such run, 2 wrong usage, 4 no etcd at the endpoint, 5 closed already."
 )]
 pub(crate) struct Close {
-    /// The run.
+    /// The run, by its --rdzv-id.
     #[arg(value_name = "RUN")]
     run: String,
-    /// Why; all nodes say so.
+    /// Why, in words: each of its nodes says it when it ends.
     #[arg(long, env = "RALLYPOINT_REASON", value_name = "TEXT")]
     reason: String,
     #[command(flatten)]
@@ -62,7 +66,9 @@ pub(crate) async fn status(options: &Status) -> Result<u8, Problem> {
     }
     let client = connect(&options.connection).await?;
     if !options.watch {
-        return show(&client, options, false).await;
+        let (text, _) = look(&client, options).await?;
+        print(&text, false);
+        return Ok(0);
     }
     let range =
         KeyRange::prefix(options.run.as_ref().map_or_else(|| DEFAULT_ROOT.to_owned(), |run| run_prefix(run)));
@@ -71,8 +77,14 @@ pub(crate) async fn status(options: &Status) -> Result<u8, Problem> {
     let mut interrupt =
         signal(SignalKind::interrupt()).map_err(|error| Problem::new(NODE, error.to_string()))?;
     let redraw = !options.json && std::io::stdout().is_terminal();
+    let mut before = None;
     loop {
-        show(&client, options, redraw).await?;
+        let (text, shown) = look(&client, options).await?;
+        // Nodes write other things, too, and time alone is no change.
+        if redraw || before.as_ref() != Some(&shown) {
+            print(&text, redraw);
+        }
+        before = Some(shown);
         let changed = async {
             changes.next().await.map_err(|error| failed(&error))?;
             tokio::time::sleep(PACE).await;
@@ -113,9 +125,9 @@ async fn watch(client: &Client, range: KeyRange) -> rallypoint_etcd::Result<Watc
 async fn connect(connection: &Connection) -> Result<Client, Problem> {
     let mut settings = connection.settings()?;
     settings.prefix = connection.prefix.clone().unwrap_or_default();
-    Client::connect(settings)
-        .await
-        .map_err(|error| Problem::new(NO_SERVER, format!("{}{}", chain(&error), advice(Some(error.kind())))))
+    Client::connect(settings).await.map_err(|error| {
+        Problem::new(NO_SERVER, format!("{}{}", chain(&error), advice(Some(error.kind()), Place::Operator)))
+    })
 }
 
 fn failed(error: &rallypoint_etcd::Error) -> Problem {
@@ -129,29 +141,38 @@ fn no_such_run(run: &str) -> Problem {
     )
 }
 
-async fn show(client: &Client, options: &Status, redraw: bool) -> Result<u8, Problem> {
+/// What is to be shown, and the same without what changes as time passes.
+async fn look(client: &Client, options: &Status) -> Result<(String, String), Problem> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let one = async |run: &str| native::status(client, run).await.map_err(|error| failed(&error));
-    let text = if let Some(run) = &options.run {
-        match one(run).await? {
-            Some(status) if options.json => json(&status, options.watch)?,
-            Some(status) => describe(&status, now),
+    if let Some(run) = &options.run {
+        let Some(mut status) = one(run).await? else {
             // One that is watched may yet come.
-            None if options.watch => format!("run {run}: not there\n"),
-            None => return Err(no_such_run(run)),
-        }
-    } else {
-        let mut all = Vec::new();
-        for run in native::runs(client).await.map_err(|error| failed(&error))? {
-            all.extend(one(&run).await?);
-        }
-        if options.json { json(&all, options.watch)? } else { list(&all) }
-    };
+            let text = format!("run {}: not there\n", plain(run));
+            return if options.watch { Ok((text.clone(), text)) } else { Err(no_such_run(run)) };
+        };
+        let text = if options.json { json(&status, options.watch)? } else { describe(&status, now) };
+        status.nodes.iter_mut().for_each(|node| node.lease_left = None);
+        return Ok((text, json(&status, true)?));
+    }
+    let mut all = Vec::new();
+    for run in native::runs(client).await.map_err(|error| failed(&error))? {
+        all.extend(one(&run).await?);
+    }
+    if !options.json {
+        let text = list(&all);
+        return Ok((text.clone(), text));
+    }
+    let text = json(&all, options.watch)?;
+    all.iter_mut().flat_map(|status| &mut status.nodes).for_each(|node| node.lease_left = None);
+    Ok((text, json(&all, true)?))
+}
+
+fn print(text: &str, redraw: bool) {
     let clear = if redraw { "\x1b[2J\x1b[H" } else { "" };
     let mut out = std::io::stdout().lock();
     // Nobody reads any more, which is no fault of the run.
     let _ = write!(out, "{clear}{text}").and_then(|()| out.flush());
-    Ok(0)
 }
 
 fn json(value: &impl serde::Serialize, one_line: bool) -> Result<String, Problem> {
@@ -171,9 +192,7 @@ fn state(status: &RunStatus) -> String {
         // What it has left is there for those who are started again.
         (None, _) if status.nodes.is_empty() => "abandoned".to_owned(),
         (None, 0) => "meeting".to_owned(),
-        (None, _) if count(status, NodeState::Joining) > 0 || !status.lost.is_empty() => {
-            "meeting again".to_owned()
-        }
+        (None, _) if meets_again(status) => "meeting again".to_owned(),
         (None, _) => "running".to_owned(),
     }
 }
@@ -204,17 +223,40 @@ fn list(all: &[RunStatus]) -> String {
     table(&rows)
 }
 
+/// The last round, and how many nodes are needed and may be there.
+fn round(status: &RunStatus) -> String {
+    let of = match status.settings {
+        Some(settings) if settings.min_nodes == settings.max_nodes => {
+            format!(" (the run needs {})", settings.min_nodes)
+        }
+        Some(settings) => format!(" (the run needs {} to {})", settings.min_nodes, settings.max_nodes),
+        None => String::new(),
+    };
+    match status.round {
+        0 => format!("none yet{of}"),
+        round => format!("{round}, of {}{of}", text::count(status.world_size, "node")),
+    }
+}
+
+/// What a node is to the run. While the nodes meet again, its members are those that have not asked for it yet.
+fn what(status: &RunStatus, state: NodeState) -> String {
+    match state {
+        NodeState::Joining => format!("ready for round {}", status.round + 1),
+        NodeState::Member if meets_again(status) => format!("still in round {}", status.round),
+        state => format!("{state:?}").to_lowercase(),
+    }
+}
+
+fn meets_again(status: &RunStatus) -> bool {
+    status.round > 0 && (count(status, NodeState::Joining) > 0 || !status.lost.is_empty())
+}
+
 fn describe(status: &RunStatus, now: u64) -> String {
     let mut text = format!("run      {}\nstate    {}", plain(&status.run_id), state(status));
     if let Some(reason) = &status.closed {
         text.push_str(&format!(": {}", plain(reason)));
     }
-    text.push_str(&format!(
-        "\nround    {}, {} nodes of {}\n",
-        status.round,
-        status.world_size,
-        range(status)
-    ));
+    text.push_str(&format!("\nround    {}\n", round(status)));
     if let Some(master) = &status.master {
         text.push_str(&format!("master   {}:{}\n", plain(&master.address), master.port));
     }
@@ -222,7 +264,13 @@ fn describe(status: &RunStatus, now: u64) -> String {
         text.push_str(&format!("cannot be read: {}: {}\n", plain(key), plain(problem)));
     }
     for lost in &status.lost {
-        text.push_str(&format!("lost     node {} ({})\n", lost.rank, plain(&lost.node)));
+        let what = match lost.why {
+            Why::Died => "died",
+            Why::Left => "left",
+            // It had asked for the next round, or a later version knows more.
+            Why::Again | Why::Other => "gone",
+        };
+        text.push_str(&format!("{what}     node {} ({})\n", lost.rank, plain(&lost.node)));
     }
     if status.nodes.is_empty() {
         return text + "no nodes are there\n";
@@ -232,7 +280,7 @@ fn describe(status: &RunStatus, now: u64) -> String {
     ];
     for node in &status.nodes {
         let leads = status.leader.as_deref() == Some(node.node.as_str());
-        let what = format!("{:?}", node.state).to_lowercase();
+        let what = what(status, node.state);
         rows.push(vec![
             node.rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string()),
             node.node.clone(),

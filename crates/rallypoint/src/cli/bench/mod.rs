@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use etcd_client::{Client as RawClient, PutOptions};
 use futures::stream::{StreamExt as _, TryStreamExt as _};
+use rallypoint_core::text::count;
 use rallypoint_etcd::v3::Client;
 use rallypoint_rendezvous::native::{NativeHandler, NativeSettings};
 use rallypoint_rendezvous::{RendezvousError, RendezvousHandler as _};
@@ -20,7 +21,7 @@ use tokio::task::JoinSet;
 pub use self::aftermath::{Idle, MassDeath, idle, mass_death};
 use self::counts::Counts;
 use super::connection::Connection;
-use super::exit::{NODE, Problem};
+use super::exit::{NODE, Place, Problem};
 
 /// Connections that all nodes share unless told otherwise; as many carry the raw requests of the floor.
 pub const CONNECTIONS: usize = 8;
@@ -100,7 +101,10 @@ async fn measure(options: &Rendezvous) -> Result<Measured, Problem> {
     let nodes = options.nodes as usize;
     let deaths = options.deaths.map_or(0, |deaths| deaths as usize);
     if deaths >= nodes {
-        return Err(Problem::usage(format!("of {nodes} nodes, {deaths} cannot die: one must be left")));
+        return Err(Problem::usage(format!(
+            "of {}, {deaths} cannot die: one must be left",
+            count(nodes, "node")
+        )));
     }
     let run = format!("bench-{}-{}", std::process::id(), fastrand::u32(..));
     let mut etcd = options.connection.settings()?;
@@ -111,7 +115,7 @@ async fn measure(options: &Rendezvous) -> Result<Measured, Problem> {
     settings.lease = options.lease.map_or(settings.lease, |lease| Duration::from_secs(lease.into()));
     let connections = (options.connections as usize).min(nodes);
     limits::make_room(nodes, connections).map_err(|problem| Problem::new(NODE, problem))?;
-    let failed = |error: RendezvousError| Problem::rendezvous(&error);
+    let failed = |error: RendezvousError| Problem::rendezvous(&error, Place::Operator);
     let mut group = form_on(&settings, nodes, connections).await.map_err(failed)?;
     let formation = group.formation.clone();
     let idle = match options.idle {

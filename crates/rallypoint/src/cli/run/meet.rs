@@ -11,7 +11,7 @@ use rallypoint_rendezvous::{ParameterError, RendezvousParameters};
 
 use super::options::Run;
 use super::server::Serves;
-use crate::cli::exit::Problem;
+use crate::cli::exit::{Place, Problem};
 
 /// torchrun's defaults: where rank 0 is, and the ports of its two backends.
 const MASTER_ADDR: &str = "127.0.0.1";
@@ -52,6 +52,10 @@ pub(crate) struct Meet {
     pub(crate) config: BTreeMap<String, String>,
     /// One line on what torchrun's words mean here.
     pub(crate) said: Option<String>,
+    /// What the user should know at once.
+    pub(crate) warned: Option<String>,
+    /// The place to meet, in the user's own flags.
+    pub(crate) place: Place,
     /// What has no effect, and why.
     pub(crate) without_effect: Vec<(String, String)>,
 }
@@ -143,9 +147,13 @@ impl Asked {
     }
 
     fn said(&self, endpoint: &str) -> String {
-        let asked =
-            self.torchs.map_or("--master-addr".to_owned(), |_| format!("--rdzv-backend {}", self.backend));
-        format!("{asked} means Rallypoint's own backend here; the nodes meet at {endpoint}")
+        let asked = match (self.torchs, &self.master_addr) {
+            (Some(_), _) => format!("--rdzv-backend {}", self.backend),
+            (None, Some(_)) => "--master-addr".to_owned(),
+            (None, None) => "--master-port".to_owned(),
+        };
+        let server = if self.by_master() { ", where node 0 starts the server" } else { "" };
+        format!("{asked} means Rallypoint's own backend here; the nodes meet at {endpoint}{server}")
     }
 }
 
@@ -159,6 +167,8 @@ impl Meet {
             nameless: false,
             config: RendezvousParameters::parse_config(&options.rdzv_conf).map_err(refused)?,
             said: None,
+            warned: None,
+            place: Place::Endpoint,
             without_effect: Vec::new(),
         })
     }
@@ -206,6 +216,12 @@ impl Meet {
         if asked.by_master() {
             let address = asked.master_addr.as_deref().unwrap_or(MASTER_ADDR);
             options.connection.endpoint = endpoint(address, asked.master_port.unwrap_or(MASTER_PORT));
+            self.place = Place::Master;
+            if asked.master_addr.is_none() {
+                self.warned = Some(format!(
+                    "there is no --master-addr, so it is {MASTER_ADDR}, as under torchrun: nodes on other machines cannot reach that; give all nodes the address of node 0"
+                ));
+            }
             if asked.node_rank == Some(0) {
                 options.local_addr = options.local_addr.take().or_else(|| Some(bare(address).to_owned()));
             }
@@ -240,6 +256,9 @@ impl Meet {
             let place = Some(options.connection.endpoints()).filter(|endpoint| !endpoint.is_empty());
             self.said = place.map(|endpoint| asked.said(endpoint));
             self.nameless = options.rdzv_id.trim().is_empty();
+            if self.nameless && self.place == Place::Endpoint {
+                self.place = Place::Nameless;
+            }
             if self.nameless {
                 options.rdzv_id = NO_NAME.to_owned();
             }
@@ -306,6 +325,12 @@ mod tests {
         assert_eq!((run.connection.endpoints(), run.rdzv_id.as_str()), ("[fd00::1]:29500", "job"));
         assert_eq!((meet.serves, run.local_addr), (Serves::Elsewhere, None));
         assert_eq!(meet.config["node_id"], "node-rank-1");
+
+        // torchrun's address, which is of use on one machine alone.
+        let (run, meet) = meant("--nnodes 2 --node-rank 1 --master-port 7000").unwrap();
+        assert_eq!((run.connection.endpoints(), meet.place), ("127.0.0.1:7000", Place::Master));
+        assert!(meet.warned.unwrap().contains("no --master-addr"));
+        assert!(meet.said.unwrap().starts_with("--master-port means"));
 
         // Whoever leaves out its rank is 0, as under torchrun, but serves only where the address is its own.
         let (_, meet) = meant("--nnodes 2 --master-addr node1").unwrap();

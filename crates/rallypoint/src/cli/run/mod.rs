@@ -46,7 +46,7 @@ use self::server::Meeting;
 use self::signals::SHORTEST_LOOK;
 use self::terminal::{LogWriter, Terminal};
 use self::timer::TimerFile;
-use super::exit::{CLOSED, NODE, Problem, SIGNAL, WORKERS_FAILED, kind, say};
+use super::exit::{CLOSED, NO_SERVER, NODE, Place, Problem, SIGNAL, WORKERS_FAILED, kind, say};
 use super::{LogFormat, start_log_to};
 
 const GRACE_VARIABLE: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
@@ -196,6 +196,7 @@ async fn launch(
     let meet = meet::of(&mut options)?;
     let (options, alone) = (&options, meet.alone);
     meet.said.iter().for_each(|said| info!("{said}"));
+    meet.warned.iter().for_each(|warned| warn!("{warned}"));
     for (flag, why) in &meet.without_effect {
         warn!("{flag} has no effect: {why}");
     }
@@ -222,16 +223,20 @@ async fn launch(
         signal = listener.asked() => return Ok(signal_code(signal)),
     };
     let Reached { meeting, parameters, handler, timeout } = reached;
-    let shown = handler.progress();
     let console: Arc<dyn Console> = Arc::<Terminal>::clone(terminal);
     let record = (options.event_log_handler == EventLogHandler::Console)
         .then(|| Arc::new(EventLog::new(&spec, &*handler, Arc::clone(terminal))));
     let stuck = stuck::watch(workers.clone(), stuck::limit()?, options.monitor_interval.0.max(SHORTEST_LOOK));
+    let waiting = Waiting {
+        handler: Arc::clone(&handler),
+        run: run_id.clone(),
+        endpoint: parameters.endpoint.clone(),
+        timeout,
+    };
     let agent = Agent::new(spec, handler, logs, console).adopting_orphans().with_workers(workers);
     let agent = agent.with_events(record.clone().map(|record| record as Arc<dyn Events>));
     let agent = if meeting.server.is_some() { agent.hosting_server() } else { agent };
-    let waiting = Waiting { run: run_id.clone(), endpoint: parameters.endpoint.clone(), timeout };
-    let progress = tokio::spawn(progress::show(Arc::clone(terminal), shown, agent.phase(), waiting));
+    let progress = tokio::spawn(progress::show(Arc::clone(terminal), agent.phase(), waiting));
     let running = agent.run(listener);
     tokio::pin!(running);
     let (outcome, stuck) = tokio::select! {
@@ -249,7 +254,10 @@ async fn launch(
     let kept = kept.filter(|folder| folder.exists()).map(|folder| folder.display().to_string());
     let code = match stuck {
         Some(problem) => Err(problem),
-        None => report(outcome, options.log_format, &run_id, kept.as_deref(), terminal),
+        None => match outcome {
+            Ok(outcome) => report(outcome, options.log_format, &run_id, kept.as_deref(), terminal),
+            Err(error) => Err(Problem::agent(&error, meet.place)),
+        },
     };
     if let Some(server) = meeting.server {
         let mut asked = stopper.listen();
@@ -383,14 +391,14 @@ async fn reach(options: &Run, meet: &Meet, run_id: &str) -> Result<Reached, Prob
         let meeting = if meet.alone {
             server::alone()?
         } else {
-            server::find(&options.connection, meet.serves).await?
+            server::find(&options.connection, meet.serves, meet.place).await?
         };
         let parameters = parameters(options, meet.config.clone(), &meeting.endpoints, run_id)?;
         let timeout =
             ["join_timeout", "timeout"].iter().find_map(|name| parameters.seconds(name).ok().flatten());
         let timeout = timeout.unwrap_or(DEFAULT_JOIN_TIMEOUT);
         let deadline = began + meet.patience.unwrap_or(timeout);
-        let handler = connect(&parameters, &meeting, deadline).await?;
+        let handler = connect(&parameters, &meeting, meet.place, deadline).await?;
         // The server of the job before this one, which is about to end: only a run without a name can be taken for it.
         let over = meet.nameless && meeting.server.is_none();
         if !over || Instant::now() >= deadline || !handler.is_closed().await.unwrap_or(false) {
@@ -411,6 +419,7 @@ async fn reach(options: &Run, meet: &Meet, run_id: &str) -> Result<Reached, Prob
 async fn connect(
     parameters: &RendezvousParameters,
     meeting: &Meeting,
+    place: Place,
     deadline: Instant,
 ) -> Result<Arc<dyn RendezvousHandler>, Problem> {
     let patience = match meeting.taken {
@@ -420,16 +429,14 @@ async fn connect(
     let made = Registry::with_defaults().create_within(parameters, patience).await;
     made.map_err(|error| match &error {
         RendezvousError::Connection { .. } if meeting.taken && no_etcd(&error) => {
-            let problem = Problem::rendezvous(&error);
-            Problem {
-                code: NODE,
-                text: format!(
-                    "the port of {} is in use by something that is no etcd: choose another --rdzv-endpoint ({})",
-                    parameters.endpoint, problem.text
-                ),
-            }
+            // The other nodes find the same there, and end with the same code.
+            let (endpoint, flag) = (&parameters.endpoint, place.port());
+            let text = format!(
+                "the port of {endpoint} is in use by something that is no etcd: choose another {flag}"
+            );
+            Problem::new(NO_SERVER, text)
         }
-        _ => Problem::rendezvous(&error),
+        _ => Problem::rendezvous(&error, place),
     })
 }
 
@@ -444,23 +451,19 @@ fn signal_code(signal: Signal) -> u8 {
 
 /// Says how it went; the exit code.
 fn report(
-    outcome: Result<Outcome, rallypoint_agent::AgentError>,
+    outcome: Outcome,
     format: LogFormat,
     run_id: &str,
     kept: Option<&str>,
     terminal: &Arc<Terminal>,
 ) -> Result<u8, Problem> {
-    match outcome.map_err(|error| Problem::agent(&error))? {
+    match outcome {
         Outcome::Succeeded(success) => {
             let (workers, nodes) = (success.workers, success.nodes);
-            info!(
-                run = run_id,
-                workers,
-                nodes,
-                restarts = success.restarts,
-                logs = kept,
-                "all workers have finished"
-            );
+            let restarts = success.restarts;
+            // Of other nodes nobody has said it.
+            let whose = if success.without_word && nodes > 1 { "this node's" } else { "all" };
+            info!(run = run_id, workers, nodes, restarts, logs = kept, "{whose} workers have finished");
             Ok(0)
         }
         Outcome::Failed(report) | Outcome::Left(report) => {

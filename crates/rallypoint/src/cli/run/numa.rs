@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use rallypoint_core::text::count;
+
 use crate::cli::exit::Problem;
 
 pub(crate) type Cpus = BTreeSet<usize>;
@@ -44,8 +46,8 @@ pub(crate) fn bind(
     let refused = |why: String| Problem::usage(format!("--numa-binding: {why}"));
     if !gpus.is_empty() && workers > gpus.len() {
         return Err(refused(format!(
-            "there are {workers} workers and {} GPUs; start as many, or set CUDA_VISIBLE_DEVICES= for workers on CPUs",
-            gpus.len()
+            "there are {workers} workers and {}; start as many, or set CUDA_VISIBLE_DEVICES= for workers on CPUs",
+            count(gpus.len(), "GPU")
         )));
     }
     let nodes = machine.nodes();
@@ -76,8 +78,9 @@ pub(crate) fn bind(
                 let cores = grouped(cpus, |cpu| machine.core(cpu));
                 share(&cores, turn, beside).ok_or_else(|| {
                     refused(format!(
-                        "exclusive: NUMA node {node} has {} cores for {beside} workers; start fewer, or use node",
-                        cores.len()
+                        "exclusive: NUMA node {node} has {} for {}; start fewer, or use node",
+                        count(cores.len(), "core"),
+                        count(beside, "worker")
                     ))
                 })
             }
@@ -276,7 +279,7 @@ mod tests {
             "the first gets what is left over"
         );
         assert_eq!(bound(Mode::CoreComplex, 2, &GPUS, "5-7").unwrap(), ["6-7", "5"], "the largest first");
-        assert!(bound(Mode::Exclusive, 2, &GPUS, "4").unwrap_err().contains("1 cores for 2 workers"));
+        assert!(bound(Mode::Exclusive, 2, &GPUS, "4").unwrap_err().contains("1 core for 2 workers"));
         assert!(bound(Mode::Node, 1, &GPUS, "0-3").unwrap_err().contains("NUMA node 1"));
         assert!(bound(Mode::Node, 4, &GPUS, "0-31").unwrap_err().contains("4 workers and 3 GPUs"));
         assert!(bound(Mode::Node, 1, &["0000:99:00.0"], "0-31").unwrap_err().contains("0000:99:00.0"));

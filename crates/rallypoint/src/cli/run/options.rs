@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use clap::builder::FalseyValueParser;
 use rallypoint_agent::{DEFAULT_MAX_DEPARTURES, DEFAULT_SIGNALS, StreamChoice, WhenExhausted};
+use rallypoint_rendezvous::native::OPTIONS;
 
 use super::numa::Mode;
 use crate::cli::LogFormat;
@@ -14,9 +15,11 @@ use crate::cli::exit::TABLE;
 
 /// Run a program as the workers of a distributed job, together with other nodes.
 ///
-/// What torchrun does, for any program: each node runs this command; the nodes meet through an etcd; each starts its
-/// workers with RANK, WORLD_SIZE, MASTER_ADDR and the others of torchrun's variables; when a worker fails or a node
-/// comes or goes, all meet again and start afresh.
+/// What torchrun does, for any program. Each node runs this command. The nodes meet through an etcd, or through a server
+/// that one of them starts. Each starts its workers, with RANK, WORLD_SIZE, MASTER_ADDR and the others of torchrun's
+/// variables. When a worker fails, or a node comes, leaves or dies, all nodes meet again and start their workers afresh.
+///
+/// Times are in seconds.
 #[derive(Debug, Clone, clap::Args)]
 #[command(
     after_help = TABLE,
@@ -26,32 +29,33 @@ pub(crate) struct Run {
     /// The Python that this command is installed in, if any.
     #[arg(skip)]
     pub(crate) python: Option<OsString>,
-    /// The number of nodes, or the least and the most.
-    #[arg(long, env = "PET_NNODES", value_name = "MIN[:MAX]", default_value = "1:1")]
-    pub(crate) nnodes: Nodes,
-    /// Workers on this node: a number, gpu, xpu (Intel's), cpu, or auto for GPUs where there are some.
+    /// What the workers run, and its arguments: all that follows the program's name is the program's. A .py file is run
+    /// with Python, as torchrun does; ${local_rank} in arguments is replaced.
+    #[arg(value_name = "PROGRAM", required = true, num_args = 1.., trailing_var_arg = true)]
+    pub(crate) command: Vec<OsString>,
+    /// The number of nodes, or the least and the most: work begins when MIN are here, after a last call for up to MAX.
     #[arg(
         long,
+        allow_negative_numbers = true,
+        env = "PET_NNODES",
+        value_name = "MIN[:MAX]",
+        default_value = "1:1"
+    )]
+    pub(crate) nnodes: Nodes,
+    /// Workers on this node: a number, or one for each gpu, xpu (Intel's) or cpu; auto: for each GPU, or else each CPU.
+    #[arg(
+        long,
+        allow_negative_numbers = true,
         alias = "nproc_per_node",
         env = "PET_NPROC_PER_NODE",
         value_name = "N|auto|gpu|xpu|cpu",
         default_value = "1"
     )]
     pub(crate) nproc_per_node: WorkersPerNode,
-    /// Run on this node alone, on the embedded server. Endpoint and id are chosen for you.
+    /// Run on this node alone. Nothing else needs to run, and neither endpoint nor id is needed.
     #[arg(long, env = "PET_STANDALONE", value_parser = FalseyValueParser::new())]
     pub(crate) standalone: bool,
-    /// How the nodes meet: `rallypoint`, or `etcd` to meet nodes under PyTorch's etcd rendezvous; `static` and `c10d`
-    /// mean `rallypoint` on their endpoint.
-    #[arg(
-        long,
-        alias = "rdzv_backend",
-        env = "PET_RDZV_BACKEND",
-        value_name = "NAME",
-        default_value = "rallypoint"
-    )]
-    pub(crate) rdzv_backend: String,
-    /// The run; nodes with the same one meet.
+    /// The name of the run: nodes with the same name meet. A run that is over stays over, so a new one needs a new name.
     #[arg(
         long,
         alias = "rdzv_id",
@@ -61,9 +65,20 @@ pub(crate) struct Run {
         hide_default_value = true
     )]
     pub(crate) rdzv_id: String,
-    /// More settings of the backend.
+    /// How the nodes meet: `rallypoint`, or `etcd` to meet nodes that run torchrun with PyTorch's own etcd backend. For
+    /// commands written for torchrun, `static` and `c10d` mean `rallypoint` on their endpoint.
     #[arg(
         long,
+        alias = "rdzv_backend",
+        env = "PET_RDZV_BACKEND",
+        value_name = "NAME",
+        default_value = "rallypoint"
+    )]
+    pub(crate) rdzv_backend: String,
+    /// More settings of how the nodes meet, such as join_timeout=600,last_call_timeout=30; --help lists them.
+    #[arg(
+        long,
+        long_help = rdzv_conf(),
         alias = "rdzv_conf",
         env = "PET_RDZV_CONF",
         value_name = "KEY=VALUE,...",
@@ -71,27 +86,42 @@ pub(crate) struct Run {
         hide_default_value = true
     )]
     pub(crate) rdzv_conf: String,
-    /// The address that other nodes reach this one by, if it is not the one it reaches the etcd by.
+    /// The address by which other nodes reach this one. If it is not given, the one by which this node reaches the etcd.
     #[arg(long, alias = "local_addr", env = "PET_LOCAL_ADDR", value_name = "ADDRESS")]
     pub(crate) local_addr: Option<String>,
-    /// Seconds to wait for an etcd that does not answer yet; the join_timeout of --rdzv-conf, or else 600.
-    #[arg(long, alias = "connect_timeout", env = "RALLYPOINT_CONNECT_TIMEOUT", value_name = "SECONDS")]
+    /// How long to wait for an etcd that does not answer yet. If it is not given, the join_timeout of --rdzv-conf, 600.
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        alias = "connect_timeout",
+        env = "RALLYPOINT_CONNECT_TIMEOUT",
+        value_name = "SECONDS"
+    )]
     pub(crate) connect_timeout: Option<Seconds>,
-    /// This node's place among the nodes. With --master-addr, node 0 starts the server there.
-    #[arg(long, alias = "node_rank", env = "PET_NODE_RANK", value_name = "N")]
+    /// This node's place among the nodes, from 0. With --master-addr, node 0 starts the server there.
+    #[arg(long, allow_negative_numbers = true, alias = "node_rank", env = "PET_NODE_RANK", value_name = "N")]
     pub(crate) node_rank: Option<usize>,
-    /// Where node 0 is, in place of an endpoint: the nodes meet there. On 1 node without --standalone, the workers' MASTER_ADDR.
+    /// The address of node 0, as torchrun's scripts give it: the nodes meet there, and need no --rdzv-endpoint. With 1
+    /// node, and without --standalone, it is the workers' MASTER_ADDR.
     #[arg(long, alias = "master_addr", env = "PET_MASTER_ADDR", value_name = "ADDRESS")]
     pub(crate) master_addr: Option<String>,
-    /// The port there; 29500 without. On 1 node without --standalone, the workers' MASTER_PORT.
-    #[arg(long, alias = "master_port", env = "PET_MASTER_PORT", value_name = "PORT")]
+    /// The port at --master-addr; 29500, if it is not given. With 1 node, and without --standalone, it is the workers'
+    /// MASTER_PORT.
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        alias = "master_port",
+        env = "PET_MASTER_PORT",
+        value_name = "PORT"
+    )]
     pub(crate) master_port: Option<u16>,
     #[command(flatten)]
     pub(crate) connection: Connection,
-
-    /// How often this node's workers may be started again after a failure.
+    /// How often this node's workers may be started again after a failure of theirs. A death of another node costs none.
     #[arg(
         long,
+        allow_negative_numbers = true,
+        value_parser = restarts,
         alias = "max_restarts",
         env = "PET_MAX_RESTARTS",
         value_name = "N",
@@ -99,12 +129,17 @@ pub(crate) struct Run {
         help_heading = "Workers"
     )]
     pub(crate) max_restarts: u32,
-    /// When this node's workers have run for so long without failing first, all its restarts are there again. Without it,
-    /// they never come back.
-    #[arg(long, env = "RALLYPOINT_RESTARTS_RETURN_AFTER", value_name = "SECONDS", help_heading = "Workers")]
+    /// When this node's workers have run for so long without failing first, all its restarts are there again. If it is not
+    /// given, they never come back.
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        env = "RALLYPOINT_RESTARTS_RETURN_AFTER",
+        value_name = "SECONDS",
+        help_heading = "Workers"
+    )]
     pub(crate) restarts_return_after: Option<Seconds>,
-    /// What happens when this node's workers fail first and it has no restarts left: the run is closed for all, or this
-    /// node leaves, where the others can go on without it.
+    /// What happens when a worker of this node fails first and there is no restart left.
     #[arg(
         long,
         env = "RALLYPOINT_WHEN_EXHAUSTED",
@@ -114,43 +149,59 @@ pub(crate) struct Run {
         help_heading = "Workers"
     )]
     pub(crate) when_exhausted: Exhausted,
-    /// With --when-exhausted leave: how many nodes of the run may leave so, all together; the next one closes it.
-    #[arg(long, env = "RALLYPOINT_MAX_DEPARTURES", value_name = "N", default_value_t = DEFAULT_MAX_DEPARTURES, help_heading = "Workers")]
+    /// With --when-exhausted leave: how many nodes of the whole run may leave so. The next one closes the run.
+    #[arg(long, allow_negative_numbers = true, env = "RALLYPOINT_MAX_DEPARTURES", value_name = "N", default_value_t = DEFAULT_MAX_DEPARTURES, help_heading = "Workers")]
     pub(crate) max_departures: u32,
-    /// For how long a node that etcd does not answer may be without word of its round from the other nodes, too, before its
-    /// workers are stopped; 0: for ever. The lease and 5 seconds, if it is not given.
-    #[arg(long, env = "RALLYPOINT_FENCE_TIMEOUT", value_name = "SECONDS", help_heading = "Workers")]
-    pub(crate) fence_timeout: Option<Seconds>,
-    /// For how long etcd may be away for all nodes of the round before their workers are stopped. Without it they work on,
-    /// though nodes outside the round may reach etcd and form another.
-    #[arg(long, env = "RALLYPOINT_MAX_ETCD_OUTAGE", value_name = "SECONDS", help_heading = "Workers")]
-    pub(crate) max_etcd_outage: Option<Seconds>,
-    /// From SIGTERM to SIGKILL when workers are stopped; TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or else 25.
+    /// When neither etcd nor the other nodes answer this node for so long, it stops its workers: the others may have gone
+    /// on without it, and two nodes must not work with one rank. 0: it never does. If it is not given, the lease_timeout
+    /// and 5 seconds, which is 10.
     #[arg(
         long,
+        allow_negative_numbers = true,
+        env = "RALLYPOINT_FENCE_TIMEOUT",
+        value_name = "SECONDS",
+        help_heading = "Workers"
+    )]
+    pub(crate) fence_timeout: Option<Seconds>,
+    /// When etcd answers none of the nodes for so long, they stop their workers. If it is not given, they work on until it
+    /// is back, though nodes that are not at work yet may reach it meanwhile, and begin without them.
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        env = "RALLYPOINT_MAX_ETCD_OUTAGE",
+        value_name = "SECONDS",
+        help_heading = "Workers"
+    )]
+    pub(crate) max_etcd_outage: Option<Seconds>,
+    /// How long workers that are stopped have from SIGTERM to SIGKILL. If it is not given,
+    /// TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or else 25.
+    #[arg(
+        long,
+        allow_negative_numbers = true,
         alias = "shutdown_timeout",
         env = "PET_SHUTDOWN_TIMEOUT",
         value_name = "SECONDS",
         help_heading = "Workers"
     )]
     pub(crate) shutdown_timeout: Option<Seconds>,
-    /// When this node's workers have finished, how long an etcd that does not answer is waited for before that is a
-    /// success.
+    /// When this node's workers have finished and etcd does not answer, this node ends with success after so long. Nobody
+    /// says then whether the other nodes have finished.
     #[arg(
         long,
+        allow_negative_numbers = true,
         alias = "exit_barrier_timeout",
         env = "RALLYPOINT_EXIT_BARRIER_TIMEOUT",
         value_name = "SECONDS"
     )]
     #[arg(default_value = "60", help_heading = "Workers")]
     pub(crate) exit_barrier_timeout: Seconds,
-    /// The role of this node's workers.
+    /// The role of this node's workers, which they find in ROLE_NAME.
     #[arg(long, env = "PET_ROLE", value_name = "NAME", default_value = "default", help_heading = "Workers")]
     pub(crate) role: String,
-    /// Each worker sees one GPU, as the first, and LOCAL_RANK 0.
+    /// Each worker sees one GPU only, as its first, and has LOCAL_RANK 0.
     #[arg(long, alias = "virtual_local_rank", env = "PET_VIRTUAL_LOCAL_RANK", value_parser = FalseyValueParser::new(), help_heading = "Workers")]
     pub(crate) virtual_local_rank: bool,
-    /// The program is a Python module.
+    /// The program is the name of a Python module, as in python -m.
     #[arg(short, long, env = "PET_MODULE", value_parser = FalseyValueParser::new(), conflicts_with = "no_python", help_heading = "Workers")]
     pub(crate) module: bool,
     /// Run the program itself, even if its name ends with .py.
@@ -167,16 +218,23 @@ pub(crate) struct Run {
     #[arg(long, alias = "interactive_rank", env = "RALLYPOINT_INTERACTIVE_RANK", value_name = "LOCAL_RANK")]
     #[arg(help_heading = "Workers")]
     pub(crate) interactive_rank: Option<usize>,
-    /// How often it is looked at what nobody tells of: whether this command was stopped, or a worker is stuck in the kernel.
-    /// That a worker has ended is told at once.
-    #[arg(long, alias = "monitor_interval", env = "PET_MONITOR_INTERVAL", value_name = "SECONDS")]
+    /// How often to look whether this command was stopped, as by Ctrl-Z, and whether a worker is stuck in the kernel. The
+    /// end of a worker is noticed at once, whatever this is.
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        alias = "monitor_interval",
+        env = "PET_MONITOR_INTERVAL",
+        value_name = "SECONDS"
+    )]
     #[arg(default_value = "0.5", help_heading = "Workers")]
     pub(crate) monitor_interval: Seconds,
 
-    /// Folder for log files; each run makes one of its own in it. Without it, a temporary one.
+    /// Folder for the workers' log files; each run makes one of its own in it. If it is not given, a temporary one.
     #[arg(long, alias = "log_dir", env = "PET_LOG_DIR", value_name = "FOLDER", help_heading = "Output")]
     pub(crate) log_dir: Option<PathBuf>,
-    /// Streams that go to log files: 1 stdout, 2 stderr, 3 both, or by local rank.
+    /// Streams that go to log files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank, as in
+    /// 0:3,1:2.
     #[arg(
         short,
         long,
@@ -186,7 +244,7 @@ pub(crate) struct Run {
         help_heading = "Output"
     )]
     pub(crate) redirects: StreamChoice,
-    /// Streams that go to log files and to the console.
+    /// Streams that go to log files and to the console, written the same way.
     #[arg(
         short,
         long,
@@ -196,7 +254,8 @@ pub(crate) struct Run {
         help_heading = "Output"
     )]
     pub(crate) tee: StreamChoice,
-    /// What stands before each line of a worker: ${role_name}, ${rank}, ${local_rank}, ${hostname}; '' for nothing.
+    /// What is put before each line of a worker, '' for nothing. These are replaced: ${role_name}, ${rank}, ${local_rank},
+    /// ${hostname}.
     #[arg(
         long,
         alias = "log_line_prefix_template",
@@ -205,7 +264,7 @@ pub(crate) struct Run {
         help_heading = "Output"
     )]
     pub(crate) log_line_prefix_template: Option<String>,
-    /// Show only the output of these local ranks.
+    /// Show only the output of the workers with these local ranks.
     #[arg(
         long,
         alias = "local_ranks_filter",
@@ -215,7 +274,8 @@ pub(crate) struct Run {
         help_heading = "Output"
     )]
     pub(crate) local_ranks_filter: Vec<usize>,
-    /// Lines of tee'd stdout with one of these words also go to filtered_stdout.log.
+    /// Lines of stdout with one of these words, where --tee is for stdout, also go to filtered_stdout.log. Commas between
+    /// words.
     #[arg(
         long,
         alias = "duplicate_stdout_filters",
@@ -237,7 +297,7 @@ pub(crate) struct Run {
         help_heading = "Output"
     )]
     pub(crate) duplicate_stderr_filters: String,
-    /// error, warn, info, debug or trace.
+    /// How much the launcher itself says: error, warn, info, debug or trace.
     #[arg(
         long,
         env = "RALLYPOINT_LOG_LEVEL",
@@ -247,35 +307,30 @@ pub(crate) struct Run {
     )]
     pub(crate) log_level: String,
     /// How the launcher's own messages are written to stderr.
-    #[arg(long, env = "RALLYPOINT_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text, help_heading = "Output")]
+    #[arg(long, env = "RALLYPOINT_LOG_FORMAT", value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text, help_heading = "Output")]
     pub(crate) log_format: LogFormat,
 
-    /// Where torchrun's events go: `console`, one JSON object a line on stderr, or `null`, nowhere.
+    /// Where events in torchrun's format go: `console`, one JSON object a line on stderr, or `null`, nowhere.
     #[arg(long, alias = "event_log_handler", env = "PET_EVENT_LOG_HANDLER", value_name = "NAME")]
     #[arg(default_value = "null", help_heading = "Output")]
     pub(crate) event_log_handler: EventLogHandler,
 
     #[command(flatten)]
     pub(crate) without_meaning: WithoutMeaning,
-
-    /// What the workers run, and its arguments: all that follows is the program's. A .py file is run with Python, as
-    /// torchrun does; ${local_rank} in arguments is replaced.
-    #[arg(value_name = "PROGRAM", required = true, num_args = 1.., trailing_var_arg = true)]
-    pub(crate) command: Vec<OsString>,
 }
 
 /// torchrun's options that have no meaning here: each is accepted with a word in the log, or refused.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "torchrun's, without a meaning here")]
+#[command(next_help_heading = "Of torchrun, without effect here")]
 pub(crate) struct WithoutMeaning {
-    /// Programs are started, not forked.
+    /// No effect: programs are started, not forked.
     #[arg(long, alias = "start_method", env = "PET_START_METHOD", value_name = "METHOD")]
     #[arg(value_parser = ["spawn", "fork", "forkserver"])]
     start_method: Option<String>,
-    /// A Python class that torchrun loads: it is refused.
+    /// Refused: it names a Python class, which only torchrun can load.
     #[arg(long, alias = "logs_specs", env = "PET_LOGS_SPECS", value_name = "NAME")]
     pub(crate) logs_specs: Option<String>,
-    /// A script is run by a Python of its own.
+    /// No effect: a script is run by a Python of its own.
     #[arg(long, alias = "run_path", env = "PET_RUN_PATH", value_parser = FalseyValueParser::new())]
     run_path: bool,
 }
@@ -312,6 +367,26 @@ impl FromStr for EventLogHandler {
             }
         }
     }
+}
+
+/// The help of `--rdzv-conf`.
+fn rdzv_conf() -> String {
+    let mut text =
+        "More settings of how the nodes meet. Those that have flags of their own need not be given here.\n\n\
+                    Of the backend `rallypoint`:\n"
+            .to_owned();
+    for (name, what) in OPTIONS.into_iter().filter(|(_, what)| !what.starts_with("the same,")) {
+        text.push_str(&format!("- {name}: {what}\n"));
+    }
+    text.push_str(
+        "\nOf the backend `etcd`: timeout, last_call_timeout, etcd_prefix, protocol, cacert, cert, key.",
+    );
+    text
+}
+
+fn restarts(text: &str) -> Result<u32, String> {
+    let wanted = "write how often, 0 or more; a large number, such as 1000000, where there is to be no end";
+    text.trim().parse().map_err(|_| wanted.to_owned())
 }
 
 /// The least and the most nodes of a round.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rallypoint_agent::Phase;
-use rallypoint_rendezvous::Progress;
+use rallypoint_core::text::{are, count};
+use rallypoint_rendezvous::{Progress, RendezvousHandler};
 use tokio::sync::watch;
 use tracing::info;
 
@@ -19,6 +20,7 @@ const REMINDER: Duration = Duration::from_secs(30);
 /// What is waited for, and where.
 #[derive(Debug)]
 pub(crate) struct Waiting {
+    pub(crate) handler: Arc<dyn RendezvousHandler>,
     pub(crate) run: String,
     pub(crate) endpoint: String,
     /// For how long at most.
@@ -26,14 +28,10 @@ pub(crate) struct Waiting {
 }
 
 /// Shows what this node waits for, until the agent has ended.
-pub(crate) async fn show(
-    terminal: Arc<Terminal>,
-    mut progress: watch::Receiver<Progress>,
-    mut phase: watch::Receiver<Phase>,
-    waiting: Waiting,
-) {
+pub(crate) async fn show(terminal: Arc<Terminal>, mut phase: watch::Receiver<Phase>, waiting: Waiting) {
+    let mut progress = waiting.handler.progress();
     loop {
-        let waits = |phase: &Phase| matches!(phase, Phase::Meeting | Phase::Finishing | Phase::Ended);
+        let waits = |phase: &Phase| matches!(phase, Phase::Meeting | Phase::Finishing { .. } | Phase::Ended);
         let now = match phase.wait_for(waits).await.as_deref() {
             Err(_) | Ok(Phase::Ended) => return,
             Ok(now) => *now,
@@ -64,7 +62,13 @@ impl Waiting {
             }
             pause = TICK;
             let text = match now {
+                Phase::Meeting if self.handler.contact().is_some_and(|contact| contact.is_silent()) => {
+                    "waiting for etcd, which does not answer this node".to_owned()
+                }
                 Phase::Meeting => describe(&progress.borrow()),
+                Phase::Finishing { nodes: 1 } => {
+                    "the workers have finished; waiting for etcd to take note of it".to_owned()
+                }
                 _ => "this node's workers have finished; waiting for those of other nodes".to_owned(),
             };
             let limit = (now == Phase::Meeting).then_some(self.timeout);
@@ -90,28 +94,24 @@ fn time(waited: Duration, timeout: Option<Duration>) -> String {
 
 fn describe(progress: &Progress) -> String {
     let Progress { joined, min_nodes, max_nodes, .. } = *progress;
-    // This node is here, whether the others have counted it yet or not.
-    let joined = joined.max(1);
-    let nodes = |count: usize| if count == 1 { "1 node".to_owned() } else { format!("{count} nodes") };
     if progress.spare {
-        return format!("standing by as a spare: the group has its {}", nodes(max_nodes));
+        return format!("standing by as a spare: the group has its {}", count(max_nodes, "node"));
     }
-    if min_nodes == 0 {
-        return "waiting for the other nodes".to_owned();
-    }
-    if joined < min_nodes {
-        let missing = nodes(min_nodes - joined);
-        return format!(
-            "waiting for {missing}: {joined} of {min_nodes} {} here",
-            if joined == 1 { "is" } else { "are" }
-        );
+    // This node is here, whether the others have counted it yet or not.
+    let here = joined.max(1);
+    if here < min_nodes {
+        let is = if here == 1 { "is" } else { "are" };
+        let missing = count(min_nodes - here, "node");
+        return format!("waiting for {missing}: {here} of {min_nodes} {is} here");
     }
     match progress.last_call {
+        // Nobody has counted this node, so nothing is known of the others.
+        _ if joined == 0 => "waiting for the other nodes".to_owned(),
         Some(left) if joined < max_nodes => {
             let left = left.as_secs_f64();
-            format!("{} here, up to {max_nodes} may come: starting in {left:.0} s", nodes(joined))
+            format!("{} here, up to {max_nodes} may come: starting in {left:.0} s", count(joined, "node"))
         }
-        _ => format!("{} here: starting", nodes(joined)),
+        _ => format!("{}: starting", are(joined, "node", "here")),
     }
 }
 
@@ -127,8 +127,10 @@ mod tests {
         (progress.joined, progress.last_call) = (3, Some(Duration::from_secs(12)));
         assert_eq!(describe(&progress), "3 nodes here, up to 4 may come: starting in 12 s");
         progress.joined = 4;
-        assert_eq!(describe(&progress), "4 nodes here: starting");
-        (progress.joined, progress.last_call, progress.spare) = (0, None, true);
+        assert_eq!(describe(&progress), "4 nodes are here: starting");
+        (progress.joined, progress.last_call, progress.min_nodes) = (0, None, 1);
+        assert_eq!(describe(&progress), "waiting for the other nodes");
+        progress.spare = true;
         assert_eq!(describe(&progress), "standing by as a spare: the group has its 4 nodes");
         let waited = Duration::from_secs(9);
         assert_eq!(time(waited, Some(Duration::from_secs(60))), "(9 s so far, 51 s left)");

@@ -6,7 +6,7 @@ use rallypoint_core::Endpoints;
 use tracing::info;
 
 use crate::cli::connection::Connection;
-use crate::cli::exit::{NODE, Problem, chain};
+use crate::cli::exit::{NO_SERVER, NODE, Place, Problem, chain};
 use crate::server::{Config, OnDemand, Server, ServerError};
 
 /// Whether the embedded server may run on this node.
@@ -33,22 +33,23 @@ pub(crate) struct Meeting {
 
 /// The embedded server on a free port, for this node alone.
 pub(crate) fn alone() -> Result<Meeting, Problem> {
-    let server = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+    let server = Server::bind(Config::on(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))));
+    let server = server.map_err(|error| Problem::new(NODE, chain(&error)))?;
     Ok(Meeting { endpoints: server.endpoint(), server: Some(server), taken: false })
 }
 
 /// Starts the embedded server if the endpoint is on this node, nothing listens there, and the user does not forbid it.
-pub(crate) async fn find(connection: &Connection, serves: Serves) -> Result<Meeting, Problem> {
+pub(crate) async fn find(connection: &Connection, serves: Serves, place: Place) -> Result<Meeting, Problem> {
     let endpoints: Endpoints = connection
         .endpoints()
         .parse()
-        .map_err(|error| Problem::usage(format!("--rdzv-endpoint: {error}")))?;
+        .map_err(|error| Problem::usage(format!("{}: {error}", place.flags())))?;
     let mut meeting = Meeting { endpoints: endpoints.to_string(), server: None, taken: false };
     if connection.only_connect() || serves == Serves::Elsewhere {
         return Ok(meeting);
     }
     let endpoint = &endpoints.as_slice()[0];
-    match Server::on_demand(endpoint).await.map_err(|error| cannot_serve(&error))? {
+    match Server::on_demand(endpoint).await.map_err(|error| cannot_serve(&error, place))? {
         OnDemand::Started(server) => {
             info!(endpoint = %endpoint, "nothing listens there: this node starts the embedded server");
             meeting.server = Some(server);
@@ -56,7 +57,8 @@ pub(crate) async fn find(connection: &Connection, serves: Serves) -> Result<Meet
         OnDemand::Taken => meeting.taken = true,
         // A name that is not known yet, or an address that somebody translates.
         OnDemand::Elsewhere if serves == Serves::Here => {
-            let server = bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, endpoint.port)))?;
+            let listen = SocketAddr::from((Ipv4Addr::UNSPECIFIED, endpoint.port));
+            let server = Server::bind(Config::on(listen)).map_err(|error| cannot_serve(&error, place))?;
             info!(endpoint = %endpoint, "this node starts the embedded server, on all its addresses");
             meeting.endpoints = SocketAddr::from((Ipv4Addr::LOCALHOST, endpoint.port)).to_string();
             meeting.server = Some(server);
@@ -67,10 +69,8 @@ pub(crate) async fn find(connection: &Connection, serves: Serves) -> Result<Meet
     Ok(meeting)
 }
 
-fn bind(listen: SocketAddr) -> Result<Server, Problem> {
-    Server::bind(Config::on(listen)).map_err(|error| cannot_serve(&error))
-}
-
-fn cannot_serve(error: &ServerError) -> Problem {
-    Problem::new(NODE, format!("{}; choose another --rdzv-endpoint, or start an etcd yourself", chain(error)))
+/// The nodes have no place to meet: the others, who wait for this server, end with the same code.
+fn cannot_serve(error: &ServerError, place: Place) -> Problem {
+    let flag = place.port();
+    Problem::new(NO_SERVER, format!("{}; choose another {flag}, or start an etcd yourself", chain(error)))
 }

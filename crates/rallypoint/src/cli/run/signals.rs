@@ -30,6 +30,12 @@ pub(crate) fn listen(
         let asks = ends.contains(&number) || (interactive && terminals(number));
         let (stopper, guarded, workers) = (stopper.clone(), guarded.clone(), workers.clone());
         let mut passed: Option<Instant> = None;
+        // A terminal that is closed tells of it more than once.
+        let haste = match number {
+            Signal::HUP if ends.contains(&Signal::TERM) => "; SIGTERM to end at once",
+            Signal::HUP => "",
+            _ => "; once more to end at once",
+        };
         on(name, number, move || {
             if guarded.alone() {
                 // The workers end at once, and the others are told all the same.
@@ -43,7 +49,7 @@ pub(crate) fn listen(
                 debug!("{name} is the worker's on the terminal");
             } else if asks {
                 if stopper.ask(number) {
-                    info!("{name}: ending in good order; once more to end at once");
+                    info!("{name}: ending in good order{haste}");
                 } else if interactive && terminals(number) {
                     // The command does not count those of a terminal that a worker has.
                     stopper.hurry();

@@ -1,0 +1,81 @@
+//! What is said when the nodes of a round meet again, or do not.
+
+use rallypoint_core::text::count;
+use rallypoint_rendezvous::GroupChange;
+
+use crate::notice::Notice;
+
+/// What happened to the group.
+pub(crate) fn change(change: &GroupChange) -> String {
+    let who = |node: &str, rank: Option<usize>| match rank {
+        Some(rank) => format!("node {rank} ({node})"),
+        None => format!("node {node}"),
+    };
+    match change {
+        GroupChange::Waiting { count: 1 } => "1 more node waits to get in".to_owned(),
+        GroupChange::Waiting { count } => format!("{count} more nodes wait to get in"),
+        GroupChange::Died { node, rank } => format!("{} died", who(node, *rank)),
+        GroupChange::Left { node, rank } => format!("{} left or asks for a new round", who(node, *rank)),
+        GroupChange::Closed { reason } => format!("the run is closed: {reason}"),
+        GroupChange::Excluded => "this node lost its place".to_owned(),
+        GroupChange::Replaced { by } => format!("another process, at {by}, has this node's name now"),
+        GroupChange::StateLost => "etcd has lost what it had of this round".to_owned(),
+        GroupChange::Corrupt { problem } => format!("the run's record cannot be read ({problem})"),
+        other => format!("{other:?}"),
+    }
+}
+
+/// What comes after what another node told of.
+pub(crate) fn after(notice: &Notice) -> String {
+    match notice.restarts {
+        Some(restarts) if restarts.left == 0 && restarts.leaves => format!(
+            "node {} has {}, and leaves if the others can go on without it; meeting again",
+            notice.node,
+            none_left(restarts.max)
+        ),
+        Some(restarts) if restarts.left == 0 => {
+            format!("node {} has {}: the run ends", notice.node, none_left(restarts.max))
+        }
+        _ => "meeting again".to_owned(),
+    }
+}
+
+/// That the restarts of a node that had so many are used up.
+fn none_left(max: u32) -> String {
+    format!("no restarts left (--max-restarts {max})")
+}
+
+/// That a node's restarts have come back.
+pub(crate) fn came_back(max: u32, seconds: f64) -> String {
+    let all = match max {
+        1 => "its restart is there again".to_owned(),
+        max => format!("all its {} are there again", count(max as usize, "restart")),
+    };
+    format!("this node's workers have run for {seconds} s without failing first: {all}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::notice::Restarts;
+
+    #[test]
+    fn who_hears_of_a_failure_is_told_whether_it_goes_on() {
+        let told = |left, leaves| {
+            let restarts = Some(Restarts { left, max: 2, leaves });
+            after(&Notice { restarts, ..Notice::leaves(1, "host1") })
+        };
+        assert_eq!(told(1, false), "meeting again");
+        assert_eq!(told(0, false), "node 1 has no restarts left (--max-restarts 2): the run ends");
+        assert!(told(0, true).ends_with("leaves if the others can go on without it; meeting again"));
+        assert_eq!(after(&Notice::leaves(1, "host1")), "meeting again");
+    }
+
+    #[test]
+    fn one_is_one_and_two_are_two() {
+        assert_eq!(change(&GroupChange::Waiting { count: 1 }), "1 more node waits to get in");
+        assert_eq!(change(&GroupChange::Waiting { count: 2 }), "2 more nodes wait to get in");
+        assert!(came_back(1, 60.0).ends_with("for 60 s without failing first: its restart is there again"));
+        assert!(came_back(3, 0.5).ends_with("all its 3 restarts are there again"));
+    }
+}

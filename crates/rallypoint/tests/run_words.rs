@@ -1,0 +1,268 @@
+//! What is said is so: the cause of an end, what comes next, and who is there.
+
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod launcher;
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+
+use launcher::{Launcher, RALLYPOINT, signal, wait_for_any, wait_until};
+use rallypoint_testkit::{Etcd, Version};
+
+/// A server of a process of its own, which can be stopped.
+struct Server {
+    process: Child,
+    endpoint: String,
+}
+
+impl Server {
+    fn start() -> Self {
+        let endpoint = free_endpoint();
+        let mut command = Command::new(RALLYPOINT);
+        command.args(["serve", "--listen", &endpoint]).stdout(Stdio::null()).stderr(Stdio::null());
+        let process = command.spawn().unwrap();
+        wait_until("it listens", || std::net::TcpStream::connect(&endpoint).ok());
+        Server { process, endpoint }
+    }
+
+    fn stop(&self) {
+        signal(self.process.id(), "STOP");
+    }
+
+    /// A node that starts no server of its own.
+    fn node(&self, nodes: &str, conf: &str, more: &[&str]) -> Launcher {
+        let endpoint = format!("etcd://{}", self.endpoint);
+        let args = ["--nnodes", nodes, "--rdzv-id", "job", "--rdzv-endpoint", &endpoint, "--rdzv-conf", conf];
+        Launcher::start(&[&args[..], more].concat())
+    }
+
+    fn status(&self, more: &[&str]) -> String {
+        let mut command = Command::new(RALLYPOINT);
+        command.args(["status", "job", "--endpoint", &self.endpoint]).args(more);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+fn free_endpoint() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+const QUICK: &str = "last_call_timeout=1,lease_timeout=2";
+
+#[test]
+fn a_death_that_leaves_too_few_nodes_is_named_as_the_cause() {
+    let server = Server::start();
+    let start = || {
+        server.node("2", &format!("{QUICK},join_timeout=8"), &["--", "sh", "-c", "echo at work; sleep 600"])
+    };
+    let mut nodes = [start(), start()];
+    nodes.iter_mut().for_each(|node| drop(node.wait_for("at work")));
+    let [left, mut dies] = nodes;
+    dies.pull_the_plug();
+    let text = wait_until("it is ready to meet again", || {
+        Some(server.status(&[])).filter(|text| text.contains("ready for round 2"))
+    });
+    let died: Vec<_> = text.lines().filter(|line| line.starts_with("died     node ")).collect();
+    assert_eq!(died.len(), 1, "{text}");
+    assert!(!text.contains("lost") && text.contains("round    1, of 2 nodes (the run needs 2)"), "{text}");
+    let ended = left.ended().expect(3);
+    let last = ended.lines.last().unwrap();
+    assert!(last.contains(") died, and too few nodes are here to go on"), "{}", ended.text());
+    assert!(last.contains("2 nodes are needed, and 1 node is here after 8 s"), "{}", ended.text());
+    assert!(last.contains("--nnodes MIN:MAX") && !last.contains("--rdzv"), "no flag is to blame: {last}");
+}
+
+#[test]
+fn nodes_that_meet_again_are_not_lost() {
+    let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("end");
+    // One is slow to end its worker.
+    let script = format!(
+        "[ $ROLE_NAME = slow ] && trap 'while [ ! -e {file} ]; do sleep 0.05; done; exit 0' TERM
+         echo $WORLD_SIZE are here; while [ ! -e {file} ]; do sleep 0.05; done",
+        file = file.display()
+    );
+    let start = |role: &str| {
+        server.node(
+            "2:3",
+            "last_call_timeout=2,lease_timeout=60",
+            &["--role", role, "--", "sh", "-c", &script],
+        )
+    };
+    let (mut slow, mut quick) = (start("slow"), start("quick"));
+    slow.wait_for("2 are here");
+    quick.wait_for("2 are here");
+    let late = start("late");
+    let said = quick.wait_for("meeting again");
+    assert!(said.contains("1 more node waits to get in; meeting again"), "{said}");
+    let text = wait_until("one is ready", || {
+        Some(server.status(&[])).filter(|text| text.contains("ready for round 2"))
+    });
+    assert!(text.contains("state    meeting again") && text.contains("still in round 1"), "{text}");
+    for word in ["lost", "died", "left ", "gone"] {
+        assert!(!text.lines().any(|line| line.starts_with(word)), "{text}");
+    }
+    let json: serde_json::Value = serde_json::from_str(&server.status(&["--json"])).unwrap();
+    assert_eq!(json["lost"].as_array().unwrap().len(), 0, "{json}");
+    std::fs::write(&file, "").unwrap();
+    for node in [slow, quick, late] {
+        node.ended().expect(0);
+    }
+}
+
+#[test]
+fn all_nodes_say_that_restarts_are_used_up_and_nobody_that_it_goes_on() {
+    let server = Server::start();
+    let script = "echo at work; [ $RANK = 0 ] && exit 3; exec sleep 600";
+    let start = || server.node("2", QUICK, &["--max-restarts", "1", "--", "sh", "-c", script]);
+    for node in [start(), start()] {
+        let ended = node.ended().expect(1);
+        let text = ended.text();
+        assert_eq!(ended.with("none left on its node (--max-restarts 1)").len(), 1, "{text}");
+        // Of the first failure, which a restart was left for, the other node says that it meets again; of the last one it
+        // says that the run ends, unless it hears of the end itself first.
+        let others = ended.with("failed with exit code 3; ");
+        let (goes_on, ends): (Vec<&str>, Vec<&str>) =
+            others.into_iter().partition(|line| line.contains("again"));
+        assert_eq!(goes_on.len(), 1, "{text}");
+        let last = "; node 0 has no restarts left (--max-restarts 1): the run ends";
+        assert!(ends.iter().all(|line| line.ends_with(last)), "{text}");
+    }
+}
+
+#[test]
+fn a_node_that_has_finished_does_not_wait_for_ever_for_an_etcd_that_does_not_answer() {
+    let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("end");
+    let script = format!("[ $RANK = 1 ] || while [ ! -e {} ]; do sleep 0.05; done", file.display());
+    let more = ["--exit-barrier-timeout", "2", "--", "sh", "-c", &script];
+    let mut nodes = vec![server.node("2", QUICK, &more), server.node("2", QUICK, &more)];
+    let (done, _) = wait_for_any(&mut nodes, "waiting for those of other nodes");
+    server.stop();
+    // The other one is still at work.
+    let ended = nodes.remove(done).ended().expect(0);
+    let said = "for 2 s etcd has not said whether those of other nodes have";
+    assert_eq!(ended.with(said).len(), 1, "{}", ended.text());
+    assert!(!ended.text().contains("torchelastic/"), "{}", ended.text());
+    std::fs::write(&file, "").unwrap();
+    nodes.remove(0).ended().expect(0);
+}
+
+#[test]
+fn a_node_that_is_alone_does_not_speak_of_others() {
+    let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("end");
+    let script = format!("echo at work; while [ ! -e {} ]; do sleep 0.05; done", file.display());
+    let mut node = server.node("1", QUICK, &["--exit-barrier-timeout", "2", "--", "sh", "-c", &script]);
+    node.wait_for("at work");
+    server.stop();
+    std::fs::write(&file, "").unwrap();
+    let ended = node.ended().expect(0);
+    let said = "the workers have finished; etcd has not answered for 2 s";
+    assert_eq!(ended.with(said).len(), 1, "{}", ended.text());
+    assert!(!ended.text().contains("other nodes"), "{}", ended.text());
+}
+
+#[test]
+fn a_node_that_is_cut_off_does_not_say_that_it_starts() {
+    let server = Server::start();
+    let more = ["--max-etcd-outage", "3", "--", "sh", "-c", "echo at work; exec sleep 600"];
+    let mut node = server.node("1:2", QUICK, &more);
+    node.wait_for("at work");
+    server.stop();
+    node.wait_for("waiting for etcd, which does not answer this node");
+    node.signal("TERM");
+    let ended = node.ended().expect(143);
+    let (before, after): (Vec<_>, Vec<_>) = {
+        let at = ended.lines.iter().position(|line| line.contains("stopping the workers")).unwrap();
+        (ended.lines[..=at].to_vec(), ended.lines[at + 1..].to_vec())
+    };
+    assert!(!after.join("\n").contains("starting"), "{}", ended.text());
+    assert!(before.last().unwrap().contains("etcd has been away for"), "{}", ended.text());
+    assert!(!after.join("\n").contains("etcd has been away for"), "it was said: {}", ended.text());
+}
+
+#[test]
+fn a_port_with_something_else_is_one_cause_with_one_code_on_all_nodes() {
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = other.local_addr().unwrap().port().to_string();
+    std::thread::spawn(move || {
+        for stream in other.incoming() {
+            let _ = stream.and_then(|mut stream| stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n"));
+        }
+    });
+    let conf = ["--nnodes", "2", "--rdzv-conf", "join_timeout=1"];
+    let endpoint = format!("127.0.0.1:{port}");
+    // Node 0 would start the server there; node 1 waits for it.
+    for rank in ["0", "1"] {
+        let args = ["--node-rank", rank, "--master-addr", "127.0.0.1", "--master-port", &port, "true"];
+        let ended = Launcher::run(&[&conf[..], &args[..]].concat()).expect(4);
+        let last = ended.lines.last().unwrap();
+        assert!(last.contains("--master-port") && !last.contains("--rdzv"), "as the user typed it: {last}");
+    }
+    for endpoint in [endpoint.clone(), format!("etcd://{endpoint}")] {
+        let args = ["--rdzv-id", "job", "--rdzv-endpoint", &endpoint, "true"];
+        let ended = Launcher::run(&[&conf[..], &args[..]].concat()).expect(4);
+        assert!(ended.lines.last().unwrap().contains("--rdzv-endpoint"), "{}", ended.text());
+    }
+}
+
+#[test]
+fn a_static_command_is_answered_in_its_own_flags() {
+    let endpoint = free_endpoint();
+    let (_, port) = endpoint.rsplit_once(':').unwrap();
+    let run = |args: &[&str]| {
+        let conf = ["--nnodes", "2", "--rdzv-conf", "join_timeout=1", "--master-port", port];
+        Launcher::run(&[&conf[..], args, &["true"]].concat())
+    };
+    for (rank, code) in [("0", 3), ("1", 4)] {
+        let ended = run(&["--node-rank", rank, "--master-addr", "127.0.0.1"]).expect(code);
+        let last = ended.lines.last().unwrap();
+        assert!(last.contains("--master-addr and --master-port") && !last.contains("--rdzv"), "{last}");
+        assert!(!ended.text().contains("no --master-addr"), "{}", ended.text());
+        // torchrun's address is of use on one machine alone.
+        let ended = run(&["--node-rank", rank]).expect(code);
+        let said = ended.with("there is no --master-addr, so it is 127.0.0.1");
+        assert!(said.len() == 1 && said[0].contains("other machines cannot reach"), "{}", ended.text());
+        assert_eq!(ended.with("--master-port means Rallypoint's own backend").len(), 1, "{}", ended.text());
+    }
+    let ended = run(&["--node-rank", "0", "--master-addr", "127.0.0.1:7000"]).expect(2);
+    assert!(!ended.text().contains("--rdzv"), "{}", ended.text());
+}
+
+#[test]
+fn what_is_watched_is_shown_again_only_when_it_has_changed() {
+    let etcd = Etcd::start(Version::V35);
+    let endpoint = etcd.endpoint();
+    let args = ["--nnodes", "1:2", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint, "--rdzv-conf", QUICK];
+    let mut node = Launcher::start(&[&args[..], &["--", "sh", "-c", "echo at work; sleep 600"]].concat());
+    node.wait_for("at work");
+    let mut command = Command::new(RALLYPOINT);
+    command.args(["status", "job", "--watch", "--endpoint", &endpoint]);
+    let mut watch = Launcher::spawn(command);
+    watch.wait_for("state    running");
+    // It is among the run's keys, and nothing that is shown.
+    for number in 0..20 {
+        let _ = etcd.etcdctl(&["put", "rallypoint/job/store/some", &number.to_string()]);
+    }
+    let mut close = Command::new(RALLYPOINT);
+    close.args(["close", "job", "--reason", "enough", "--endpoint", &endpoint]);
+    assert!(close.output().unwrap().status.success());
+    watch.wait_for("state    closed: enough");
+    node.ended().expect(5);
+    watch.wait_for("no nodes are there");
+    watch.signal("INT");
+    let ended = watch.ended().expect(0);
+    assert_eq!(ended.with("state    running").len(), 1, "{}", ended.text());
+}
