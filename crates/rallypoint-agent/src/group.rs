@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
@@ -20,25 +21,23 @@ use tracing::{error, warn};
 use crate::affinity::spawn_on;
 use crate::decision::Event;
 use crate::descendants;
+use crate::disk;
+use crate::drain::{self, DRAIN_TIMEOUT};
 use crate::environment::Place;
 use crate::events::{WorkerEvent, WorkerState};
 use crate::failure::{ErrorRecord, Exit, Failure};
+use crate::log_file::LogFile;
 use crate::logs::{Attempt, LogSettings, StreamPlan};
 use crate::memory::{self, MemoryKills};
 use crate::output::{Console, Filtered, Pump, Pumping, Stream, Tail, colour};
 use crate::workers::Workers;
 
-/// For output that is still on its way when all workers have ended. Only a process that left its group can hold
-/// the stream open for longer, or a console that takes nothing.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// For processes that SIGKILL does not end: those in the kernel, at a device that does not answer, or traced.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// The same where nobody can be told: when a group is dropped.
 const DROP_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often the rest of a group is looked at after its first process has ended; nothing tells when it is gone.
 const REST_INTERVAL: Duration = Duration::from_millis(20);
-/// How often it is looked at what output is waiting for.
-const DRAIN_STEP: Duration = Duration::from_millis(50);
 
 /// A worker whose streams are this process's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,12 +117,14 @@ impl Group {
         running: &Workers,
     ) -> Result<Self, StartError> {
         let (report, endings) = mpsc::unbounded_channel();
-        let filtered = |file: Option<std::fs::File>, words: &[String]| {
-            file.map(|file| Filtered { file: Arc::new(Mutex::new(file)), words: words.into() })
+        let filtered = |file: Option<(PathBuf, File)>, words: &[String]| {
+            let file = file.map(|(path, file)| LogFile::start(&path, file)).transpose();
+            let file = file.map_err(|source| StartError { source })?;
+            Ok(file.map(|file| Filtered { file, words: words.into() }))
         };
         let filtered = [
-            filtered(attempt.filtered_out, &settings.filter_out),
-            filtered(attempt.filtered_err, &settings.filter_err),
+            filtered(attempt.filtered_out, &settings.filter_out)?,
+            filtered(attempt.filtered_err, &settings.filter_err)?,
         ];
         let (host, running) = (host.to_owned(), running.clone());
         let memory_kills = MemoryKills::now();
@@ -238,28 +239,10 @@ impl Group {
         }
     }
 
-    /// Waits for what the workers have said to be where it goes. The last words of workers that have finished are
-    /// worth a wait of `grace` for a console that takes nothing.
+    /// Waits for what the workers have said to be where it goes.
     async fn drain(&mut self, finished: bool, grace: Duration) {
-        let began = Instant::now();
-        for mut stream in self.workers.iter_mut().flat_map(|worker| std::mem::take(&mut worker.streams)) {
-            let mut moved = (stream.moved(), Instant::now());
-            while tokio::time::timeout(DRAIN_STEP, stream.ended()).await.is_err() {
-                if moved.0 != stream.moved() {
-                    moved = (stream.moved(), Instant::now());
-                }
-                let patience = if finished && stream.is_writing() { grace } else { DRAIN_TIMEOUT };
-                if moved.1.elapsed() < patience && (finished || began.elapsed() < grace) {
-                    continue;
-                }
-                if stream.is_writing() {
-                    warn!("the console takes nothing; what the workers said last is lost");
-                } else {
-                    warn!("a process that left its worker's group still holds the worker's output");
-                }
-                return;
-            }
-        }
+        let streams = self.workers.iter_mut().flat_map(|worker| std::mem::take(&mut worker.streams));
+        drain::drain(streams.collect(), finished, grace).await;
     }
 
     /// Waits until all workers have ended and nothing of their groups runs. What is left of a group is told to end
@@ -337,8 +320,43 @@ impl Group {
 
     /// Those that failed by themselves.
     pub(crate) fn failures(&self, kept: bool) -> Vec<Failure> {
-        let failed = self.workers.iter().filter(|worker| worker.failed);
-        failed.filter_map(|worker| worker.failure(&self.host, kept, self.memory_kills.as_ref())).collect()
+        let failed: Vec<&Worker> = self.workers.iter().filter(|worker| worker.failed).collect();
+        if failed.is_empty() {
+            return Vec::new();
+        }
+        let files: Vec<_> = failed.iter().map(|worker| worker.files()).collect();
+        let read = disk::within(disk::PATIENCE, move || {
+            files.iter().map(|files| files.read(kept)).collect::<Vec<Written>>()
+        });
+        let read = read.unwrap_or_else(|| {
+            warn!("the disk with the workers' files does not answer; what they wrote of their errors is not told");
+            failed.iter().map(|_| Written::default()).collect()
+        });
+        let told = failed.into_iter().zip(read).filter_map(|(worker, written)| {
+            worker.failure(&self.host, kept, self.memory_kills.as_ref(), written)
+        });
+        told.collect()
+    }
+}
+
+/// Where a worker may have written of its error.
+struct Files {
+    error: PathBuf,
+    /// Read only where nothing of it was seen.
+    log: Option<PathBuf>,
+}
+
+/// What it has written.
+#[derive(Default)]
+struct Written {
+    error: Option<ErrorRecord>,
+    log: Vec<String>,
+}
+
+impl Files {
+    fn read(&self, kept: bool) -> Written {
+        let log = self.log.as_deref().map(|log| Tail::of_file(log).unwrap_or_default());
+        Written { error: ErrorRecord::read(&self.error, kept), log: log.unwrap_or_default() }
     }
 }
 
@@ -381,29 +399,31 @@ impl Worker {
         }
         let tail = Tail::default();
         let log = err.path.clone().or_else(|| out.path.clone());
-        let own =
-            |plan: &StreamPlan| plan.file.as_ref().filter(|_| !plan.console).map(std::fs::File::try_clone);
+        let own = |plan: &StreamPlan| plan.file.as_ref().filter(|_| !plan.console).map(File::try_clone);
         if interactive.is_none() {
             command.stdout(own(&out).transpose()?.map_or_else(Stdio::piped, Stdio::from));
             command.stderr(own(&err).transpose()?.map_or_else(Stdio::piped, Stdio::from));
         }
         let mut child = spawn_on(&mut command, &cpus)?;
-        let pump = |stream, plan: StreamPlan, filtered: &Option<Filtered>| Pump {
-            stream,
-            prefix: prefix.clone(),
-            colour: console.colours(stream).then(|| colour(place.rank)),
-            console: plan.console.then(|| Arc::clone(console)),
-            filtered: filtered.clone().filter(|_| plan.teed),
-            file: plan.file,
-            tail: (stream == Stream::Err).then(|| tail.clone()),
-            rank: place.rank,
+        let pump = |stream, plan: StreamPlan, filtered: &Option<Filtered>| {
+            let file = plan.path.zip(plan.file).map(|(path, file)| LogFile::start(&path, file));
+            io::Result::Ok(Pump {
+                stream,
+                prefix: prefix.clone(),
+                colour: console.colours(stream).then(|| colour(place.rank)),
+                console: plan.console.then(|| Arc::clone(console)),
+                filtered: filtered.clone().filter(|_| plan.teed),
+                file: file.transpose()?,
+                tail: (stream == Stream::Err).then(|| tail.clone()),
+                rank: place.rank,
+            })
         };
         let mut streams = Vec::new();
         if let Some(from) = child.stdout.take() {
-            streams.push(pump(Stream::Out, out, &filtered[0]).start(from)?);
+            streams.push(pump(Stream::Out, out, &filtered[0])?.start(from)?);
         }
         if let Some(from) = child.stderr.take() {
-            streams.push(pump(Stream::Err, err, &filtered[1]).start(from)?);
+            streams.push(pump(Stream::Err, err, &filtered[1])?.start(from)?);
         }
         let pid = Pid::from_child(&child);
         Ok(Worker {
@@ -436,16 +456,23 @@ impl Worker {
         WorkerEvent { state, place: self.place.clone(), pid: self.child.id(), restarts, failure }
     }
 
-    fn failure(&self, host: &str, kept: bool, kills: Option<&MemoryKills>) -> Option<Failure> {
+    fn files(&self) -> Files {
+        let unseen = self.tail.lines().is_empty();
+        Files { error: self.error_file.clone(), log: self.log.clone().filter(|_| unseen) }
+    }
+
+    fn failure(
+        &self,
+        host: &str,
+        kept: bool,
+        kills: Option<&MemoryKills>,
+        written: Written,
+    ) -> Option<Failure> {
         let (exit, time) = self.ended?;
         // It was not stopped, so it was not us.
         let killed = exit == Exit::Signal(Signal::KILL.as_raw());
-        let mut stderr = self.tail.lines();
-        if stderr.is_empty()
-            && let Some(log) = &self.log
-        {
-            stderr = Tail::of_file(log).unwrap_or_default();
-        }
+        let seen = self.tail.lines();
+        let stderr = if seen.is_empty() { written.log } else { seen };
         Some(Failure {
             rank: self.place.rank,
             local_rank: self.place.local_rank,
@@ -453,7 +480,7 @@ impl Worker {
             pid: self.child.id(),
             exit,
             time: Some(time),
-            error: ErrorRecord::read(&self.error_file, kept),
+            error: written.error,
             stderr,
             log: self.log.clone().filter(|_| kept),
             hint: killed.then(|| memory::hint(kills.cloned())),

@@ -11,7 +11,7 @@
 //! the workers and whatever they started are children of one that is left, and it ends them. Only whoever kills all
 //! three at once, and spares the workers, leaves something behind.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -27,6 +27,7 @@ use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::time::Instant;
 
 use crate::descendants::{self, Stat};
+use crate::disk;
 use crate::signals::{AT_ONCE, KNOWN_SIGNALS, is_handled, is_ignored};
 
 /// Set for the launcher by its guards: their process numbers, and the temporary folder that they remove.
@@ -37,6 +38,13 @@ const NAME: &str = "launch-guard";
 const GUARDS: usize = 2;
 /// A launcher that was asked to end and has not, so long after its workers' grace, is killed.
 const LATE: Duration = Duration::from_secs(40);
+/// A launcher whose first thread has ended, and which has not so long after, has a thread that hangs in the kernel, at a
+/// disk that does not answer for instance.
+const HANGS: Duration = Duration::from_secs(2);
+/// How often that is looked at; nothing tells of it.
+const LOOK: Duration = Duration::from_secs(1);
+/// Before the exit code, in the name of a process that is about to end.
+const ENDED: &str = "ended-";
 /// For a process that was killed to be gone.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -106,6 +114,8 @@ async fn stand(before: Option<Guarded>, orders: &Orders) -> io::Result<Part> {
     // The second guard comes first, since it has the workers' orphans.
     let late = if before.is_some() { LATE } else { LATE + 2 * KILL_TIMEOUT };
     let (mut asked, mut deadline) = (false, None);
+    let mut hangs_since: Option<Instant> = None;
+    let mut looks = tokio::time::interval(LOOK);
     let status = loop {
         let too_late = async {
             match deadline {
@@ -138,13 +148,23 @@ async fn stand(before: Option<Guarded>, orders: &Orders) -> io::Result<Part> {
                     deadline = Instant::now().checked_add(orders.grace.saturating_add(late));
                 }
             }
+            _ = looks.tick() => match told_of_end(child) {
+                None => hangs_since = None,
+                Some(status) => {
+                    if hangs_since.get_or_insert_with(Instant::now).elapsed() >= HANGS {
+                        break status;
+                    }
+                }
+            },
             () = too_late => break kill(child, adopts).await,
         }
     };
     // A second guard that ended by itself has swept, and named what it could not end.
     let swept = before.is_none() && status.code().is_some();
     let left = if adopts && !swept { descendants::sweep(&[]) } else { Vec::new() };
-    remove(&next.folder);
+    if !swept {
+        remove(&next.folder);
+    }
     Ok(Part::Guard { status, left })
 }
 
@@ -171,6 +191,23 @@ async fn next_of(signals: &mut [(Signal, bool, Signals)]) -> (Signal, bool) {
         std::task::Poll::Pending
     })
     .await
+}
+
+/// To be called at the very end: says with which code this process is about to end. A process with a thread that hangs in
+/// the kernel cannot be waited for; so its name says it, which everybody can read.
+pub fn announce(code: u8) {
+    if let Ok(name) = CString::new(format!("{ENDED}{code}")) {
+        // Then the code is not known.
+        let _ = rustix::thread::set_name(&name);
+    }
+}
+
+/// The status of a process that has ended but for threads that hang, as it told before. None while it runs.
+fn told_of_end(pid: Pid) -> Option<ExitStatus> {
+    let stat = Stat::of(pid).filter(Stat::ended)?;
+    let code = stat.name.strip_prefix(ENDED).and_then(|code| code.parse::<u8>().ok());
+    // The code is in the second byte. One that was killed tells nothing.
+    Some(ExitStatus::from_raw(code.map_or(Signal::KILL.as_raw(), |code| i32::from(code) << 8)))
 }
 
 /// Waits for every child that has ended, or for this one alone; its status, if it is one of them.
@@ -323,6 +360,7 @@ impl Guarded {
 }
 
 fn remove(folder: &Path) {
+    let folder = folder.to_owned();
     // Most often it is gone already.
-    let _ = std::fs::remove_dir_all(folder);
+    let _ = disk::within(disk::PATIENCE, move || std::fs::remove_dir_all(folder));
 }

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use rallypoint_agent::{
     Agent, Console, DEFAULT_GRACE, Events, Guarded, Interactive, LogDir, LogSettings, Logs, Orders, Outcome,
-    Part, Prefix, Stopper, Stream, WorkerSpec, Workers, allowed_cpus, parse_signals,
+    Part, Prefix, Stopper, Stream, WorkerSpec, Workers, allowed_cpus, disk, parse_signals,
 };
 use rallypoint_etcd::ErrorKind;
 use rallypoint_rendezvous::native::DEFAULT_JOIN_TIMEOUT;
@@ -72,7 +72,9 @@ pub(super) fn run(options: &Run) -> u8 {
         Ok(Part::Launcher(guarded)) => guarded,
         Ok(Part::Guard { status, left }) => {
             name_left(&left);
-            return guard_code(status);
+            let code = guard_code(status);
+            rallypoint_agent::announce(code);
+            return code;
         }
         Err(error) => return cannot(error),
     };
@@ -107,6 +109,7 @@ pub(super) fn run(options: &Run) -> u8 {
     if guarded.alone() {
         name_left(&guarded.clean_up());
     }
+    rallypoint_agent::announce(code);
     code
 }
 
@@ -246,7 +249,11 @@ async fn launch(
     terminal.show(None);
     record.iter().for_each(|record| record.agent(&outcome));
     // One without a file in it is not kept.
-    let kept = kept.filter(|folder| folder.exists()).map(|folder| folder.display().to_string());
+    let exists = |folder: &Path| {
+        let folder = folder.to_owned();
+        disk::within(disk::PATIENCE, move || folder.exists()).unwrap_or(true)
+    };
+    let kept = kept.filter(|folder| exists(folder)).map(|folder| folder.display().to_string());
     let code = match stuck {
         Some(problem) => Err(problem),
         None => report(outcome, options.log_format, &run_id, kept.as_deref(), terminal),
