@@ -11,7 +11,7 @@
 //! the workers and whatever they started are children of one that is left, and it ends them. Only whoever kills all
 //! three at once, and spares the workers, leaves something behind.
 
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CString, OsString};
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -28,7 +28,7 @@ use tokio::time::Instant;
 
 use crate::descendants::{self, Stat};
 use crate::disk;
-use crate::signals::{AT_ONCE, KNOWN_SIGNALS, is_handled, is_ignored};
+use crate::signals::{AT_ONCE, KNOWN_SIGNALS, is_handled, is_ignored, is_ours, outlive_file_limit};
 
 /// Set for the launcher by its guards: their process numbers, and the temporary folder that they remove.
 pub const GUARD_VARIABLE: &str = "RALLYPOINT_GUARD";
@@ -103,6 +103,8 @@ async fn stand(before: Option<Guarded>, orders: &Orders) -> io::Result<Part> {
     if adopts {
         set_child_subreaper(Some(getpid()))?;
     }
+    // What it says last may go to a file.
+    outlive_file_limit()?;
     let mut ended = signal(SignalKind::child())?;
     let mut signals = listen(before.is_some())?;
     if let Some(before) = &before {
@@ -257,11 +259,6 @@ pub fn arguments() -> Vec<OsString> {
         line.pop();
         line.split(|byte| *byte == 0).map(|word| OsString::from_vec(word.to_vec())).collect()
     })
-}
-
-/// Whether this program is Rallypoint's own, and not a Python that needs its arguments to become the command.
-fn is_ours() -> bool {
-    std::env::current_exe().is_ok_and(|path| path.file_name() == Some(OsStr::new("rallypoint")))
 }
 
 /// What a process of the chain gets when the one before it is gone, as if somebody had asked for the end;

@@ -80,7 +80,7 @@ pub use rallypoint_rendezvous::FINISHED;
 pub use ranks::{Assigned, IDENTICAL_VARIABLE, NodeWorkers, RankError, agree, assign};
 /// What [`Stopper::ask`] takes, and [`Outcome::Stopped`] tells.
 pub use rustix::process::Signal;
-pub use signals::{AT_ONCE, KNOWN_SIGNALS, UnknownSignal, is_ignored, parse_signals};
+pub use signals::{AT_ONCE, KNOWN_SIGNALS, UnknownSignal, is_ignored, outlive_file_limit, parse_signals};
 pub use stop::{Stop, StopListener, Stopper};
 pub use streams::{StreamChoice, StreamChoiceError, Streams};
 pub use workers::Workers;

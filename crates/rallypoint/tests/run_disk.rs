@@ -8,7 +8,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use launcher::{Launcher, hold_thread, threads, wait_until};
+use launcher::{Launcher, RALLYPOINT, hold_thread, threads, wait_until};
 
 /// More than a pipe holds, and less than what waits for a file.
 const LINES: usize = 20_000;
@@ -144,5 +144,64 @@ fn a_thread_that_does_not_end_does_not_keep_the_command_from_ending() {
         assert!(named.len() == 1 && named[0].contains(&working.to_string()), "{}", ended.text());
         tracer.kill().unwrap();
         tracer.wait().unwrap();
+    }
+}
+
+/// A launcher that a shell starts with these words before and after it.
+fn through_shell(before: &str, args: &str, after: &str) -> launcher::Ended {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("{before} exec {RALLYPOINT} run {args} {after}")]);
+    Launcher::spawn(shell).ended()
+}
+
+#[test]
+fn a_log_file_at_the_limit_of_its_size_is_like_a_full_disk() {
+    let logs = Logs::new();
+    let folder = logs.path().display();
+    let args = format!("--tee 3 --log-dir {folder} -- sh -c 'seq {LINES}; echo last; echo well >&2'");
+    let ended = through_shell("ulimit -f 16;", &args, "").expect(0);
+    assert_eq!(ended.with("[0]: ").len(), LINES + 2, "all lines are shown");
+    let named = ended.with("cannot be written any more");
+    assert_eq!(named.len(), 1, "{named:?}");
+    assert!(named[0].contains("/attempt_0/0/stdout.log") && named[0].contains("too large"), "{named:?}");
+}
+
+#[test]
+fn a_worker_at_the_limit_of_a_files_size_fares_as_without_a_launcher() {
+    for (ignores, status) in [("", 153), ("trap '' XFSZ;", 1)] {
+        let logs = Logs::new();
+        let write = format!("seq {LINES} > {}; echo ended with $?", logs.path().join("big").display());
+        let alone =
+            Command::new("sh").args(["-c", &format!("{ignores} ulimit -f 16; {write}")]).output().unwrap();
+        let alone = String::from_utf8(alone.stdout).unwrap();
+        assert_eq!(alone.trim(), format!("ended with {status}"));
+        let ended =
+            through_shell(&format!("{ignores} ulimit -f 16;"), &format!("-- sh -c '{write}'"), "").expect(0);
+        assert_eq!(ended.with(&format!("[0]: {}", alone.trim())).len(), 1, "{}", ended.text());
+    }
+}
+
+#[test]
+fn standard_output_that_cannot_be_written_is_told_once_and_counted() {
+    let logs = Logs::new();
+    let limited = logs.path().join("out").display().to_string();
+    for (before, to, why) in [("", "/dev/full", "No space left"), ("ulimit -f 16;", &limited, "too large")] {
+        for (script, code) in [("exit 0", 0), ("exit 3", 1)] {
+            let args = format!("--nproc-per-node 2 -- sh -c 'seq {LINES}; {script}'");
+            let ended = through_shell(before, &args, &format!("> {to}")).expect(code);
+            let told = ended.with("standard output cannot be written");
+            assert!(told.len() == 1 && told[0].contains(why), "{}", ended.text());
+            let counted = ended.with("could not be written to standard output, and are lost");
+            assert_eq!(counted.len(), 1, "{}", ended.text());
+            if code == 0 {
+                // There is no end to what can be read of the one that is full.
+                let kept =
+                    if before.is_empty() { 0 } else { std::fs::read_to_string(to).unwrap().lines().count() };
+                let lost = counted[0].split("lines=").nth(1).and_then(|rest| rest.split(' ').next());
+                let lost: usize = lost.unwrap().parse().unwrap();
+                // One line may be there in part.
+                assert!((2 * LINES..=2 * LINES + 1).contains(&(kept + lost)), "{kept} and {lost}");
+            }
+        }
     }
 }

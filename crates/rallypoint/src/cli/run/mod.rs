@@ -46,6 +46,7 @@ use self::server::Meeting;
 use self::signals::SHORTEST_LOOK;
 use self::terminal::{LogWriter, Terminal};
 use self::timer::TimerFile;
+use self::writer::Lost;
 use super::exit::{CLOSED, NODE, Problem, SIGNAL, WORKERS_FAILED, kind, say};
 use super::{LogFormat, start_log_to};
 
@@ -120,6 +121,10 @@ async fn last_words(terminal: &Terminal, stopper: &Stopper, grace: Duration) {
         biased;
         _ = asked.asked() => terminal.done(LAST_WORDS).await,
         () = terminal.done(grace) => {}
+    }
+    if let Some(Lost { lines, error }) = terminal.lost() {
+        warn!(lines, error, "lines of the workers could not be written to standard output, and are lost");
+        terminal.done(LAST_WORDS).await;
     }
 }
 
