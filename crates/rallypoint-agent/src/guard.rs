@@ -29,6 +29,7 @@ use tokio::time::Instant;
 use crate::descendants::{self, Stat};
 use crate::disk;
 use crate::signals::{AT_ONCE, KNOWN_SIGNALS, is_handled, is_ignored, is_ours, outlive_file_limit};
+use crate::temporary;
 
 /// Set for the launcher by its guards: their process numbers, and the temporary folder that they remove.
 pub const GUARD_VARIABLE: &str = "RALLYPOINT_GUARD";
@@ -268,16 +269,7 @@ const GONE: Signal = Signal::TERM;
 impl Guarded {
     /// What the process knows that this one starts.
     fn after(before: Option<&Guarded>) -> Self {
-        let folder = before.map_or_else(
-            || {
-                std::env::temp_dir().join(format!(
-                    "rallypoint_{}_{:08x}",
-                    std::process::id(),
-                    fastrand::u32(..)
-                ))
-            },
-            |before| before.folder.clone(),
-        );
+        let folder = before.map_or_else(temporary::name, |before| before.folder.clone());
         let mut guards = before.map(|before| before.guards.clone()).unwrap_or_default();
         guards.push(getpid());
         Guarded { guards, folder }

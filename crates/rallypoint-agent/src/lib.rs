@@ -58,6 +58,7 @@ mod round;
 mod signals;
 mod stop;
 mod streams;
+pub mod temporary;
 mod time;
 mod workers;
 

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 use tracing::warn;
 
-use crate::disk;
 use crate::streams::StreamChoice;
+use crate::{disk, temporary};
 
 /// Where the files of a run go.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,8 +28,7 @@ impl LogDir {
     /// A name in the system's temporary folder that nobody else has.
     #[must_use]
     pub fn temporary() -> Self {
-        let name = format!("rallypoint_{}_{:08x}", std::process::id(), fastrand::u32(..));
-        LogDir::Temporary(std::env::temp_dir().join(name))
+        LogDir::Temporary(temporary::name())
     }
 }
 

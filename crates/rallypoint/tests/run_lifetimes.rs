@@ -4,9 +4,10 @@
 
 mod launcher;
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use launcher::{Launcher, signal};
+use launcher::{Launcher, is_stopped, signal, wait_until};
 
 /// A worker with a child, one that left its process group, and one that nobody waits for.
 const FAMILY: &str = r#"
@@ -128,4 +129,42 @@ fn orphans_that_end_do_not_stay_as_zombies() {
     }
     launcher.signal("TERM");
     launcher.ended().expect(143);
+}
+
+/// A launcher whose temporary folder is in this one.
+fn below(parent: &Path, script: &str) -> Launcher {
+    Launcher::start_with(&["--", "sh", "-c", script], |command| {
+        command.env("TMPDIR", parent);
+    })
+}
+
+fn entries(parent: &Path) -> Vec<PathBuf> {
+    std::fs::read_dir(parent).unwrap().flatten().map(|entry| entry.path()).collect()
+}
+
+#[test]
+fn the_folder_of_a_node_that_was_killed_whole_is_removed_by_the_next() {
+    let parent = tempfile::tempdir().unwrap();
+    let mut killed = below(parent.path(), "echo ready; exec sleep 600");
+    killed.wait_for("ready");
+    // Stopped first, so that neither can act on the end of the launcher.
+    for guard in &killed.chain()[..2] {
+        signal(*guard, "STOP");
+        wait_until("the guard is stopped", || is_stopped(*guard).then_some(()));
+    }
+    killed.pull_the_plug();
+    let left = entries(parent.path());
+    assert_eq!(left.len(), 1, "it could not be removed: {left:?}");
+    // The next one removes it, and keeps its own.
+    let mut lives = below(parent.path(), "echo ready; exec sleep 600");
+    lives.wait_for("ready");
+    wait_until("the folder of the first is gone", || (!left[0].exists()).then_some(()));
+    let own = entries(parent.path());
+    assert_eq!(own.len(), 1, "{own:?}");
+    below(parent.path(), "echo done").ended().expect(0);
+    below(parent.path(), "exit 3").ended().expect(1);
+    assert_eq!(entries(parent.path()), own, "those of others are gone, and its own is there");
+    lives.signal("TERM");
+    lives.ended().expect(143);
+    assert_eq!(entries(parent.path()), [PathBuf::new(); 0]);
 }

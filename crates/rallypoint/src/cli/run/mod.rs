@@ -4,6 +4,7 @@ mod checks;
 mod devices;
 mod error_file;
 mod events;
+mod files;
 pub(super) mod limits;
 mod meet;
 mod numa;
@@ -25,8 +26,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rallypoint_agent::{
-    Agent, Console, DEFAULT_GRACE, Events, Guarded, Interactive, LogDir, LogSettings, Logs, Orders, Outcome,
-    Part, Prefix, Stopper, Stream, WorkerSpec, Workers, allowed_cpus, disk, parse_signals,
+    Agent, Console, DEFAULT_GRACE, Events, Guarded, Interactive, Orders, Outcome, Part, Prefix, Stopper,
+    Stream, WorkerSpec, Workers, allowed_cpus, parse_signals,
 };
 use rallypoint_etcd::ErrorKind;
 use rallypoint_rendezvous::native::DEFAULT_JOIN_TIMEOUT;
@@ -208,7 +209,7 @@ async fn launch(
         warn!("{flag} has no effect: {why}");
     }
     let run_id = run_id(options, alone)?;
-    let logs = logs(options, guarded, &run_id)?;
+    let (logs, _held) = files::open(options, guarded, &run_id)?;
     let kept = logs.kept().map(Path::to_owned);
     if let (None, Some(kept)) = (&options.log_dir, &kept) {
         info!("without --log-dir, the workers' log files are kept in {}", kept.display());
@@ -254,11 +255,7 @@ async fn launch(
     terminal.show(None);
     record.iter().for_each(|record| record.agent(&outcome));
     // One without a file in it is not kept.
-    let exists = |folder: &Path| {
-        let folder = folder.to_owned();
-        disk::within(disk::PATIENCE, move || folder.exists()).unwrap_or(true)
-    };
-    let kept = kept.filter(|folder| exists(folder)).map(|folder| folder.display().to_string());
+    let kept = kept.filter(|folder| files::is_there(folder)).map(|folder| folder.display().to_string());
     let code = match stuck {
         Some(problem) => Err(problem),
         None => report(outcome, options.log_format, &run_id, kept.as_deref(), terminal),
@@ -338,27 +335,6 @@ fn run_id(options: &Run, alone: bool) -> Result<String, Problem> {
         ));
     }
     Ok(given.to_owned())
-}
-
-fn logs(options: &Run, guarded: &Guarded, run_id: &str) -> Result<Logs, Problem> {
-    let dir = match &options.log_dir {
-        // As torchrun does: what was asked for stays.
-        None if options.redirects.any() || options.tee.any() => {
-            let name = format!("rallypoint_logs_{:08x}", fastrand::u32(..));
-            LogDir::Kept(std::env::temp_dir().join(name))
-        }
-        None => LogDir::Temporary(guarded.folder().to_owned()),
-        Some(path) if path.as_os_str() == "/dev/null" => LogDir::Nowhere,
-        Some(path) => LogDir::Kept(path.clone()),
-    };
-    let shown = &options.local_ranks_filter;
-    let mut settings = LogSettings::console(dir);
-    settings.redirects = options.redirects.clone();
-    settings.tee = options.tee.clone();
-    settings.shown = (!shown.is_empty()).then(|| shown.iter().copied().collect());
-    settings.filter_out = options::words(&options.duplicate_stdout_filters);
-    settings.filter_err = options::words(&options.duplicate_stderr_filters);
-    Logs::open(settings, run_id).map_err(|error| Problem::new(NODE, super::exit::chain(&error)))
 }
 
 fn parameters(
