@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use rustix::process::{
     Pid, Signal, WaitOptions, getpgid, getpid, getppid, kill_process, set_child_subreaper,
-    set_parent_process_death_signal,
+    set_parent_process_death_signal, setpgid, setsid,
 };
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::time::Instant;
@@ -56,6 +56,8 @@ pub struct Orders {
     pub ends: Vec<Signal>,
     /// How long its workers have from the first of them.
     pub grace: Duration,
+    /// A worker is on the command's terminal, so the launcher stays in that one's session.
+    pub on_terminal: bool,
 }
 
 /// Which of the three this process is.
@@ -88,6 +90,7 @@ pub fn guard(orders: &Orders) -> io::Result<Part> {
         Some(guarded) if guarded.guards.len() == GUARDS => {
             set_child_subreaper(Some(getpid()))?;
             guarded.tell_of_its_end()?;
+            stand_apart(orders)?;
             Ok(Part::Launcher(guarded))
         }
         before => {
@@ -95,6 +98,17 @@ pub fn guard(orders: &Orders) -> io::Result<Part> {
             runtime.block_on(stand(before, orders))
         }
     }
+}
+
+/// Leaves the process group of the guard, and the terminal where that can be: a terminal may stop whoever writes to it
+/// in the background (`stty tostop`), where the launcher always is. Workers under torchrun are in sessions of their own, too.
+fn stand_apart(orders: &Orders) -> io::Result<()> {
+    if orders.on_terminal {
+        setpgid(None, None)?;
+    } else {
+        setsid()?;
+    }
+    Ok(())
 }
 
 async fn stand(before: Option<Guarded>, orders: &Orders) -> io::Result<Part> {
@@ -286,8 +300,10 @@ impl Guarded {
             command.arg0(name.unwrap_or_default()).args(arguments);
         }
         command.env(GUARD_VARIABLE, self.to_text());
-        // A signal from the terminal reaches the command alone, which passes it on once.
-        command.process_group(0);
+        // A signal from the terminal reaches the command alone, which passes it on once. The launcher sees to itself.
+        if self.guards.len() < GUARDS {
+            command.process_group(0);
+        }
         command.spawn().map(|child| Pid::from_child(&child))
     }
 

@@ -29,6 +29,14 @@ fn ranks_have_colours_there_and_nowhere_else() {
     assert_eq!(Launcher::spawn(plain).ended().expect(0).with("[0]: hello").len(), 1);
 }
 
+/// The launcher is never in the foreground, whose processes alone may write to such a terminal.
+#[test]
+fn a_terminal_that_stops_writers_in_the_background_does_not_stop_it() {
+    let line = format!("stty tostop; {RALLYPOINT} run -- sh -c 'echo hello; echo again >&2'");
+    let ended = Launcher::spawn(on_a_terminal(&line)).ended().expect(0);
+    assert_eq!((ended.with("hello").len(), ended.with("again").len()), (1, 1), "{}", ended.text());
+}
+
 #[test]
 fn while_it_waits_one_line_tells_who_is_missing_and_ctrl_c_ends_it() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();

@@ -155,7 +155,7 @@ fn orders(options: &Run) -> Result<Orders, Problem> {
     // The keys of a terminal that a worker has are the worker's.
     let ends =
         ends.into_iter().filter(|signal| !(interactive(options) && signals::terminals(*signal))).collect();
-    Ok(Orders { ends, grace: grace(options)? })
+    Ok(Orders { ends, grace: grace(options)?, on_terminal: interactive(options) })
 }
 
 /// Whether a worker has the terminal.
