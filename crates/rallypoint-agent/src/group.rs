@@ -25,7 +25,7 @@ use crate::disk;
 use crate::drain::{self, DRAIN_TIMEOUT};
 use crate::environment::Place;
 use crate::events::{WorkerEvent, WorkerState};
-use crate::failure::{ErrorRecord, Exit, Failure};
+use crate::failure::{Exit, Failure, Sources, Written};
 use crate::log_file::LogFile;
 use crate::logs::{Attempt, LogSettings, StreamPlan};
 use crate::memory::{self, MemoryKills};
@@ -181,6 +181,17 @@ impl Group {
             // Every thread has reported; there is nothing to wait for.
             return std::future::pending().await;
         };
+        self.note(at, ending, time);
+    }
+
+    /// Takes note of all that have ended by now.
+    fn note_endings(&mut self) {
+        while let Ok((at, ending, time)) = self.endings.try_recv() {
+            self.note(at, ending, time);
+        }
+    }
+
+    fn note(&mut self, at: usize, ending: Exit, time: SystemTime) {
         let worker = &mut self.workers[at];
         worker.ended = Some((ending, time));
         worker.failed = !ending.is_success() && !self.stopping;
@@ -191,11 +202,7 @@ impl Group {
     pub(crate) async fn stop(&mut self, signal: Signal, grace: Duration, now: impl Future<Output = ()>) {
         tokio::pin!(now);
         // What has ended so far ended by itself.
-        while let Ok((at, ending, time)) = self.endings.try_recv() {
-            let worker = &mut self.workers[at];
-            worker.ended = Some((ending, time));
-            worker.failed = !ending.is_success();
-        }
+        self.note_endings();
         let finished = self.workers.iter().all(|worker| worker.ended.is_some());
         self.stopping = true;
         self.workers.iter_mut().for_each(|worker| worker.told = worker.ended.is_none());
@@ -257,6 +264,8 @@ impl Group {
                     return;
                 }
                 self.next_ending().await;
+                // Where many end at once, the processes are looked at once for all of them.
+                self.note_endings();
                 continue;
             }
             let running = descendants::groups_that_run();
@@ -272,6 +281,7 @@ impl Group {
                 () = self.next_ending(), if !self.workers.iter().all(|worker| worker.ended.is_some()) => {}
                 () = tokio::time::sleep(REST_INTERVAL) => {}
             }
+            self.note_endings();
         }
     }
 
@@ -324,9 +334,9 @@ impl Group {
         if failed.is_empty() {
             return Vec::new();
         }
-        let files: Vec<_> = failed.iter().map(|worker| worker.files()).collect();
+        let sources: Vec<_> = failed.iter().map(|worker| worker.sources()).collect();
         let read = disk::within(disk::PATIENCE, move || {
-            files.iter().map(|files| files.read(kept)).collect::<Vec<Written>>()
+            sources.iter().map(|sources| sources.read(kept)).collect::<Vec<Written>>()
         });
         let read = read.unwrap_or_else(|| {
             warn!("the disk with the workers' files does not answer; what they wrote of their errors is not told");
@@ -336,27 +346,6 @@ impl Group {
             worker.failure(&self.host, kept, self.memory_kills.as_ref(), written)
         });
         told.collect()
-    }
-}
-
-/// Where a worker may have written of its error.
-struct Files {
-    error: PathBuf,
-    /// Read only where nothing of it was seen.
-    log: Option<PathBuf>,
-}
-
-/// What it has written.
-#[derive(Default)]
-struct Written {
-    error: Option<ErrorRecord>,
-    log: Vec<String>,
-}
-
-impl Files {
-    fn read(&self, kept: bool) -> Written {
-        let log = self.log.as_deref().map(|log| Tail::of_file(log).unwrap_or_default());
-        Written { error: ErrorRecord::read(&self.error, kept), log: log.unwrap_or_default() }
     }
 }
 
@@ -456,9 +445,9 @@ impl Worker {
         WorkerEvent { state, place: self.place.clone(), pid: self.child.id(), restarts, failure }
     }
 
-    fn files(&self) -> Files {
+    fn sources(&self) -> Sources {
         let unseen = self.tail.lines().is_empty();
-        Files { error: self.error_file.clone(), log: self.log.clone().filter(|_| unseen) }
+        Sources { error: self.error_file.clone(), log: self.log.clone().filter(|_| unseen) }
     }
 
     fn failure(

@@ -7,7 +7,7 @@ mod launcher;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use launcher::{Launcher, is_stopped, signal, wait_until};
+use launcher::{Launcher, is_stopped, runs, signal, wait_until};
 
 /// A worker with a child, one that left its process group, and one that nobody waits for.
 const FAMILY: &str = r#"
@@ -147,12 +147,20 @@ fn the_folder_of_a_node_that_was_killed_whole_is_removed_by_the_next() {
     let parent = tempfile::tempdir().unwrap();
     let mut killed = below(parent.path(), "echo ready; exec sleep 600");
     killed.wait_for("ready");
-    // Stopped first, so that neither can act on the end of the launcher.
-    for guard in &killed.chain()[..2] {
-        signal(*guard, "STOP");
-        wait_until("the guard is stopped", || is_stopped(*guard).then_some(()));
+    // All are stopped first, so that none can act on the end of another. The command is the last to go: when it does, the
+    // kernel lets the guard's process group go on.
+    let chain = killed.chain();
+    for pid in chain {
+        signal(pid, "STOP");
+        wait_until("it is stopped", || is_stopped(pid).then_some(()));
     }
-    killed.pull_the_plug();
+    let mut pids = killed.marked();
+    pids.retain(|pid| *pid != chain[0]);
+    for pid in pids.into_iter().chain([chain[0]]) {
+        signal(pid, "KILL");
+        let _ = killed.child.try_wait();
+        wait_until("it is gone", || (!runs(pid)).then_some(()));
+    }
     let left = entries(parent.path());
     assert_eq!(left.len(), 1, "it could not be removed: {left:?}");
     // The next one removes it, and keeps its own.

@@ -1,118 +1,69 @@
-//! `rallypoint run` beside torchrun: from the command to the first lines of four workers, and the memory it takes.
+//! `rallypoint run` beside torchrun: from the command to the first lines of its workers, to the end of many, and the memory
+//! that it takes.
 
-use std::io::{BufRead, BufReader};
-use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+mod flood;
+mod process;
 
-use rallypoint_testkit::torch_python;
+use process::{Launched, ours, torchrun};
 
 use crate::measure::{Samples, in_turn};
 use crate::plan::Plan;
 use crate::results::{Comparison, Part, Promise};
 
-const WORKERS: usize = 4;
-/// What each worker does: it says a word, and stays.
-const SCRIPT: &str = "echo here; exec sleep 600";
+/// As many as a node has GPUs, or nearly.
+const FEW: usize = 4;
+/// Far more than that.
+const MANY: usize = 256;
 
-/// A launcher with its workers, stopped when dropped.
-struct Launched {
-    child: Child,
+/// What was measured of one launcher.
+#[derive(Default)]
+struct Figures {
+    start: Samples,
+    stop: Samples,
+    memory: Samples,
 }
 
-impl Launched {
-    /// Starts it and waits for a line of each worker; the time that took, in milliseconds.
-    fn start(mut command: Command) -> (Self, f64) {
-        let began = Instant::now();
-        let mut child = command
-            .args([&format!("--nproc-per-node={WORKERS}"), "--no-python", "sh", "-c", SCRIPT])
-            .env("OMP_NUM_THREADS", "1")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .process_group(0)
-            .spawn()
-            .expect("the launcher starts");
-        let mut lines = BufReader::new(child.stdout.take().expect("its output is a pipe")).lines();
-        let mut heard = 0;
-        while heard < WORKERS {
-            let line = lines.next().expect("it runs until it is stopped").expect("it writes text");
-            heard += usize::from(line.contains("here"));
+/// Starts and stops so many workers, ours first and then torchrun's, if there is one.
+fn start_and_stop(plan: &Plan, workers: usize, rounds: u32) -> [Figures; 2] {
+    let launchers = if plan.torch { &["rallypoint run", "torchrun"][..] } else { &["rallypoint run"] };
+    let mut figures = [(); 2].map(|()| Figures::default());
+    for round in 0..rounds {
+        for at in in_turn(launchers.len(), round) {
+            plan.say(&format!("{workers} workers of {}, round {} of {rounds}", launchers[at], round + 1));
+            let (launched, time) = Launched::start(if at == 0 { ours() } else { torchrun() }, workers);
+            figures[at].start.push(time);
+            figures[at].memory.push(launched.memory());
+            figures[at].stop.push(launched.stop());
         }
-        (Launched { child }, began.elapsed().as_secs_f64() * 1e3)
     }
-
-    /// The most that the launcher's own processes had resident so far, in MB; the workers are not counted.
-    fn memory(&self) -> f64 {
-        let first = self.child.id();
-        let own = std::fs::read_link(format!("/proc/{first}/exe")).expect("the process runs");
-        let children = std::fs::read_to_string(format!("/proc/{first}/task/{first}/children"));
-        let children = children.unwrap_or_default();
-        let children = children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok());
-        let is_launcher =
-            |pid: &u32| std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == own);
-        std::iter::once(first).chain(children.filter(is_launcher)).map(peak).sum()
-    }
-}
-
-fn peak(pid: u32) -> f64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
-    kilobytes.expect("it has memory") / 1024.0
-}
-
-impl Drop for Launched {
-    fn drop(&mut self) {
-        // In good order, so that it takes its workers along.
-        let pid = self.child.id().to_string();
-        let _ = Command::new("kill").args(["-TERM", &pid]).status();
-        let _ = self.child.wait();
-    }
-}
-
-/// The command of a launcher, which ends in good order if this process ends first.
-fn launcher(program: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "TERM"]).arg(program).args(args);
-    command
-}
-
-fn ours() -> Command {
-    let here = std::env::current_exe().expect("this program has a path");
-    launcher(&here.with_file_name("rallypoint"), &["run", "--standalone"])
-}
-
-fn torchrun() -> Command {
-    launcher(&torch_python(), &["-m", "torch.distributed.run", "--standalone"])
+    figures
 }
 
 pub(crate) fn run(plan: &Plan) -> Part {
     let mut part = Part::default();
-    let rounds = plan.rounds(7, 2);
-    part.setting
-        .push(format!("{WORKERS} workers (sh -c echo) on one node, --standalone, rounds in turn: {rounds}"));
-    let launchers = if plan.torch { &["rallypoint run", "torchrun"][..] } else { &["rallypoint run"] };
-    let [mut times, mut memory] = [(); 2].map(|()| [(); 2].map(|()| Samples::default()));
-    for round in 0..rounds {
-        for at in in_turn(launchers.len(), round) {
-            plan.say(&format!("{}, round {} of {rounds}", launchers[at], round + 1));
-            let (launched, time) = Launched::start(if at == 0 { ours() } else { torchrun() });
-            times[at].push(time);
-            memory[at].push(launched.memory());
-        }
-    }
-    let [our_time, their_time] = times;
-    let [our_memory, their_memory] = memory;
-    let name = "peak memory of the launcher";
+    let (few, many) = (plan.rounds(7, 2), plan.rounds(5, 1));
+    part.setting.push(format!(
+        "{FEW} workers (sh -c echo) on one node, --standalone, rounds in turn: {few}; {MANY} of them, rounds in turn: {many}"
+    ));
+    let [our_few, their_few] = start_and_stop(plan, FEW, few);
+    let [our_many, their_many] = start_and_stop(plan, MANY, many);
+    let (name, name_of_many) =
+        ("peak memory of the launcher", format!("peak memory of the launcher, {MANY} workers"));
     if plan.torch {
-        let promise = Some(Promise::AtMost(0.1));
-        let time = "command to the first lines of 4 workers";
-        part.comparisons.push(Comparison::new(time, "ms", (our_time, "torchrun", their_time), promise));
-        let beside = (our_memory.clone(), "torchrun", their_memory);
-        part.comparisons.push(Comparison::new(name, "MB", beside, None));
+        let mut beside = |name: &str, unit, ours: &Samples, theirs: Samples, promise| {
+            let sides = (ours.clone(), "torchrun", theirs);
+            part.comparisons.push(Comparison::new(name, unit, sides, promise));
+        };
+        let promise = |most| Some(Promise::AtMost(most));
+        let name_of_start = |workers| format!("command to the first lines of {workers} workers");
+        beside(&name_of_start(FEW), "ms", &our_few.start, their_few.start, promise(0.1));
+        beside(&name_of_start(MANY), "ms", &our_many.start, their_many.start, promise(0.5));
+        let stopped = format!("SIGTERM to the end of {MANY} workers and the launcher");
+        beside(&stopped, "ms", &our_many.stop, their_many.stop, promise(0.5));
+        beside(name, "MB", &our_few.memory, their_few.memory, None);
+        beside(&name_of_many, "MB", &our_many.memory, their_many.memory, promise(0.5));
     }
-    part.comparisons.push(Comparison::fixed(name, "MB", our_memory, "the promise", 50.0));
+    part.comparisons.push(Comparison::fixed(name, "MB", our_few.memory, "the promise", 50.0));
+    flood::run(plan, &mut part);
     part
 }
