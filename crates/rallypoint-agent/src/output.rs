@@ -202,7 +202,7 @@ impl Pump {
             return;
         }
         if let Some(tail) = &self.tail {
-            lines.iter().for_each(|line| tail.push(line));
+            lines[lines.len().saturating_sub(TAIL_LINES)..].iter().for_each(|line| tail.push(line));
         }
         if let Some(filtered) = &self.filtered {
             let found = |line: &&&Vec<u8>| {
@@ -267,26 +267,36 @@ struct Lines {
 impl Lines {
     fn push(&mut self, bytes: &[u8]) -> Vec<Said> {
         let mut said = Vec::new();
-        for &byte in bytes {
-            if std::mem::take(&mut self.returned) && byte != b'\n' && byte != b'\r' {
+        let mut rest = bytes;
+        while let Some(byte) = rest.first() {
+            if std::mem::take(&mut self.returned) && !is_end(byte) {
                 if !self.begun.is_empty() {
                     said.push(Said::Overwritten(std::mem::take(&mut self.begun)));
                 }
                 self.again = true;
             }
-            match byte {
+            let taken = match byte {
                 b'\n' => {
                     said.push(Said::Line(std::mem::take(&mut self.begun)));
                     self.again = false;
+                    1
                 }
-                b'\r' => self.returned = true,
-                byte => {
-                    self.begun.push(byte);
+                b'\r' => {
+                    self.returned = true;
+                    1
+                }
+                _ => {
+                    // As much as there is at once: a worker may write a lot.
+                    let text = rest.iter().position(is_end).unwrap_or(rest.len());
+                    let text = text.min(MAX_LINE - self.begun.len());
+                    self.begun.extend_from_slice(&rest[..text]);
                     if self.begun.len() == MAX_LINE {
                         said.push(Said::Line(std::mem::take(&mut self.begun)));
                     }
+                    text
                 }
-            }
+            };
+            rest = &rest[taken..];
         }
         said
     }
@@ -299,6 +309,11 @@ impl Lines {
     fn rest(&mut self) -> Vec<Said> {
         if self.begun.is_empty() { Vec::new() } else { vec![Said::Line(std::mem::take(&mut self.begun))] }
     }
+}
+
+/// Whether a line may end there, or begin afresh.
+fn is_end(byte: &u8) -> bool {
+    matches!(byte, b'\n' | b'\r')
 }
 
 /// Nothing that holds these locks can leave what they guard half done.
@@ -323,6 +338,8 @@ mod tests {
         assert_eq!(lines.rest(), [line("three")]);
         assert!(lines.rest().is_empty());
         assert_eq!(lines.push(&vec![b'x'; MAX_LINE + 1]).len(), 1);
+        assert_eq!(lines.push(&vec![b'x'; 2 * MAX_LINE]).len(), 2);
+        assert_eq!(lines.rest(), [line("x")]);
     }
 
     #[test]
