@@ -50,20 +50,28 @@ fn flood(seconds: u64) -> Flood {
     Flood { resident, rate: taken / (at - began).as_secs_f64() }
 }
 
-/// The same worker into a pipe that `cat` empties: what there is to take. In MB a second.
+/// The same worker into a pipe that `cat` empties, to the same place: what there is to take. In MB a second.
 fn through_cat(seconds: u64) -> f64 {
-    let script = format!("timeout {seconds} yes '{LINE}' | cat");
-    let mut child = Command::new("sh");
-    let child = child.args(["-c", &script]).stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
-    let began = Instant::now();
-    let bytes = drain(child.expect("a shell starts")).0;
-    bytes as f64 / 1e6 / began.elapsed().as_secs_f64()
+    let mut writer = Command::new("timeout");
+    let writer = writer.args([&seconds.to_string(), "yes", LINE]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut writer = writer.spawn().expect("timeout starts");
+    let pipe = writer.stdout.take().expect("its output is a pipe");
+    let mut reader = Command::new("cat").stdin(pipe).stdout(Stdio::null()).spawn().expect("cat starts");
+    let (began, mut taken, mut at) = (Instant::now(), 0.0, Instant::now());
+    while matches!(reader.try_wait(), Ok(None)) {
+        if let Some(read) = bytes_read(reader.id()) {
+            (taken, at) = (read / 1e6, Instant::now());
+        }
+        thread::sleep(LOOK);
+    }
+    let _ = writer.wait();
+    taken / (at - began).as_secs_f64()
 }
 
 /// Runs a worker that writes so many lines and ends; how many of them arrive.
 fn lines_that_arrive(lines: u64) -> u64 {
     let script = format!("yes '{LINE}' | head -n {lines}");
-    drain(start(&script, Stdio::piped())).1
+    drain(start(&script, Stdio::piped()))
 }
 
 fn start(script: &str, out: Stdio) -> Child {
@@ -77,22 +85,19 @@ fn start(script: &str, out: Stdio) -> Child {
         .expect("the launcher starts")
 }
 
-/// Reads all that it writes; the bytes, and the lines.
-fn drain(mut child: Child) -> (u64, u64) {
+/// Reads all that it writes; the lines.
+fn drain(mut child: Child) -> u64 {
     let mut out = child.stdout.take().expect("its output is a pipe");
     let mut buffer = vec![0; 1 << 20];
-    let (mut bytes, mut lines) = (0, 0);
+    let mut lines = 0;
     loop {
         match out.read(&mut buffer).expect("a pipe can be read") {
             0 => break,
-            length => {
-                bytes += length as u64;
-                lines += buffer[..length].iter().filter(|byte| **byte == b'\n').count() as u64;
-            }
+            length => lines += buffer[..length].iter().filter(|byte| **byte == b'\n').count() as u64,
         }
     }
     let _ = child.wait();
-    (bytes, lines)
+    lines
 }
 
 /// All that a process has read so far.
