@@ -15,7 +15,7 @@ use crate::results::{Comparison, Part, Promise};
 const LOOK: Duration = Duration::from_millis(100);
 /// A line of 100 bytes with its end, as logs have them.
 const LINE: &str =
-    "step 1234 of 100000: loss 0.123456, 1234.5 samples a second, gradient norm 0.98765, lr 0.0003000";
+    "step 1234 of 100000: loss 0.123456, 1234.5 samples a second, gradient norm 0.98765, lr 0.0003000000";
 /// What a worker may have to do with the launcher's memory, at most.
 const PROMISED: f64 = 50.0;
 
