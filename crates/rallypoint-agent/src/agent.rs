@@ -136,7 +136,7 @@ pub enum AgentError {
 pub struct Agent {
     spec: WorkerSpec,
     handler: Arc<dyn RendezvousHandler>,
-    logs: Logs,
+    logs: Arc<Logs>,
     console: Arc<dyn Console>,
     host: String,
     phase: watch::Sender<Phase>,
@@ -166,7 +166,7 @@ impl Agent {
         Agent {
             spec,
             handler,
-            logs,
+            logs: Arc::new(logs),
             console,
             host,
             phase,
@@ -250,7 +250,7 @@ impl Agent {
         &*self.handler
     }
 
-    pub(crate) fn logs(&self) -> &Logs {
+    pub(crate) fn logs(&self) -> &Arc<Logs> {
         &self.logs
     }
 

@@ -16,6 +16,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(5);
 /// What `/proc` says of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stat {
+    pub(crate) name: String,
     pub(crate) parent: i32,
     group: i32,
     state: char,
@@ -28,9 +29,11 @@ impl Stat {
 
     /// The name comes second, in brackets, and may itself hold brackets and spaces.
     fn parse(text: &str) -> Option<Stat> {
-        let mut fields = text.rsplit_once(')')?.1.split_whitespace();
+        let (before, fields) = text.rsplit_once(')')?;
+        let name = before.split_once('(')?.1.to_owned();
+        let mut fields = fields.split_whitespace();
         let state = fields.next()?.chars().next()?;
-        Some(Stat { parent: fields.next()?.parse().ok()?, group: fields.next()?.parse().ok()?, state })
+        Some(Stat { name, parent: fields.next()?.parse().ok()?, group: fields.next()?.parse().ok()?, state })
     }
 
     pub(crate) fn ended(&self) -> bool {
@@ -123,7 +126,7 @@ mod tests {
     #[test]
     fn a_stat_is_read_whatever_the_name() {
         let stat = Stat::parse("12 (a) b ( c) S 3 4 5 0 -1").expect("it is a stat");
-        assert_eq!(stat, Stat { parent: 3, group: 4, state: 'S' });
+        assert_eq!(stat, Stat { name: "a) b ( c".to_owned(), parent: 3, group: 4, state: 'S' });
         assert!(Stat::parse("12 (x) Z 3 4 5").expect("it is a stat").ended());
         assert!(Stat::parse("12 (x) T 3 4 5").expect("it is a stat").stopped());
         assert_eq!(Stat::parse("nonsense"), None);

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
+use crate::output::Tail;
 use crate::time::rfc3339;
 
 /// How a process ended.
@@ -98,6 +99,28 @@ impl ErrorRecord {
         let time = std::fs::metadata(file).and_then(|data| data.modified()).ok();
         let (message, traceback) = parse(&serde_json::from_slice(&text).ok()?)?;
         Some(ErrorRecord { file: kept.then(|| file.to_owned()), message, traceback, time })
+    }
+}
+
+/// Where a worker may have written of its error.
+#[derive(Debug)]
+pub(crate) struct Sources {
+    pub(crate) error: PathBuf,
+    /// Read only where nothing of it was seen.
+    pub(crate) log: Option<PathBuf>,
+}
+
+/// What it has written.
+#[derive(Debug, Default)]
+pub(crate) struct Written {
+    pub(crate) error: Option<ErrorRecord>,
+    pub(crate) log: Vec<String>,
+}
+
+impl Sources {
+    pub(crate) fn read(&self, kept: bool) -> Written {
+        let log = self.log.as_deref().map(|log| Tail::of_file(log).unwrap_or_default());
+        Written { error: ErrorRecord::read(&self.error, kept), log: log.unwrap_or_default() }
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
@@ -20,25 +21,23 @@ use tracing::{error, warn};
 use crate::affinity::spawn_on;
 use crate::decision::Event;
 use crate::descendants;
+use crate::disk;
+use crate::drain::{self, DRAIN_TIMEOUT};
 use crate::environment::Place;
 use crate::events::{WorkerEvent, WorkerState};
-use crate::failure::{ErrorRecord, Exit, Failure};
+use crate::failure::{Exit, Failure, Sources, Written};
+use crate::log_file::LogFile;
 use crate::logs::{Attempt, LogSettings, StreamPlan};
 use crate::memory::{self, MemoryKills};
 use crate::output::{Console, Filtered, Pump, Pumping, Stream, Tail, colour};
 use crate::workers::Workers;
 
-/// For output that is still on its way when all workers have ended. Only a process that left its group can hold
-/// the stream open for longer, or a console that takes nothing.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// For processes that SIGKILL does not end: those in the kernel, at a device that does not answer, or traced.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// The same where nobody can be told: when a group is dropped.
 const DROP_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often the rest of a group is looked at after its first process has ended; nothing tells when it is gone.
 const REST_INTERVAL: Duration = Duration::from_millis(20);
-/// How often it is looked at what output is waiting for.
-const DRAIN_STEP: Duration = Duration::from_millis(50);
 
 /// A worker whose streams are this process's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,12 +117,14 @@ impl Group {
         running: &Workers,
     ) -> Result<Self, StartError> {
         let (report, endings) = mpsc::unbounded_channel();
-        let filtered = |file: Option<std::fs::File>, words: &[String]| {
-            file.map(|file| Filtered { file: Arc::new(Mutex::new(file)), words: words.into() })
+        let filtered = |file: Option<(PathBuf, File)>, words: &[String]| {
+            let file = file.map(|(path, file)| LogFile::start(&path, file)).transpose();
+            let file = file.map_err(|source| StartError { source })?;
+            Ok(file.map(|file| Filtered { file, words: words.into() }))
         };
         let filtered = [
-            filtered(attempt.filtered_out, &settings.filter_out),
-            filtered(attempt.filtered_err, &settings.filter_err),
+            filtered(attempt.filtered_out, &settings.filter_out)?,
+            filtered(attempt.filtered_err, &settings.filter_err)?,
         ];
         let (host, running) = (host.to_owned(), running.clone());
         let memory_kills = MemoryKills::now();
@@ -180,6 +181,17 @@ impl Group {
             // Every thread has reported; there is nothing to wait for.
             return std::future::pending().await;
         };
+        self.note(at, ending, time);
+    }
+
+    /// Takes note of all that have ended by now.
+    fn note_endings(&mut self) {
+        while let Ok((at, ending, time)) = self.endings.try_recv() {
+            self.note(at, ending, time);
+        }
+    }
+
+    fn note(&mut self, at: usize, ending: Exit, time: SystemTime) {
         let worker = &mut self.workers[at];
         worker.ended = Some((ending, time));
         worker.failed = !ending.is_success() && !self.stopping;
@@ -190,11 +202,7 @@ impl Group {
     pub(crate) async fn stop(&mut self, signal: Signal, grace: Duration, now: impl Future<Output = ()>) {
         tokio::pin!(now);
         // What has ended so far ended by itself.
-        while let Ok((at, ending, time)) = self.endings.try_recv() {
-            let worker = &mut self.workers[at];
-            worker.ended = Some((ending, time));
-            worker.failed = !ending.is_success();
-        }
+        self.note_endings();
         let finished = self.workers.iter().all(|worker| worker.ended.is_some());
         self.stopping = true;
         self.workers.iter_mut().for_each(|worker| worker.told = worker.ended.is_none());
@@ -238,28 +246,10 @@ impl Group {
         }
     }
 
-    /// Waits for what the workers have said to be where it goes. The last words of workers that have finished are
-    /// worth a wait of `grace` for a console that takes nothing.
+    /// Waits for what the workers have said to be where it goes.
     async fn drain(&mut self, finished: bool, grace: Duration) {
-        let began = Instant::now();
-        for mut stream in self.workers.iter_mut().flat_map(|worker| std::mem::take(&mut worker.streams)) {
-            let mut moved = (stream.moved(), Instant::now());
-            while tokio::time::timeout(DRAIN_STEP, stream.ended()).await.is_err() {
-                if moved.0 != stream.moved() {
-                    moved = (stream.moved(), Instant::now());
-                }
-                let patience = if finished && stream.is_writing() { grace } else { DRAIN_TIMEOUT };
-                if moved.1.elapsed() < patience && (finished || began.elapsed() < grace) {
-                    continue;
-                }
-                if stream.is_writing() {
-                    warn!("the console takes nothing; what the workers said last is lost");
-                } else {
-                    warn!("a process that left its worker's group still holds the worker's output");
-                }
-                return;
-            }
-        }
+        let streams = self.workers.iter_mut().flat_map(|worker| std::mem::take(&mut worker.streams));
+        drain::drain(streams.collect(), finished, grace).await;
     }
 
     /// Waits until all workers have ended and nothing of their groups runs. What is left of a group is told to end
@@ -274,6 +264,8 @@ impl Group {
                     return;
                 }
                 self.next_ending().await;
+                // Where many end at once, the processes are looked at once for all of them.
+                self.note_endings();
                 continue;
             }
             let running = descendants::groups_that_run();
@@ -289,6 +281,7 @@ impl Group {
                 () = self.next_ending(), if !self.workers.iter().all(|worker| worker.ended.is_some()) => {}
                 () = tokio::time::sleep(REST_INTERVAL) => {}
             }
+            self.note_endings();
         }
     }
 
@@ -337,8 +330,22 @@ impl Group {
 
     /// Those that failed by themselves.
     pub(crate) fn failures(&self, kept: bool) -> Vec<Failure> {
-        let failed = self.workers.iter().filter(|worker| worker.failed);
-        failed.filter_map(|worker| worker.failure(&self.host, kept, self.memory_kills.as_ref())).collect()
+        let failed: Vec<&Worker> = self.workers.iter().filter(|worker| worker.failed).collect();
+        if failed.is_empty() {
+            return Vec::new();
+        }
+        let sources: Vec<_> = failed.iter().map(|worker| worker.sources()).collect();
+        let read = disk::within(disk::PATIENCE, move || {
+            sources.iter().map(|sources| sources.read(kept)).collect::<Vec<Written>>()
+        });
+        let read = read.unwrap_or_else(|| {
+            warn!("the disk with the workers' files does not answer; what they wrote of their errors is not told");
+            failed.iter().map(|_| Written::default()).collect()
+        });
+        let told = failed.into_iter().zip(read).filter_map(|(worker, written)| {
+            worker.failure(&self.host, kept, self.memory_kills.as_ref(), written)
+        });
+        told.collect()
     }
 }
 
@@ -381,29 +388,31 @@ impl Worker {
         }
         let tail = Tail::default();
         let log = err.path.clone().or_else(|| out.path.clone());
-        let own =
-            |plan: &StreamPlan| plan.file.as_ref().filter(|_| !plan.console).map(std::fs::File::try_clone);
+        let own = |plan: &StreamPlan| plan.file.as_ref().filter(|_| !plan.console).map(File::try_clone);
         if interactive.is_none() {
             command.stdout(own(&out).transpose()?.map_or_else(Stdio::piped, Stdio::from));
             command.stderr(own(&err).transpose()?.map_or_else(Stdio::piped, Stdio::from));
         }
         let mut child = spawn_on(&mut command, &cpus)?;
-        let pump = |stream, plan: StreamPlan, filtered: &Option<Filtered>| Pump {
-            stream,
-            prefix: prefix.clone(),
-            colour: console.colours(stream).then(|| colour(place.rank)),
-            console: plan.console.then(|| Arc::clone(console)),
-            filtered: filtered.clone().filter(|_| plan.teed),
-            file: plan.file,
-            tail: (stream == Stream::Err).then(|| tail.clone()),
-            rank: place.rank,
+        let pump = |stream, plan: StreamPlan, filtered: &Option<Filtered>| {
+            let file = plan.path.zip(plan.file).map(|(path, file)| LogFile::start(&path, file));
+            io::Result::Ok(Pump {
+                stream,
+                prefix: prefix.clone(),
+                colour: console.colours(stream).then(|| colour(place.rank)),
+                console: plan.console.then(|| Arc::clone(console)),
+                filtered: filtered.clone().filter(|_| plan.teed),
+                file: file.transpose()?,
+                tail: (stream == Stream::Err).then(|| tail.clone()),
+                rank: place.rank,
+            })
         };
         let mut streams = Vec::new();
         if let Some(from) = child.stdout.take() {
-            streams.push(pump(Stream::Out, out, &filtered[0]).start(from)?);
+            streams.push(pump(Stream::Out, out, &filtered[0])?.start(from)?);
         }
         if let Some(from) = child.stderr.take() {
-            streams.push(pump(Stream::Err, err, &filtered[1]).start(from)?);
+            streams.push(pump(Stream::Err, err, &filtered[1])?.start(from)?);
         }
         let pid = Pid::from_child(&child);
         Ok(Worker {
@@ -436,16 +445,23 @@ impl Worker {
         WorkerEvent { state, place: self.place.clone(), pid: self.child.id(), restarts, failure }
     }
 
-    fn failure(&self, host: &str, kept: bool, kills: Option<&MemoryKills>) -> Option<Failure> {
+    fn sources(&self) -> Sources {
+        let unseen = self.tail.lines().is_empty();
+        Sources { error: self.error_file.clone(), log: self.log.clone().filter(|_| unseen) }
+    }
+
+    fn failure(
+        &self,
+        host: &str,
+        kept: bool,
+        kills: Option<&MemoryKills>,
+        written: Written,
+    ) -> Option<Failure> {
         let (exit, time) = self.ended?;
         // It was not stopped, so it was not us.
         let killed = exit == Exit::Signal(Signal::KILL.as_raw());
-        let mut stderr = self.tail.lines();
-        if stderr.is_empty()
-            && let Some(log) = &self.log
-        {
-            stderr = Tail::of_file(log).unwrap_or_default();
-        }
+        let seen = self.tail.lines();
+        let stderr = if seen.is_empty() { written.log } else { seen };
         Some(Failure {
             rank: self.place.rank,
             local_rank: self.place.local_rank,
@@ -453,7 +469,7 @@ impl Worker {
             pid: self.child.id(),
             exit,
             time: Some(time),
-            error: ErrorRecord::read(&self.error_file, kept),
+            error: written.error,
             stderr,
             log: self.log.clone().filter(|_| kept),
             hint: killed.then(|| memory::hint(kills.cloned())),

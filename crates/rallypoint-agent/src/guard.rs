@@ -11,7 +11,7 @@
 //! the workers and whatever they started are children of one that is left, and it ends them. Only whoever kills all
 //! three at once, and spares the workers, leaves something behind.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CString, OsString};
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -21,13 +21,15 @@ use std::time::Duration;
 
 use rustix::process::{
     Pid, Signal, WaitOptions, getpgid, getpid, getppid, kill_process, set_child_subreaper,
-    set_parent_process_death_signal,
+    set_parent_process_death_signal, setpgid, setsid,
 };
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::time::Instant;
 
 use crate::descendants::{self, Stat};
-use crate::signals::{AT_ONCE, KNOWN_SIGNALS, is_handled, is_ignored};
+use crate::disk;
+use crate::signals::{AT_ONCE, KNOWN_SIGNALS, is_handled, is_ignored, is_ours, outlive_file_limit};
+use crate::temporary;
 
 /// Set for the launcher by its guards: their process numbers, and the temporary folder that they remove.
 pub const GUARD_VARIABLE: &str = "RALLYPOINT_GUARD";
@@ -37,6 +39,13 @@ const NAME: &str = "launch-guard";
 const GUARDS: usize = 2;
 /// A launcher that was asked to end and has not, so long after its workers' grace, is killed.
 const LATE: Duration = Duration::from_secs(40);
+/// A launcher whose first thread has ended, and which has not so long after, has a thread that hangs in the kernel, at a
+/// disk that does not answer for instance.
+const HANGS: Duration = Duration::from_secs(2);
+/// How often that is looked at; nothing tells of it.
+const LOOK: Duration = Duration::from_secs(1);
+/// Before the exit code, in the name of a process that is about to end.
+const ENDED: &str = "ended-";
 /// For a process that was killed to be gone.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -47,6 +56,8 @@ pub struct Orders {
     pub ends: Vec<Signal>,
     /// How long its workers have from the first of them.
     pub grace: Duration,
+    /// A worker is on the command's terminal, so the launcher stays in that one's session.
+    pub on_terminal: bool,
 }
 
 /// Which of the three this process is.
@@ -79,6 +90,7 @@ pub fn guard(orders: &Orders) -> io::Result<Part> {
         Some(guarded) if guarded.guards.len() == GUARDS => {
             set_child_subreaper(Some(getpid()))?;
             guarded.tell_of_its_end()?;
+            stand_apart(orders)?;
             Ok(Part::Launcher(guarded))
         }
         before => {
@@ -88,6 +100,17 @@ pub fn guard(orders: &Orders) -> io::Result<Part> {
     }
 }
 
+/// Leaves the process group of the guard, and the terminal where that can be: a terminal may stop whoever writes to it
+/// in the background (`stty tostop`), where the launcher always is. Workers under torchrun are in sessions of their own, too.
+fn stand_apart(orders: &Orders) -> io::Result<()> {
+    if orders.on_terminal {
+        setpgid(None, None)?;
+    } else {
+        setsid()?;
+    }
+    Ok(())
+}
+
 async fn stand(before: Option<Guarded>, orders: &Orders) -> io::Result<Part> {
     // Children that were there before, of a shell that became this process, are none of ours; with them around,
     // orphans of theirs could not be told from ours. The second guard has none.
@@ -95,6 +118,8 @@ async fn stand(before: Option<Guarded>, orders: &Orders) -> io::Result<Part> {
     if adopts {
         set_child_subreaper(Some(getpid()))?;
     }
+    // What it says last may go to a file.
+    outlive_file_limit()?;
     let mut ended = signal(SignalKind::child())?;
     let mut signals = listen(before.is_some())?;
     if let Some(before) = &before {
@@ -106,6 +131,8 @@ async fn stand(before: Option<Guarded>, orders: &Orders) -> io::Result<Part> {
     // The second guard comes first, since it has the workers' orphans.
     let late = if before.is_some() { LATE } else { LATE + 2 * KILL_TIMEOUT };
     let (mut asked, mut deadline) = (false, None);
+    let mut hangs_since: Option<Instant> = None;
+    let mut looks = tokio::time::interval(LOOK);
     let status = loop {
         let too_late = async {
             match deadline {
@@ -138,13 +165,23 @@ async fn stand(before: Option<Guarded>, orders: &Orders) -> io::Result<Part> {
                     deadline = Instant::now().checked_add(orders.grace.saturating_add(late));
                 }
             }
+            _ = looks.tick() => match told_of_end(child) {
+                None => hangs_since = None,
+                Some(status) => {
+                    if hangs_since.get_or_insert_with(Instant::now).elapsed() >= HANGS {
+                        break status;
+                    }
+                }
+            },
             () = too_late => break kill(child, adopts).await,
         }
     };
     // A second guard that ended by itself has swept, and named what it could not end.
     let swept = before.is_none() && status.code().is_some();
     let left = if adopts && !swept { descendants::sweep(&[]) } else { Vec::new() };
-    remove(&next.folder);
+    if !swept {
+        remove(&next.folder);
+    }
     Ok(Part::Guard { status, left })
 }
 
@@ -171,6 +208,23 @@ async fn next_of(signals: &mut [(Signal, bool, Signals)]) -> (Signal, bool) {
         std::task::Poll::Pending
     })
     .await
+}
+
+/// To be called at the very end: says with which code this process is about to end. A process with a thread that hangs in
+/// the kernel cannot be waited for; so its name says it, which everybody can read.
+pub fn announce(code: u8) {
+    if let Ok(name) = CString::new(format!("{ENDED}{code}")) {
+        // Then the code is not known.
+        let _ = rustix::thread::set_name(&name);
+    }
+}
+
+/// The status of a process that has ended but for threads that hang, as it told before. None while it runs.
+fn told_of_end(pid: Pid) -> Option<ExitStatus> {
+    let stat = Stat::of(pid).filter(Stat::ended)?;
+    let code = stat.name.strip_prefix(ENDED).and_then(|code| code.parse::<u8>().ok());
+    // The code is in the second byte. One that was killed tells nothing.
+    Some(ExitStatus::from_raw(code.map_or(Signal::KILL.as_raw(), |code| i32::from(code) << 8)))
 }
 
 /// Waits for every child that has ended, or for this one alone; its status, if it is one of them.
@@ -222,11 +276,6 @@ pub fn arguments() -> Vec<OsString> {
     })
 }
 
-/// Whether this program is Rallypoint's own, and not a Python that needs its arguments to become the command.
-fn is_ours() -> bool {
-    std::env::current_exe().is_ok_and(|path| path.file_name() == Some(OsStr::new("rallypoint")))
-}
-
 /// What a process of the chain gets when the one before it is gone, as if somebody had asked for the end;
 /// [`Guarded::alone`] tells the difference.
 const GONE: Signal = Signal::TERM;
@@ -234,16 +283,7 @@ const GONE: Signal = Signal::TERM;
 impl Guarded {
     /// What the process knows that this one starts.
     fn after(before: Option<&Guarded>) -> Self {
-        let folder = before.map_or_else(
-            || {
-                std::env::temp_dir().join(format!(
-                    "rallypoint_{}_{:08x}",
-                    std::process::id(),
-                    fastrand::u32(..)
-                ))
-            },
-            |before| before.folder.clone(),
-        );
+        let folder = before.map_or_else(temporary::name, |before| before.folder.clone());
         let mut guards = before.map(|before| before.guards.clone()).unwrap_or_default();
         guards.push(getpid());
         Guarded { guards, folder }
@@ -260,8 +300,10 @@ impl Guarded {
             command.arg0(name.unwrap_or_default()).args(arguments);
         }
         command.env(GUARD_VARIABLE, self.to_text());
-        // A signal from the terminal reaches the command alone, which passes it on once.
-        command.process_group(0);
+        // A signal from the terminal reaches the command alone, which passes it on once. The launcher sees to itself.
+        if self.guards.len() < GUARDS {
+            command.process_group(0);
+        }
         command.spawn().map(|child| Pid::from_child(&child))
     }
 
@@ -323,6 +365,7 @@ impl Guarded {
 }
 
 fn remove(folder: &Path) {
+    let folder = folder.to_owned();
     // Most often it is gone already.
-    let _ = std::fs::remove_dir_all(folder);
+    let _ = disk::within(disk::PATIENCE, move || std::fs::remove_dir_all(folder));
 }

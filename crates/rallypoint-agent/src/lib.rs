@@ -28,7 +28,7 @@
 //!   that its round is over. `budget`: the restarts that are left. `words`: what is said of it.
 //! - `group`: the workers of one round, started and stopped together; each is a process group of its own.
 //! - [`Workers`]: those that run, for who passes signals on.
-//! - `output`, [`Logs`]: where their lines go. [`Console`] is the terminal, as the program above has it.
+//! - `output`, `log_file`, [`Logs`]: where their lines go. [`Console`] is the terminal, as the program above has it.
 //! - [`FailureReport`]: what went wrong first. [`Events`]: a record of what became of each worker.
 //! - [`environment`] and [`StreamChoice`], `ranks`: what torchrun promises its workers, without IO but the store.
 //! - [`guard()`]: nothing outlives the launcher, even if it is killed; `descendants` finds what is left.
@@ -38,12 +38,15 @@ mod agent;
 mod budget;
 mod decision;
 mod descendants;
+pub mod disk;
+mod drain;
 mod environment;
 mod events;
 mod failure;
 mod fence;
 mod group;
 mod guard;
+mod log_file;
 mod logs;
 mod memory;
 mod notice;
@@ -56,6 +59,7 @@ mod signals;
 mod spec;
 mod stop;
 mod streams;
+pub mod temporary;
 mod time;
 mod words;
 mod workers;
@@ -67,7 +71,7 @@ pub use environment::{Common, DEFAULT_SIGNALS, NoGpu, Place, environment};
 pub use events::{Events, WorkerEvent, WorkerState};
 pub use failure::{ErrorRecord, Exit, Failure, FailureReport};
 pub use group::Interactive;
-pub use guard::{GUARD_VARIABLE, Guarded, Orders, Part, arguments, guard};
+pub use guard::{GUARD_VARIABLE, Guarded, Orders, Part, announce, arguments, guard};
 pub use logs::{LogDir, LogError, LogSettings, Logs};
 pub use output::{Console, Stream};
 pub use prefix::{Prefix, UnknownMacro};
@@ -76,7 +80,7 @@ pub use rallypoint_rendezvous::FINISHED;
 pub use ranks::{Assigned, IDENTICAL_VARIABLE, NodeWorkers, RankError, agree, assign};
 /// What [`Stopper::ask`] takes, and [`Outcome::Stopped`] tells.
 pub use rustix::process::Signal;
-pub use signals::{AT_ONCE, KNOWN_SIGNALS, UnknownSignal, is_ignored, parse_signals};
+pub use signals::{AT_ONCE, KNOWN_SIGNALS, UnknownSignal, is_ignored, outlive_file_limit, parse_signals};
 pub use spec::{DEFAULT_EXIT_BARRIER_TIMEOUT, DEFAULT_GRACE, DEFAULT_MAX_DEPARTURES, WorkerSpec};
 pub use stop::{Stop, StopListener, Stopper};
 pub use streams::{StreamChoice, StreamChoiceError, Streams};

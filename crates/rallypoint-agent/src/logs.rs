@@ -11,6 +11,7 @@ use thiserror::Error;
 use tracing::warn;
 
 use crate::streams::StreamChoice;
+use crate::{disk, temporary};
 
 /// Where the files of a run go.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,8 +28,7 @@ impl LogDir {
     /// A name in the system's temporary folder that nobody else has.
     #[must_use]
     pub fn temporary() -> Self {
-        let name = format!("rallypoint_{}_{:08x}", std::process::id(), fastrand::u32(..));
-        LogDir::Temporary(std::env::temp_dir().join(name))
+        LogDir::Temporary(temporary::name())
     }
 }
 
@@ -117,7 +117,10 @@ impl Logs {
             plans.push(self.plan(local_rank, own.as_deref())?);
         }
         let filtered = |filters: &[String], name: &str| match &folder {
-            Some(folder) if !filters.is_empty() => append(&folder.join(name)).map(Some),
+            Some(folder) if !filters.is_empty() => {
+                let path = folder.join(name);
+                append(&path).map(|file| Some((path, file)))
+            }
             _ => Ok(None),
         };
         let filtered_out = filtered(&self.settings.filter_out, "filtered_stdout.log")?;
@@ -150,13 +153,23 @@ impl Logs {
 
 impl Drop for Logs {
     fn drop(&mut self) {
-        match &self.settings.dir {
-            LogDir::Temporary(path) => {
+        let folder = match &self.settings.dir {
+            LogDir::Temporary(path) => Some(path.clone()),
+            LogDir::Kept(_) => self.folder.clone(),
+            LogDir::Nowhere => None,
+        };
+        let Some(folder) = folder else { return };
+        let (name, kept) = (folder.clone(), self.kept().is_some());
+        let tidied = disk::within(disk::PATIENCE, move || {
+            if kept {
+                remove_empty(&folder);
+            } else {
                 // It is nobody's but ours, and a leftover harms nobody.
-                let _ = fs::remove_dir_all(path);
+                let _ = fs::remove_dir_all(folder);
             }
-            LogDir::Kept(_) => self.folder.iter().for_each(|folder| remove_empty(folder)),
-            LogDir::Nowhere => {}
+        });
+        if tidied.is_none() {
+            warn!("the disk of {} does not answer; it is left as it is", name.display());
         }
     }
 }
@@ -176,8 +189,8 @@ fn remove_empty(folder: &Path) {
 #[derive(Debug)]
 pub(crate) struct Attempt {
     pub(crate) plans: Vec<WorkerPlan>,
-    pub(crate) filtered_out: Option<File>,
-    pub(crate) filtered_err: Option<File>,
+    pub(crate) filtered_out: Option<(PathBuf, File)>,
+    pub(crate) filtered_err: Option<(PathBuf, File)>,
 }
 
 /// Where one worker writes.

@@ -2,13 +2,15 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use tokio::sync::oneshot;
 use tracing::warn;
+
+use crate::log_file::LogFile;
 
 /// Lines longer than this are cut in pieces: a worker that never ends a line must not fill our memory.
 const MAX_LINE: usize = 64 << 10;
@@ -75,7 +77,7 @@ impl Tail {
 /// Lines with one of the words in them, in a file that all workers share.
 #[derive(Debug, Clone)]
 pub(crate) struct Filtered {
-    pub(crate) file: Arc<Mutex<File>>,
+    pub(crate) file: LogFile,
     pub(crate) words: Arc<[String]>,
 }
 
@@ -87,7 +89,7 @@ pub(crate) struct Pump {
     pub(crate) prefix: String,
     pub(crate) colour: Option<u8>,
     pub(crate) console: Option<Arc<dyn Console>>,
-    pub(crate) file: Option<File>,
+    pub(crate) file: Option<LogFile>,
     pub(crate) filtered: Option<Filtered>,
     pub(crate) tail: Option<Tail>,
 }
@@ -97,6 +99,7 @@ pub(crate) struct Pump {
 pub(crate) struct Pumping {
     ended: oneshot::Receiver<()>,
     state: Arc<State>,
+    files: Vec<LogFile>,
 }
 
 #[derive(Debug, Default)]
@@ -112,6 +115,16 @@ impl Pumping {
         let _ = (&mut self.ended).await;
     }
 
+    /// The same, without waiting.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        !matches!(self.ended.try_recv(), Err(oneshot::error::TryRecvError::Empty))
+    }
+
+    /// The files that it writes to.
+    pub(crate) fn files(&self) -> &[LogFile] {
+        &self.files
+    }
+
     /// Whether it waits for where it writes to, rather than for its worker.
     pub(crate) fn is_writing(&self) -> bool {
         self.state.writing.load(Ordering::Relaxed)
@@ -124,12 +137,14 @@ impl Pumping {
 }
 
 impl Pump {
-    /// Runs on a thread of its own until the stream ends, which is when nobody holds it any more. A console that
-    /// does not keep up makes its worker wait, and nobody else.
-    pub(crate) fn start(mut self, mut from: impl Read + Send + 'static) -> io::Result<Pumping> {
+    /// Runs on a thread of its own until the stream ends, which is when nobody holds it any more. A console or a file
+    /// that does not keep up makes its worker wait, and nobody else.
+    pub(crate) fn start(self, mut from: impl Read + Send + 'static) -> io::Result<Pumping> {
         let (done, ended) = oneshot::channel();
         let state = Arc::new(State::default());
         let seen = Arc::clone(&state);
+        let filtered = self.filtered.iter().map(|filtered| &filtered.file);
+        let files = self.file.iter().chain(filtered).cloned().collect();
         thread::Builder::new().name("output".to_owned()).spawn(move || {
             let mut lines = Lines::default();
             let mut buffer = vec![0; MAX_LINE];
@@ -151,18 +166,18 @@ impl Pump {
             }
             seen.writing.store(true, Ordering::Relaxed);
             self.show(&lines.rest());
+            seen.moved.fetch_add(1, Ordering::Relaxed);
+            self.file.iter().for_each(LogFile::flush);
+            self.filtered.iter().for_each(|filtered| filtered.file.flush());
             // Whoever waited may have given up.
             let _ = done.send(());
         })?;
-        Ok(Pumping { ended, state })
+        Ok(Pumping { ended, state, files })
     }
 
-    fn carry(&mut self, bytes: &[u8], lines: &mut Lines) {
-        if let Some(file) = &mut self.file
-            && let Err(error) = file.write_all(bytes)
-        {
-            warn!(%error, "a worker's log file cannot be written any more");
-            self.file = None;
+    fn carry(&self, bytes: &[u8], lines: &mut Lines) {
+        if let Some(file) = &self.file {
+            file.write(bytes);
         }
         self.show(&lines.push(bytes));
         if let Some(line) = lines.overwritten() {
@@ -187,17 +202,14 @@ impl Pump {
             return;
         }
         if let Some(tail) = &self.tail {
-            lines.iter().for_each(|line| tail.push(line));
+            lines[lines.len().saturating_sub(TAIL_LINES)..].iter().for_each(|line| tail.push(line));
         }
         if let Some(filtered) = &self.filtered {
             let found = |line: &&&Vec<u8>| {
                 let text = String::from_utf8_lossy(line);
                 filtered.words.iter().any(|word| text.contains(word))
             };
-            let chosen = with_prefix(&self.prefix, None, lines.iter().filter(found).copied());
-            if let Err(error) = lock(&filtered.file).write_all(&chosen) {
-                warn!(%error, "the filtered log cannot be written");
-            }
+            filtered.file.write(&with_prefix(&self.prefix, None, lines.iter().filter(found).copied()));
         }
         if let Some(console) = &self.console {
             console.overwrite(self.stream, self.rank, None);
@@ -255,26 +267,36 @@ struct Lines {
 impl Lines {
     fn push(&mut self, bytes: &[u8]) -> Vec<Said> {
         let mut said = Vec::new();
-        for &byte in bytes {
-            if std::mem::take(&mut self.returned) && byte != b'\n' && byte != b'\r' {
+        let mut rest = bytes;
+        while let Some(byte) = rest.first() {
+            if std::mem::take(&mut self.returned) && !is_end(byte) {
                 if !self.begun.is_empty() {
                     said.push(Said::Overwritten(std::mem::take(&mut self.begun)));
                 }
                 self.again = true;
             }
-            match byte {
+            let taken = match byte {
                 b'\n' => {
                     said.push(Said::Line(std::mem::take(&mut self.begun)));
                     self.again = false;
+                    1
                 }
-                b'\r' => self.returned = true,
-                byte => {
-                    self.begun.push(byte);
+                b'\r' => {
+                    self.returned = true;
+                    1
+                }
+                _ => {
+                    // As much as there is at once: a worker may write a lot.
+                    let text = rest.iter().position(is_end).unwrap_or(rest.len());
+                    let text = text.min(MAX_LINE - self.begun.len());
+                    self.begun.extend_from_slice(&rest[..text]);
                     if self.begun.len() == MAX_LINE {
                         said.push(Said::Line(std::mem::take(&mut self.begun)));
                     }
+                    text
                 }
-            }
+            };
+            rest = &rest[taken..];
         }
         said
     }
@@ -287,6 +309,11 @@ impl Lines {
     fn rest(&mut self) -> Vec<Said> {
         if self.begun.is_empty() { Vec::new() } else { vec![Said::Line(std::mem::take(&mut self.begun))] }
     }
+}
+
+/// Whether a line may end there, or begin afresh.
+fn is_end(byte: &u8) -> bool {
+    matches!(byte, b'\n' | b'\r')
 }
 
 /// Nothing that holds these locks can leave what they guard half done.
@@ -311,6 +338,8 @@ mod tests {
         assert_eq!(lines.rest(), [line("three")]);
         assert!(lines.rest().is_empty());
         assert_eq!(lines.push(&vec![b'x'; MAX_LINE + 1]).len(), 1);
+        assert_eq!(lines.push(&vec![b'x'; 2 * MAX_LINE]).len(), 2);
+        assert_eq!(lines.rest(), [line("x")]);
     }
 
     #[test]

@@ -21,6 +21,7 @@ use crate::failure::Failure;
 use crate::fence::Fence;
 use crate::group::{Group, Start};
 use crate::guard::GUARD_VARIABLE;
+use crate::logs::Attempt;
 use crate::notice::{Board, Notice, Restarts};
 use crate::patience;
 use crate::ranks::{IDENTICAL_VARIABLE, NodeWorkers, agree};
@@ -37,6 +38,8 @@ const DEPARTURES: &[u8] = b"departures";
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// A store that was lost is told of as a change of the group, but not always at once.
 const LOSS_IS_TOLD: Duration = Duration::from_secs(5);
+/// For a disk to open the workers' files before it is said that they are waited for.
+const DISK_IS_SILENT: Duration = Duration::from_secs(10);
 
 /// A round that is over on this node. Its workers are gone.
 #[derive(Debug)]
@@ -78,6 +81,12 @@ pub(crate) async fn run(
         return Ok(Over { verdict: verdict.clone(), nodes: met.world_size, workers, ran, failures });
     }
     fence.ready(met.world_size).await;
+    let attempt = round.files(places.len(), stop).await?;
+    let Some(attempt) = attempt else {
+        let (ran, failures) = (Duration::ZERO, Vec::new());
+        let verdict = round.decision.verdict().cloned().unwrap_or(Verdict::Stop(Signal::TERM));
+        return Ok(Over { verdict, nodes: met.world_size, workers, ran, failures });
+    };
     info!(
         round = met.round,
         node = met.rank,
@@ -89,7 +98,7 @@ pub(crate) async fn run(
     );
     // The worker with rank 0 listens there.
     drop(met.held_port.take());
-    let mut group = round.start(&met, &places)?;
+    let mut group = round.start(&met, &places, attempt)?;
     agent.enter(Phase::Running);
     agent.record(&group.started(agent.restarts()));
     let began = Instant::now();
@@ -165,9 +174,39 @@ impl Round<'_> {
         tokio::time::timeout(LOSS_IS_TOLD, self.handler().changed()).await.ok()
     }
 
-    fn start(&self, met: &Rendezvous, places: &[Place]) -> Result<Group, AgentError> {
+    /// Opens the workers' files. None if the round is over before the disk has answered.
+    async fn files(
+        &mut self,
+        workers: usize,
+        stop: &mut StopListener,
+    ) -> Result<Option<Attempt>, AgentError> {
+        let (logs, restarts) = (Arc::clone(self.agent.logs()), self.agent.restarts());
+        let opening = tokio::task::spawn_blocking(move || logs.attempt(restarts, workers));
+        let silent = tokio::time::sleep(DISK_IS_SILENT);
+        tokio::pin!(opening, silent);
+        let mut told = false;
+        while self.decision.verdict().is_none() {
+            let event = tokio::select! {
+                biased;
+                opened = &mut opening => {
+                    let opened = opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+                    return Ok(Some(opened?));
+                }
+                signal = stop.asked() => Event::Asked(signal),
+                change = self.change() => Event::Changed(change),
+                () = &mut silent, if !told => {
+                    told = true;
+                    warn!("the disk with the workers' log files does not answer; they are started when it does");
+                    continue;
+                }
+            };
+            self.decision.handle(event);
+        }
+        Ok(None)
+    }
+
+    fn start(&self, met: &Rendezvous, places: &[Place], attempt: Attempt) -> Result<Group, AgentError> {
         let (agent, spec) = (self.agent, self.agent.spec());
-        let attempt = agent.logs().attempt(agent.restarts(), places.len())?;
         let common = Common {
             role: &spec.role,
             run_id: self.handler().run_id(),

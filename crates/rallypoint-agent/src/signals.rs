@@ -1,9 +1,11 @@
 //! Which signals there are to handle, and what a process does about one.
 
-use std::fs;
+use std::ffi::OsStr;
+use std::{fs, io};
 
 use rustix::process::{Pid, Signal, getpid};
 use thiserror::Error;
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Those that a launcher can be sent on purpose, by name. [`DEFAULT_SIGNALS`](crate::DEFAULT_SIGNALS) end it.
 pub const KNOWN_SIGNALS: [(&str, Signal); 6] = [
@@ -34,6 +36,22 @@ pub fn parse_signals(names: &str) -> Result<Vec<Signal>, UnknownSignal> {
         known.map(|(_, signal)| *signal).ok_or_else(|| UnknownSignal(name.to_owned()))
     };
     named.map(find).collect()
+}
+
+/// Makes a write past the limit of a file's size (`ulimit -f`) an error of that write, where SIGXFSZ would end this process.
+/// It is handled rather than ignored: what this process starts is to have what the process itself was started with, and a
+/// handler does not outlive `exec`. A Python ignores it for itself alone. To be called in a runtime.
+pub fn outlive_file_limit() -> io::Result<()> {
+    if !is_ignored(Signal::XFSZ) || !is_ours() {
+        // The handler stays when nobody listens any more.
+        drop(signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?);
+    }
+    Ok(())
+}
+
+/// Whether this program is Rallypoint's own, and not a Python that needs its arguments to become the command.
+pub(crate) fn is_ours() -> bool {
+    std::env::current_exe().is_ok_and(|path| path.file_name() == Some(OsStr::new("rallypoint")))
 }
 
 /// Whether this process was started with the signal ignored, as `nohup` does. To be asked before anybody handles it.

@@ -8,7 +8,7 @@ use std::io::Read;
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 
-use launcher::{Launcher, RALLYPOINT, heeding, is_stopped, runs, signal, wait_until};
+use launcher::{Launcher, RALLYPOINT, heeding, hold_thread, is_stopped, runs, signal, wait_until};
 
 const QUIET: [&str; 2] = ["--shutdown-timeout", "2"];
 
@@ -115,27 +115,12 @@ fn no_line_is_lost_to_a_reader_that_comes_late() {
     }
 }
 
-/// Traces a process and never lets go of it: when that is killed, it does not end.
-const TRACER: &str = "
-import ctypes, sys, time
-SEIZE = 0x4206
-libc = ctypes.CDLL(None, use_errno=True)
-libc.ptrace.argtypes = [ctypes.c_long] * 4
-libc.ptrace.restype = ctypes.c_long
-print(libc.ptrace(SEIZE, int(sys.argv[1]), 0, 0), ctypes.get_errno(), flush=True)
-time.sleep(600)
-";
-
 #[test]
 fn a_worker_that_sigkill_does_not_end_is_named_and_left() {
     let mut launcher =
         Launcher::start(&["--shutdown-timeout", "0.5", "--", "sh", "-c", "echo pid $$; exec sleep 600"]);
     let worker: u32 = launcher.wait_for("[0]: pid ").rsplit(' ').next().unwrap().parse().unwrap();
-    let mut tracer = Command::new("python3");
-    let mut tracer = tracer.args(["-c", TRACER, &worker.to_string()]).stdout(Stdio::piped()).spawn().unwrap();
-    let mut said = [0; 4];
-    tracer.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
-    assert_eq!(&said, b"0 0\n", "it is traced");
+    let mut tracer = hold_thread(worker);
     launcher.signal("TERM");
     let ended = launcher.ended().expect(143);
     assert!(ended.text().contains("do not end even by SIGKILL"), "{}", ended.text());

@@ -4,9 +4,10 @@
 
 mod launcher;
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use launcher::{Launcher, signal};
+use launcher::{Launcher, is_stopped, runs, signal, wait_until};
 
 /// A worker with a child, one that left its process group, and one that nobody waits for.
 const FAMILY: &str = r#"
@@ -128,4 +129,50 @@ fn orphans_that_end_do_not_stay_as_zombies() {
     }
     launcher.signal("TERM");
     launcher.ended().expect(143);
+}
+
+/// A launcher whose temporary folder is in this one.
+fn below(parent: &Path, script: &str) -> Launcher {
+    Launcher::start_with(&["--", "sh", "-c", script], |command| {
+        command.env("TMPDIR", parent);
+    })
+}
+
+fn entries(parent: &Path) -> Vec<PathBuf> {
+    std::fs::read_dir(parent).unwrap().flatten().map(|entry| entry.path()).collect()
+}
+
+#[test]
+fn the_folder_of_a_node_that_was_killed_whole_is_removed_by_the_next() {
+    let parent = tempfile::tempdir().unwrap();
+    let mut killed = below(parent.path(), "echo ready; exec sleep 600");
+    killed.wait_for("ready");
+    // All are stopped first, so that none can act on the end of another. The command is the last to go: when it does, the
+    // kernel lets the guard's process group go on.
+    let chain = killed.chain();
+    for pid in chain {
+        signal(pid, "STOP");
+        wait_until("it is stopped", || is_stopped(pid).then_some(()));
+    }
+    let mut pids = killed.marked();
+    pids.retain(|pid| *pid != chain[0]);
+    for pid in pids.into_iter().chain([chain[0]]) {
+        signal(pid, "KILL");
+        let _ = killed.child.try_wait();
+        wait_until("it is gone", || (!runs(pid)).then_some(()));
+    }
+    let left = entries(parent.path());
+    assert_eq!(left.len(), 1, "it could not be removed: {left:?}");
+    // The next one removes it, and keeps its own.
+    let mut lives = below(parent.path(), "echo ready; exec sleep 600");
+    lives.wait_for("ready");
+    wait_until("the folder of the first is gone", || (!left[0].exists()).then_some(()));
+    let own = entries(parent.path());
+    assert_eq!(own.len(), 1, "{own:?}");
+    below(parent.path(), "echo done").ended().expect(0);
+    below(parent.path(), "exit 3").ended().expect(1);
+    assert_eq!(entries(parent.path()), own, "those of others are gone, and its own is there");
+    lives.signal("TERM");
+    lives.ended().expect(143);
+    assert_eq!(entries(parent.path()), Vec::<PathBuf>::new());
 }

@@ -29,6 +29,14 @@ fn ranks_have_colours_there_and_nowhere_else() {
     assert_eq!(Launcher::spawn(plain).ended().expect(0).with("[0]: hello").len(), 1);
 }
 
+/// The launcher is never in the foreground, whose processes alone may write to such a terminal.
+#[test]
+fn a_terminal_that_stops_writers_in_the_background_does_not_stop_it() {
+    let line = format!("stty tostop; {RALLYPOINT} run -- sh -c 'echo hello; echo again >&2'");
+    let ended = Launcher::spawn(on_a_terminal(&line)).ended().expect(0);
+    assert_eq!((ended.with("hello").len(), ended.with("again").len()), (1, 1), "{}", ended.text());
+}
+
 #[test]
 fn while_it_waits_one_line_tells_who_is_missing_and_ctrl_c_ends_it() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -51,6 +59,27 @@ fn while_it_waits_one_line_tells_who_is_missing_and_ctrl_c_ends_it() {
     assert_eq!(script.wait().unwrap().code(), Some(130), "{seen}");
     assert!(seen.contains("ending in good order"), "{seen}");
     assert!(seen.contains(&format!(" s left), run job at 127.0.0.1:{port}")), "{seen}");
+}
+
+#[test]
+fn the_last_call_counts_down_and_nobody_seems_to_go_when_it_is_over() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let endpoint = format!("127.0.0.1:{port}");
+    let args = ["--nnodes", "2:3", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint];
+    let args = [&args[..], &["--rdzv-conf", "last_call_timeout=4", "true"]].concat();
+    let line = format!("{RALLYPOINT} run {}", args.join(" "));
+    let mut shown = Launcher::spawn(on_a_terminal(&line));
+    shown.wait_for("starts the embedded server");
+    let other = Launcher::start(&args);
+    let text = shown.ended().expect(0).text();
+    other.ended().expect(0);
+    let seen: Vec<&str> = text.split('\r').collect();
+    let left = |line: &&str| line.split("starting in ").nth(1)?.split(' ').next()?.parse::<u32>().ok();
+    let left: Vec<u32> = seen.iter().filter_map(left).collect();
+    assert!(left.is_sorted_by(|before, after| before >= after), "{left:?}");
+    assert!(left.first() > left.last(), "{left:?}");
+    let called = seen.iter().position(|line| line.contains("up to 3 may come")).unwrap();
+    assert!(!seen[called..].iter().any(|line| line.contains("waiting for 1 node")), "{text}");
 }
 
 #[test]

@@ -234,6 +234,10 @@ impl Membership {
             }
         }
         let news = &record.news;
+        if news.joined == 0 {
+            // Nothing was told yet of the next round, or of the first: this node, which is there, has not been counted.
+            return None;
+        }
         let progress = NodeEvent::Progress {
             joined: news.joined,
             last_call: news.last_call_ms.map(Duration::from_millis),

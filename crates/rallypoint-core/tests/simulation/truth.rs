@@ -14,6 +14,7 @@ impl World {
         let why_not = match event {
             NodeEvent::Changed(change) => self.lie_of_change(process, change),
             NodeEvent::Refused(refusal) => self.lie_of_refusal(process, refusal),
+            NodeEvent::Progress { joined: 0, .. } => Some("it is there itself".to_owned()),
             _ => None,
         };
         promise!(

@@ -307,3 +307,35 @@ pub(crate) fn wait_for_any(launchers: &mut [Launcher], part: &str) -> (usize, St
         thread::sleep(Duration::from_millis(10));
     }
 }
+
+/// Traces a thread and never lets go of it: when that is killed or ends, it stays.
+const TRACER: &str = "
+import ctypes, sys, time
+SEIZE = 0x4206
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long] * 4
+libc.ptrace.restype = ctypes.c_long
+print(libc.ptrace(SEIZE, int(sys.argv[1]), 0, 0), ctypes.get_errno(), flush=True)
+time.sleep(600)
+";
+
+/// From now on this thread, or the first one of a process, does not end, until what is returned is killed.
+pub(crate) fn hold_thread(id: u32) -> Child {
+    let mut tracer = Command::new("python3");
+    let mut tracer = tracer.args(["-c", TRACER, &id.to_string()]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = [0; 4];
+    tracer.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"0 0\n", "it is traced");
+    tracer
+}
+
+/// The threads of a process, with their names.
+pub(crate) fn threads(of: u32) -> Vec<(u32, String)> {
+    let entries = std::fs::read_dir(format!("/proc/{of}/task")).unwrap().flatten();
+    let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    ids.filter_map(|id: u32| {
+        let name = std::fs::read_to_string(format!("/proc/{of}/task/{id}/comm")).ok()?;
+        Some((id, name.trim().to_owned()))
+    })
+    .collect()
+}

@@ -4,6 +4,7 @@ mod checks;
 mod devices;
 mod error_file;
 mod events;
+mod files;
 pub(super) mod limits;
 mod meet;
 mod numa;
@@ -25,8 +26,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rallypoint_agent::{
-    Agent, Console, DEFAULT_GRACE, Events, Guarded, Interactive, LogDir, LogSettings, Logs, Orders, Outcome,
-    Part, Prefix, Stopper, Stream, WorkerSpec, Workers, allowed_cpus, parse_signals,
+    Agent, Console, DEFAULT_GRACE, Events, Guarded, Interactive, Orders, Outcome, Part, Prefix, Stopper,
+    Stream, WorkerSpec, Workers, allowed_cpus, parse_signals,
 };
 use rallypoint_etcd::ErrorKind;
 use rallypoint_rendezvous::native::DEFAULT_JOIN_TIMEOUT;
@@ -46,6 +47,7 @@ use self::server::Meeting;
 use self::signals::SHORTEST_LOOK;
 use self::terminal::{LogWriter, Terminal};
 use self::timer::TimerFile;
+use self::writer::Lost;
 use super::exit::{CLOSED, NO_SERVER, NODE, Place, Problem, SIGNAL, WORKERS_FAILED, kind, say};
 use super::{LogFormat, start_log_to};
 
@@ -72,7 +74,9 @@ pub(super) fn run(options: &Run) -> u8 {
         Ok(Part::Launcher(guarded)) => guarded,
         Ok(Part::Guard { status, left }) => {
             name_left(&left);
-            return guard_code(status);
+            let code = guard_code(status);
+            rallypoint_agent::announce(code);
+            return code;
         }
         Err(error) => return cannot(error),
     };
@@ -107,6 +111,7 @@ pub(super) fn run(options: &Run) -> u8 {
     if guarded.alone() {
         name_left(&guarded.clean_up());
     }
+    rallypoint_agent::announce(code);
     code
 }
 
@@ -117,6 +122,10 @@ async fn last_words(terminal: &Terminal, stopper: &Stopper, grace: Duration) {
         biased;
         _ = asked.asked() => terminal.done(LAST_WORDS).await,
         () = terminal.done(grace) => {}
+    }
+    if let Some(Lost { lines, error }) = terminal.lost() {
+        warn!(lines, error, "lines of the workers could not be written to standard output, and are lost");
+        terminal.done(LAST_WORDS).await;
     }
 }
 
@@ -146,7 +155,7 @@ fn orders(options: &Run) -> Result<Orders, Problem> {
     // The keys of a terminal that a worker has are the worker's.
     let ends =
         ends.into_iter().filter(|signal| !(interactive(options) && signals::terminals(*signal))).collect();
-    Ok(Orders { ends, grace: grace(options)? })
+    Ok(Orders { ends, grace: grace(options)?, on_terminal: interactive(options) })
 }
 
 /// Whether a worker has the terminal.
@@ -201,7 +210,7 @@ async fn launch(
         warn!("{flag} has no effect: {why}");
     }
     let run_id = run_id(options, alone)?;
-    let logs = logs(options, guarded, &run_id)?;
+    let (logs, _held) = files::open(options, guarded, &run_id)?;
     let kept = logs.kept().map(Path::to_owned);
     if let (None, Some(kept)) = (&options.log_dir, &kept) {
         info!("without --log-dir, the workers' log files are kept in {}", kept.display());
@@ -251,7 +260,7 @@ async fn launch(
     terminal.show(None);
     record.iter().for_each(|record| record.agent(&outcome));
     // One without a file in it is not kept.
-    let kept = kept.filter(|folder| folder.exists()).map(|folder| folder.display().to_string());
+    let kept = kept.filter(|folder| files::is_there(folder)).map(|folder| folder.display().to_string());
     let code = match stuck {
         Some(problem) => Err(problem),
         None => match outcome {
@@ -334,27 +343,6 @@ fn run_id(options: &Run, alone: bool) -> Result<String, Problem> {
         ));
     }
     Ok(given.to_owned())
-}
-
-fn logs(options: &Run, guarded: &Guarded, run_id: &str) -> Result<Logs, Problem> {
-    let dir = match &options.log_dir {
-        // As torchrun does: what was asked for stays.
-        None if options.redirects.any() || options.tee.any() => {
-            let name = format!("rallypoint_logs_{:08x}", fastrand::u32(..));
-            LogDir::Kept(std::env::temp_dir().join(name))
-        }
-        None => LogDir::Temporary(guarded.folder().to_owned()),
-        Some(path) if path.as_os_str() == "/dev/null" => LogDir::Nowhere,
-        Some(path) => LogDir::Kept(path.clone()),
-    };
-    let shown = &options.local_ranks_filter;
-    let mut settings = LogSettings::console(dir);
-    settings.redirects = options.redirects.clone();
-    settings.tee = options.tee.clone();
-    settings.shown = (!shown.is_empty()).then(|| shown.iter().copied().collect());
-    settings.filter_out = options::words(&options.duplicate_stdout_filters);
-    settings.filter_err = options::words(&options.duplicate_stderr_filters);
-    Logs::open(settings, run_id).map_err(|error| Problem::new(NODE, super::exit::chain(&error)))
 }
 
 fn parameters(

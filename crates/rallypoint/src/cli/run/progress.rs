@@ -51,36 +51,66 @@ impl Waiting {
         phase: &mut watch::Receiver<Phase>,
     ) {
         let began = Instant::now();
+        let mut call = LastCall::default();
+        call.heard(progress.borrow_and_update().last_call);
         let mut said: Option<(String, Instant)> = None;
-        let mut pause = QUIET;
+        let mut next = began + QUIET;
         loop {
-            tokio::select! {
+            let quiet = tokio::select! {
                 _ = phase.wait_for(|phase| *phase != now) => return,
-                () = tokio::time::sleep(pause) => {}
-                // The first half second counts from the beginning.
-                Ok(()) = progress.changed(), if pause == TICK => {}
+                () = tokio::time::sleep_until(next.into()) => false,
+                Ok(()) = progress.changed() => {
+                    call.heard(progress.borrow_and_update().last_call);
+                    began.elapsed() < QUIET
+                }
+            };
+            if quiet {
+                continue;
             }
-            pause = TICK;
-            let text = match now {
+            next = Instant::now() + TICK;
+            let describe = |left| match now {
                 Phase::Meeting if self.handler.contact().is_some_and(|contact| contact.is_silent()) => {
                     "waiting for etcd, which does not answer this node".to_owned()
                 }
-                Phase::Meeting => describe(&progress.borrow()),
+                Phase::Meeting => describe(&progress.borrow(), left),
                 Phase::Finishing { nodes: 1 } => {
                     "the workers have finished; waiting for etcd to take note of it".to_owned()
                 }
                 _ => "this node's workers have finished; waiting for those of other nodes".to_owned(),
             };
             let limit = (now == Phase::Meeting).then_some(self.timeout);
+            let text = describe(call.left());
             let line =
                 format!("{text} {}, run {} at {}", time(began.elapsed(), limit), self.run, self.endpoint);
+            // That time passes is no news.
+            let news = describe(call.told);
             if terminal.has_line() {
                 terminal.show(Some(line));
-            } else if said.as_ref().is_none_or(|(before, at)| *before != text || at.elapsed() >= REMINDER) {
+            } else if said.as_ref().is_none_or(|(before, at)| *before != news || at.elapsed() >= REMINDER) {
                 info!("{line}");
-                said = Some((text, Instant::now()));
+                said = Some((news, Instant::now()));
             }
         }
+    }
+}
+
+/// What is left of the last call. It is told now and then, and passes meanwhile.
+#[derive(Debug, Default)]
+struct LastCall {
+    told: Option<Duration>,
+    at: Option<Instant>,
+}
+
+impl LastCall {
+    fn heard(&mut self, left: Option<Duration>) {
+        if self.told != left {
+            (self.told, self.at) = (left, Some(Instant::now()));
+        }
+    }
+
+    fn left(&self) -> Option<Duration> {
+        let passed = self.at.map(|at| at.elapsed()).unwrap_or_default();
+        self.told.map(|told| told.saturating_sub(passed))
     }
 }
 
@@ -92,7 +122,8 @@ fn time(waited: Duration, timeout: Option<Duration>) -> String {
     }
 }
 
-fn describe(progress: &Progress) -> String {
+/// `left` is of the last call.
+fn describe(progress: &Progress, left: Option<Duration>) -> String {
     let Progress { joined, min_nodes, max_nodes, .. } = *progress;
     if progress.spare {
         return format!("standing by as a spare: the group has its {}", count(max_nodes, "node"));
@@ -104,14 +135,18 @@ fn describe(progress: &Progress) -> String {
         let missing = count(min_nodes - here, "node");
         return format!("waiting for {missing}: {here} of {min_nodes} {is} here");
     }
-    match progress.last_call {
+    if joined == 0 {
         // Nobody has counted this node, so nothing is known of the others.
-        _ if joined == 0 => "waiting for the other nodes".to_owned(),
-        Some(left) if joined < max_nodes => {
-            let left = left.as_secs_f64();
-            format!("{} here, up to {max_nodes} may come: starting in {left:.0} s", count(joined, "node"))
-        }
-        _ => format!("{}: starting", are(joined, "node", "here")),
+        return "waiting for the other nodes".to_owned();
+    }
+    if joined >= max_nodes {
+        return format!("{}: starting", are(joined, "node", "here"));
+    }
+    let here = count(joined, "node");
+    match left.map(|left| left.as_secs_f64().round()) {
+        Some(left) if left >= 1.0 => format!("{here} here, up to {max_nodes} may come: starting in {left} s"),
+        // Not every node is told how long it is.
+        _ => format!("{here} here, up to {max_nodes} may come: starting soon"),
     }
 }
 
@@ -123,15 +158,19 @@ mod tests {
     fn it_says_who_is_missing_and_what_happens_next() {
         let mut progress = Progress::default();
         (progress.min_nodes, progress.max_nodes) = (3, 4);
-        assert_eq!(describe(&progress), "waiting for 2 nodes: 1 of 3 is here");
-        (progress.joined, progress.last_call) = (3, Some(Duration::from_secs(12)));
-        assert_eq!(describe(&progress), "3 nodes here, up to 4 may come: starting in 12 s");
+        assert_eq!(describe(&progress, None), "waiting for 2 nodes: 1 of 3 is here");
+        progress.joined = 3;
+        let left = |seconds| Some(Duration::from_secs_f64(seconds));
+        assert_eq!(describe(&progress, left(11.6)), "3 nodes here, up to 4 may come: starting in 12 s");
+        for left in [None, left(0.4)] {
+            assert_eq!(describe(&progress, left), "3 nodes here, up to 4 may come: starting soon");
+        }
         progress.joined = 4;
-        assert_eq!(describe(&progress), "4 nodes are here: starting");
-        (progress.joined, progress.last_call, progress.min_nodes) = (0, None, 1);
-        assert_eq!(describe(&progress), "waiting for the other nodes");
+        assert_eq!(describe(&progress, left(12.0)), "4 nodes are here: starting");
+        (progress.joined, progress.min_nodes) = (0, 1);
+        assert_eq!(describe(&progress, None), "waiting for the other nodes");
         progress.spare = true;
-        assert_eq!(describe(&progress), "standing by as a spare: the group has its 4 nodes");
+        assert_eq!(describe(&progress, None), "standing by as a spare: the group has its 4 nodes");
         let waited = Duration::from_secs(9);
         assert_eq!(time(waited, Some(Duration::from_secs(60))), "(9 s so far, 51 s left)");
         assert_eq!(time(waited, None), "(9 s so far)");

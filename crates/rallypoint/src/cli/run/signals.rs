@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rallypoint_agent::{AT_ONCE, Guarded, KNOWN_SIGNALS, Stopper, Workers, is_ignored};
+use rallypoint_agent::{AT_ONCE, Guarded, KNOWN_SIGNALS, Stopper, Workers, is_ignored, outlive_file_limit};
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{debug, info, warn};
@@ -21,6 +21,9 @@ pub(crate) fn listen(
     guarded: &Guarded,
     workers: &Workers,
 ) {
+    if let Err(error) = outlive_file_limit() {
+        warn!(%error, "SIGXFSZ cannot be handled");
+    }
     for (name, number) in KNOWN_SIGNALS {
         let ignored = is_ignored(number);
         // The end of a guard is told by SIGTERM, also to those who ignore it.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rallypoint_agent::{Console, Stream};
 
-use super::writer::{Files, Writer};
+use super::writer::{Files, Lost, Writer};
 
 /// Standard output and error, shared by all who write to them.
 #[derive(Debug)]
@@ -76,6 +76,12 @@ impl Terminal {
             }
         };
         tokio::join!(self.err.done(patience), out);
+    }
+
+    /// The workers' lines that could not be written to standard output, where they were lost alone: on standard error
+    /// nobody could be told.
+    pub(crate) fn lost(&self) -> Option<Lost> {
+        self.out.as_ref().and_then(|out| out.lost(Stream::Out))
     }
 
     fn show_below(&self, change: impl FnOnce(&mut Below)) {

@@ -34,7 +34,7 @@ pub(crate) struct TimerFile {
 impl TimerFile {
     /// Makes the pipe, if timers are asked for; in `folder` unless the variable names another place.
     pub(crate) fn make(folder: &Path) -> Result<Option<Self>, (PathBuf, io::Error)> {
-        if std::env::var_os(ENABLE).is_none_or(|value| value != "1") {
+        if !are_asked_for() {
             return Ok(None);
         }
         let named = std::env::var_os(FILE).filter(|path| !path.is_empty()).map(PathBuf::from);
@@ -54,6 +54,11 @@ impl TimerFile {
             }
         }
     }
+}
+
+/// Whether workers may have timers.
+pub(crate) fn are_asked_for() -> bool {
+    std::env::var_os(ENABLE).is_some_and(|value| value == "1")
 }
 
 impl Drop for TimerFile {

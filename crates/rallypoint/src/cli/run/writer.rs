@@ -2,7 +2,7 @@
 //!
 //! What is to be written lies in a queue. Workers' output waits for room in it, which makes a worker wait whose console
 //! does not keep up. The launcher's own messages never wait. Nothing is locked while something is written, and what
-//! cannot be written is dropped.
+//! cannot be written is dropped and counted.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use rallypoint_agent::Stream;
 use tokio::sync::watch;
+use tracing::warn;
 
 /// With so many bytes in the queue, workers' output waits.
 const FULL: usize = 256 << 10;
@@ -50,6 +51,16 @@ struct Queue {
     bottom: Option<Vec<u8>>,
     /// The one that can be seen.
     drawn: Option<Vec<u8>>,
+    /// Of standard output and of standard error.
+    lost: [Option<Lost>; 2],
+}
+
+/// What could not be written to a stream.
+#[derive(Debug, Clone)]
+pub(crate) struct Lost {
+    pub(crate) lines: u64,
+    /// Why, at first.
+    pub(crate) error: String,
 }
 
 impl Queue {
@@ -96,6 +107,11 @@ impl Writer {
         }
     }
 
+    /// What of this stream could not be written so far.
+    pub(crate) fn lost(&self, stream: Stream) -> Option<Lost> {
+        self.0.lock().lost[index(stream)].clone()
+    }
+
     /// Waits until all is written; for a console that takes nothing no longer than `patience`.
     pub(crate) async fn done(&self, patience: Duration) {
         let mut written = self.0.written.subscribe();
@@ -123,6 +139,20 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    /// Takes note of what could not be written, and says so at the first time.
+    fn lose(&self, stream: Stream, error: &io::Error, rest: &[u8]) {
+        let mut queue = self.lock();
+        let lost = &mut queue.lost[index(stream)];
+        let first = lost.is_none();
+        let lost = lost.get_or_insert_with(|| Lost { lines: 0, error: error.to_string() });
+        lost.lines += rest.iter().filter(|byte| **byte == b'\n').count() as u64;
+        drop(queue);
+        // On standard error nobody would see it.
+        if first && stream == Stream::Out {
+            warn!("standard output cannot be written ({error}); what workers say there is lost");
+        }
+    }
+
     fn write_to(&self, mut files: Files) {
         loop {
             let idle = |queue: &mut Queue| queue.pieces.is_empty() && queue.bottom == queue.drawn;
@@ -136,10 +166,13 @@ impl Shared {
                 let _ = write_all(&mut files.err, CLEAR);
             }
             for (stream, lines) in &pieces {
-                let _ = match stream {
+                let written = match stream {
                     Stream::Out => write_all(&mut files.out, lines),
                     Stream::Err => write_all(&mut files.err, lines),
                 };
+                if let Err((error, rest)) = written {
+                    self.lose(*stream, &error, rest);
+                }
             }
             if let Some(line) = &bottom {
                 let _ = write_all(&mut files.err, line);
@@ -154,14 +187,22 @@ impl Shared {
     }
 }
 
-fn write_all(file: &mut File, mut bytes: &[u8]) -> io::Result<()> {
+fn index(stream: Stream) -> usize {
+    match stream {
+        Stream::Out => 0,
+        Stream::Err => 1,
+    }
+}
+
+/// Writes all of it, or tells what is left.
+fn write_all<'a>(file: &mut File, mut bytes: &'a [u8]) -> Result<(), (io::Error, &'a [u8])> {
     while !bytes.is_empty() {
         match file.write(bytes) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(0) => return Err((io::ErrorKind::WriteZero.into(), bytes)),
             Ok(length) => bytes = &bytes[length..],
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(BUSY),
-            Err(error) => return Err(error),
+            Err(error) => return Err((error, bytes)),
         }
     }
     Ok(())

@@ -1,0 +1,133 @@
+//! The folder that a launcher has while it runs, and those that earlier ones have left behind.
+//!
+//! A launcher holds a lock in its folder for as long as it lives. When all of its processes were killed at once, nobody
+//! could remove the folder, and the next launcher of the same user finds it without a holder.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::process::geteuid;
+
+/// The file in the folder that is locked.
+const LOCK: &str = "owner.lock";
+const PREFIX: &str = "rallypoint_";
+
+/// A folder that has an owner for as long as this is there.
+#[derive(Debug)]
+pub struct Held {
+    _lock: File,
+}
+
+/// A name in the system's temporary folder that nobody else has.
+pub(crate) fn name() -> PathBuf {
+    let name = format!("{PREFIX}{}_{:08x}", std::process::id(), fastrand::u32(..));
+    std::env::temp_dir().join(name)
+}
+
+/// Makes the folder, and holds it.
+pub fn hold(folder: &Path) -> io::Result<Held> {
+    let name = folder.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    // Nobody looks for this one. It gets its name when it is locked, so that it is never seen without its owner.
+    let new = folder.with_file_name(format!(".{}", name.display()));
+    fs::create_dir(&new)?;
+    let held = lock_in(&new).and_then(|lock| {
+        fs::rename(&new, folder)?;
+        Ok(Held { _lock: lock })
+    });
+    if held.is_err() {
+        let _ = fs::remove_dir_all(&new);
+    }
+    held
+}
+
+fn lock_in(folder: &Path) -> io::Result<File> {
+    let lock = OpenOptions::new().create_new(true).write(true).open(folder.join(LOCK))?;
+    flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(lock)
+}
+
+/// Removes the folders beside this one whose owners are gone. Those of other users, and what is no launcher's, stay.
+pub fn sweep_beside(folder: &Path) {
+    if let Some(parent) = folder.parent() {
+        sweep(parent, geteuid().as_raw());
+    }
+}
+
+fn sweep(parent: &Path, user: u32) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let ours = |data: fs::Metadata| data.is_dir() && data.uid() == user;
+        if entry.file_name().to_str().is_some_and(is_name)
+            && fs::symlink_metadata(&path).is_ok_and(ours)
+            && let Some(_lock) = orphaned(&path)
+        {
+            // What cannot be removed stays; the next one tries again.
+            let _ = fs::remove_dir_all(&path);
+        }
+    }
+}
+
+/// The lock of a folder, if its owner is gone. One without a lock may be anybody's.
+fn orphaned(folder: &Path) -> Option<File> {
+    // Whatever it is, it is not waited for, nor followed.
+    let careful = OFlags::NONBLOCK | OFlags::NOFOLLOW;
+    let flags = i32::try_from(careful.bits()).ok()?;
+    let lock = OpenOptions::new().read(true).custom_flags(flags).open(folder.join(LOCK)).ok()?;
+    flock(&lock, FlockOperation::NonBlockingLockExclusive).ok().map(|()| lock)
+}
+
+/// Whether a launcher could have called its folder so.
+fn is_name(name: &str) -> bool {
+    let parts = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('_'));
+    parts.is_some_and(|(pid, number)| {
+        !pid.is_empty()
+            && pid.bytes().all(|byte| byte.is_ascii_digit())
+            && number.len() == 8
+            && number.bytes().all(|byte| byte.is_ascii_hexdigit())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+    use super::*;
+
+    #[test]
+    fn names_are_known_from_others() {
+        assert!(is_name(name().file_name().unwrap().to_str().unwrap()));
+        for other in ["rallypoint_12", "rallypoint_logs_0123abcd", "rallypoint__0123abcd", "x_12_0123abcd"] {
+            assert!(!is_name(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_ours_and_has_no_owner_is_removed() {
+        let parent = tempfile::tempdir().unwrap();
+        let [held, left, unlocked, linked, other] =
+            ["1_0000000a", "2_0000000b", "3_0000000c", "4_0000000d", "5_x"]
+                .map(|name| parent.path().join(format!("{PREFIX}{name}")));
+        let _held = hold(&held).unwrap();
+        for folder in [&left, &other] {
+            drop(hold(folder).unwrap());
+        }
+        fs::create_dir(&unlocked).unwrap();
+        let elsewhere = tempfile::tempdir().unwrap();
+        let target = elsewhere.path().join("target");
+        drop(hold(&target).unwrap());
+        std::os::unix::fs::symlink(&target, &linked).unwrap();
+        fs::write(left.join("error.json"), "{}").unwrap();
+        let user = geteuid().as_raw();
+        sweep(parent.path(), user + 1);
+        assert!(left.exists(), "of another user");
+        sweep(parent.path(), user);
+        assert!(!left.exists());
+        for stays in [&held, &unlocked, &linked, &other, &target] {
+            assert!(stays.exists(), "{}", stays.display());
+        }
+        let inside = fs::read_dir(parent.path()).unwrap().count();
+        assert_eq!(inside, 4, "nothing is left beside them");
+    }
+}

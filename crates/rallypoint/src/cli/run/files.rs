@@ -1,0 +1,59 @@
+//! The folders of a run: for the workers' files, and the one that goes with the launcher.
+
+use std::path::Path;
+
+use rallypoint_agent::temporary::{self, Held};
+use rallypoint_agent::{Guarded, LogDir, LogSettings, Logs, disk};
+
+use super::options::{self, Run};
+use super::timer;
+use crate::cli::exit::{NODE, Problem, chain};
+
+/// Makes the folder that goes with the launcher, if it is needed, and removes those of launchers that could not.
+fn hold_folder(folder: &Path, needed: bool) -> Option<Held> {
+    let beside = folder.to_owned();
+    // Nobody waits for it. Without a thread for it the next one does it.
+    let _ = std::thread::Builder::new()
+        .name("temporary".to_owned())
+        .spawn(move || temporary::sweep_beside(&beside));
+    needed.then(|| temporary::hold(folder).ok()).flatten()
+}
+
+fn log_dir(options: &Run, guarded: &Guarded) -> LogDir {
+    match &options.log_dir {
+        // As torchrun does: what was asked for stays.
+        None if options.redirects.any() || options.tee.any() => {
+            let name = format!("rallypoint_logs_{:08x}", fastrand::u32(..));
+            LogDir::Kept(std::env::temp_dir().join(name))
+        }
+        None => LogDir::Temporary(guarded.folder().to_owned()),
+        Some(path) if path.as_os_str() == "/dev/null" => LogDir::Nowhere,
+        Some(path) => LogDir::Kept(path.clone()),
+    }
+}
+
+/// Opens the folders of a run. The second is there until it is dropped, with the launcher.
+pub(crate) fn open(options: &Run, guarded: &Guarded, run_id: &str) -> Result<(Logs, Option<Held>), Problem> {
+    let dir = log_dir(options, guarded);
+    let needed = matches!(dir, LogDir::Temporary(_)) || timer::are_asked_for();
+    // Where it cannot be made, that is told by whoever needs it.
+    let held = hold_folder(guarded.folder(), needed);
+    Ok((logs(options, dir, run_id)?, held))
+}
+
+/// Whether a folder is there, as far as its disk answers.
+pub(crate) fn is_there(folder: &Path) -> bool {
+    let folder = folder.to_owned();
+    disk::within(disk::PATIENCE, move || folder.exists()).unwrap_or(true)
+}
+
+fn logs(options: &Run, dir: LogDir, run_id: &str) -> Result<Logs, Problem> {
+    let shown = &options.local_ranks_filter;
+    let mut settings = LogSettings::console(dir);
+    settings.redirects = options.redirects.clone();
+    settings.tee = options.tee.clone();
+    settings.shown = (!shown.is_empty()).then(|| shown.iter().copied().collect());
+    settings.filter_out = options::words(&options.duplicate_stdout_filters);
+    settings.filter_err = options::words(&options.duplicate_stderr_filters);
+    Logs::open(settings, run_id).map_err(|error| Problem::new(NODE, chain(&error)))
+}
