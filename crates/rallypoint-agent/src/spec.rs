@@ -38,7 +38,7 @@ pub struct WorkerSpec {
     /// With [`WhenExhausted::Leave`], how many nodes of the run may leave so. The next one closes it.
     pub max_departures: u32,
     /// For how long neither etcd nor another node may have said that the round stands before the workers are stopped.
-    /// None: for [the time in which a death is noticed](RendezvousHandler::time_to_notice). Zero: for ever.
+    /// None: for [the time in which a death is noticed](rallypoint_rendezvous::RendezvousHandler::time_to_notice). Zero: for ever.
     pub fence_timeout: Option<Duration>,
     /// For how long etcd may be away for all members of the round before the workers are stopped. None: for ever.
     pub max_etcd_outage: Option<Duration>,
