@@ -1,7 +1,7 @@
 //! Who is there and what has become of the members, as the leader sees it. Each event touches one node; nothing
 //! here is counted anew for all.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use super::super::etcd::Entry;
@@ -24,6 +24,8 @@ pub(super) struct Roster {
     /// Members of whom nothing is known but that there are so many: etcd has lost their places. They may come back.
     unnamed: usize,
     counts: [usize; CLASSES],
+    /// Those of class `Missing`. When many die at once, a look at all others for each of them would take too long.
+    missing: BTreeSet<String>,
     lost: Vec<Lost>,
     lost_count: usize,
     /// etcd has lost what it had of the round: its members meet again.
@@ -78,6 +80,12 @@ pub(super) enum Asked {
     Looking,
 }
 
+impl Asked {
+    fn at(self) -> Option<Duration> {
+        if let Asked::At(at) = self { Some(at) } else { None }
+    }
+}
+
 /// For a member to answer, by registering again.
 const ANSWER: Duration = Duration::from_millis(500);
 
@@ -115,6 +123,7 @@ impl Roster {
             seated: HashMap::new(),
             unnamed: 0,
             counts: [0; CLASSES],
+            missing: BTreeSet::new(),
             lost: Vec::new(),
             lost_count: 0,
             state_lost: false,
@@ -155,9 +164,11 @@ impl Roster {
         }
         self.unnamed = last.world_size.saturating_sub(self.members.len());
         self.counts = [0; CLASSES];
+        self.missing.clear();
         let others = self.nodes.keys().filter(|id| !self.members.contains_key(*id));
-        for id in self.members.keys().chain(others) {
-            self.counts[self.class(id) as usize] += 1;
+        let ids: Vec<String> = self.members.keys().chain(others).cloned().collect();
+        for id in ids {
+            self.count_in(&id);
         }
     }
 
@@ -271,7 +282,24 @@ impl Roster {
     fn change(&mut self, id: &str, change: impl FnOnce(&mut Self)) {
         self.counts[self.class(id) as usize] -= usize::from(self.knows(id));
         change(self);
-        self.counts[self.class(id) as usize] += usize::from(self.knows(id));
+        if self.knows(id) {
+            self.count_in(id);
+        }
+    }
+
+    fn count_in(&mut self, id: &str) {
+        let class = self.class(id);
+        self.counts[class as usize] += 1;
+        if class == Class::Missing {
+            self.missing.insert(id.to_owned());
+        } else {
+            self.missing.remove(id);
+        }
+    }
+
+    /// Members whose key is gone, and of whom it is not known whether they died.
+    fn missing(&self) -> impl Iterator<Item = (&str, &Member)> {
+        self.missing.iter().filter_map(|id| Some((id.as_str(), self.members.get(id)?)))
     }
 
     /// Whether it is there, or a member.
@@ -341,13 +369,14 @@ impl Roster {
         });
     }
 
-    /// Members whose key is gone, and that nobody has asked yet whether they are there.
+    /// Members whose key is gone, and that nobody has asked yet whether they are there. While others are being asked,
+    /// these wait: when many die, one request is for many of them.
     pub(super) fn unasked(&self) -> Vec<(String, Member)> {
-        let missing = self
-            .members
-            .iter()
-            .filter(|(id, member)| member.asked == Asked::No && self.class(id) == Class::Missing);
-        missing.map(|(id, member)| (id.clone(), *member)).collect()
+        if self.missing().any(|(_, member)| member.asked == Asked::Asking) {
+            return Vec::new();
+        }
+        let missing = self.missing().filter(|(_, member)| member.asked == Asked::No);
+        missing.map(|(id, member)| (id.to_owned(), *member)).collect()
     }
 
     /// Members are asked whether they are there.
@@ -370,19 +399,14 @@ impl Roster {
 
     /// When the first of those that were asked has had the time to answer.
     pub(super) fn answer_due(&self) -> Option<Duration> {
-        if self.count(Class::Missing) == 0 {
-            return None;
-        }
-        let asked = self.members.values().filter(|member| !member.lost);
-        let asked = asked.filter_map(|member| if let Asked::At(at) = member.asked { Some(at) } else { None });
+        let asked = self.missing().filter_map(|(_, member)| member.asked.at());
         asked.min().map(|at| at + ANSWER)
     }
 
     /// Members that were asked, and have not answered by now.
     pub(super) fn silent(&self, now: Duration) -> Vec<String> {
-        let silent = |member: &Member| matches!(member.asked, Asked::At(at) if at + ANSWER <= now);
-        let members = self.members.iter().filter(|(id, it)| silent(it) && self.class(id) == Class::Missing);
-        let mut members: Vec<_> = members.map(|(id, member)| (member.rank, id.clone())).collect();
+        let silent = self.missing().filter(|(_, it)| it.asked.at().is_some_and(|at| at + ANSWER <= now));
+        let mut members: Vec<_> = silent.map(|(id, member)| (member.rank, id.to_owned())).collect();
         members.sort();
         members.into_iter().map(|(_, id)| id).collect()
     }
