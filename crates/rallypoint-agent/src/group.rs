@@ -342,10 +342,25 @@ impl Group {
             warn!("the disk with the workers' files does not answer; what they wrote of their errors is not told");
             failed.iter().map(|_| Written::default()).collect()
         });
-        let told = failed.into_iter().zip(read).filter_map(|(worker, written)| {
-            worker.failure(&self.host, kept, self.memory_kills.as_ref(), written)
-        });
+        let told = failed
+            .into_iter()
+            .zip(read)
+            .filter_map(|(worker, written)| worker.failure(&self.host, kept, self.hint(worker), written));
         told.collect()
+    }
+
+    /// What may have ended a worker, where its exit alone does not tell.
+    fn hint(&self, worker: &Worker) -> Option<String> {
+        if self.running.has_timed_out(worker.pid) {
+            return Some(
+                "a timer of its own was up, and asked for that signal (TORCHELASTIC_ENABLE_FILE_TIMER)"
+                    .to_owned(),
+            );
+        }
+        let (exit, _) = worker.ended?;
+        // It was not stopped, so it was not us.
+        let killed = exit == Exit::Signal(Signal::KILL.as_raw());
+        killed.then(|| memory::hint(self.memory_kills.clone()))
     }
 }
 
@@ -450,16 +465,8 @@ impl Worker {
         Sources { error: self.error_file.clone(), log: self.log.clone().filter(|_| unseen) }
     }
 
-    fn failure(
-        &self,
-        host: &str,
-        kept: bool,
-        kills: Option<&MemoryKills>,
-        written: Written,
-    ) -> Option<Failure> {
+    fn failure(&self, host: &str, kept: bool, hint: Option<String>, written: Written) -> Option<Failure> {
         let (exit, time) = self.ended?;
-        // It was not stopped, so it was not us.
-        let killed = exit == Exit::Signal(Signal::KILL.as_raw());
         let seen = self.tail.lines();
         let stderr = if seen.is_empty() { written.log } else { seen };
         Some(Failure {
@@ -472,7 +479,7 @@ impl Worker {
             error: written.error,
             stderr,
             log: self.log.clone().filter(|_| kept),
-            hint: killed.then(|| memory::hint(kills.cloned())),
+            hint,
         })
     }
 }

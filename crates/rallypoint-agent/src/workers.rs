@@ -1,5 +1,6 @@
 //! The workers that run now, for those who pass signals on to them.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,8 @@ struct Running {
     on_terminal: Option<Pid>,
     /// When it ended, if it has.
     left_terminal: Option<Instant>,
+    /// Whose time was up.
+    timed_out: HashSet<Pid>,
     paused: bool,
 }
 
@@ -75,15 +78,25 @@ impl Workers {
     /// Sends a signal to this process, if it is a worker or in the process group of one. Whether it is.
     pub fn end(&self, pid: i32, signal: Signal) -> bool {
         let Some(pid) = Pid::from_raw(pid) else { return false };
-        let running = self.lock();
+        let mut running = self.lock();
         let group = getpgid(Some(pid)).ok();
-        let ours = running.workers.iter().any(|(_, worker)| *worker == pid || Some(*worker) == group);
-        ours && kill_process(pid, signal).is_ok()
+        let workers = running.workers.iter().map(|(_, worker)| *worker);
+        let Some(worker) = workers.into_iter().find(|worker| *worker == pid || Some(*worker) == group) else {
+            return false;
+        };
+        running.timed_out.insert(worker);
+        kill_process(pid, signal).is_ok()
+    }
+
+    /// Whether a timer of this worker's, or of a process of its own, has ended that one.
+    pub(crate) fn has_timed_out(&self, pid: Pid) -> bool {
+        self.lock().timed_out.contains(&pid)
     }
 
     pub(crate) fn add(&self, rank: usize, pid: Pid, on_terminal: bool) {
         let mut running = self.lock();
         running.workers.push((rank, pid));
+        running.timed_out.remove(&pid);
         if on_terminal {
             running.on_terminal = Some(pid);
         }

@@ -54,7 +54,9 @@ impl Endpoint {
         format!("{}://{}", scheme.as_str(), self.authority())
     }
 
-    fn authority(&self) -> String {
+    /// Host and port, without the scheme.
+    #[must_use]
+    pub fn authority(&self) -> String {
         if self.host.contains(':') {
             format!("[{}]:{}", self.host, self.port)
         } else {

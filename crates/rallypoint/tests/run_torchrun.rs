@@ -202,6 +202,8 @@ fn a_worker_that_is_not_done_in_time_is_ended() {
     };
     let ended = start(&|_| {}).ended().expect(0);
     assert_eq!(ended.with("the time of \"a step\" is up: the process is ended").len(), 1, "{}", ended.text());
+    assert!(!ended.text().contains("rallypoint did not send it"), "{}", ended.text());
+    assert_eq!(ended.with("a timer of its own was up").len(), 1, "{}", ended.text());
     assert!(
         ended.with("signal 9 (SIGKILL)").len() == 1 && ended.with("]: done").len() == 1,
         "{}",

@@ -266,3 +266,40 @@ fn what_is_watched_is_shown_again_only_when_it_has_changed() {
     let ended = watch.ended().expect(0);
     assert_eq!(ended.with("state    running").len(), 1, "{}", ended.text());
 }
+
+#[test]
+fn an_endpoint_may_be_a_url() {
+    let server = Server::start();
+    let endpoint = format!("http://{}", server.endpoint);
+    Launcher::run(&["--rdzv-id", "job", "--rdzv-endpoint", &endpoint, "true"]).expect(0);
+    // Where there is a server without TLS, it is not said that there is none.
+    let endpoint = format!("https://{}", server.endpoint);
+    let ended =
+        Launcher::run(&["--rdzv-id", "job", "--rdzv-endpoint", &endpoint, "--connect-timeout", "1", "true"]);
+    let ended = ended.expect(4);
+    assert!(!ended.text().contains("no etcd"), "{}", ended.text());
+    let ended =
+        Launcher::run(&["--rdzv-id", "job", "--rdzv-endpoint", &endpoint, "--cacert", "/none.pem", "true"]);
+    let ended = ended.expect(2);
+    assert!(ended.text().contains("--cacert /none.pem: No such file"), "{}", ended.text());
+}
+
+#[test]
+fn who_types_too_little_is_shown_what_there_is() {
+    let output = Command::new(RALLYPOINT).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text.contains("Usage: rallypoint <COMMAND>") && text.contains("status"), "{text}");
+    let ended = Launcher::run(&["--nproc-per-node", "2"]).expect(2);
+    assert!(
+        ended.text().contains("rallypoint run --standalone --nproc-per-node 2 train.py"),
+        "{}",
+        ended.text()
+    );
+    // Nobody reads on.
+    for _ in 0..5 {
+        let line = format!("{RALLYPOINT} completions bash | true");
+        let output = Command::new("sh").args(["-c", &line]).output().unwrap();
+        assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
+    }
+}

@@ -109,6 +109,13 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, python: Option<Os
         Err(problem) => {
             if let Some(text) = part.as_deref().and_then(|part| in_full(part, &problem)) {
                 say(format!("error: {text}\n"));
+            } else if problem.kind() == ErrorKind::MissingRequiredArgument
+                && part.as_deref() == Some(OsStr::new("run"))
+            {
+                say("error: no program: name it after the flags, as in rallypoint run --standalone --nproc-per-node 2 train.py; rallypoint run --help has more\n".to_owned());
+            } else if problem.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+                // All that there is to choose from.
+                let _ = problem.print();
             } else if problem.use_stderr() {
                 say(format!("{}\n", one_line(&problem.render().to_string())));
             } else {
@@ -126,7 +133,10 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, python: Option<Os
         Command::Bench(options) => bench::run(&options),
         Command::Man(Man { part }) => man(part.as_deref()),
         Command::Completions(Completions { shell }) => {
-            clap_complete::generate(shell, &mut Cli::command(), "rallypoint", &mut std::io::stdout());
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "rallypoint", &mut text);
+            // Who closes the pipe has seen enough.
+            let _ = std::io::Write::write_all(&mut std::io::stdout(), &text);
             0
         }
     }

@@ -58,11 +58,30 @@ impl Connection {
 
     /// Whether no server may be started there.
     pub(crate) fn only_connect(&self) -> bool {
-        self.endpoint.trim().starts_with(ETCD_SCHEME) || self.endpoints().contains(',') || self.has_tls()
+        self.endpoint.trim().starts_with(ETCD_SCHEME)
+            || self.endpoints().contains(',')
+            || self.has_tls()
+            || self.is_https()
+    }
+
+    /// The endpoint itself says so.
+    fn is_https(&self) -> bool {
+        self.endpoints().contains("https://")
     }
 
     fn has_tls(&self) -> bool {
         self.cacert.is_some() || self.cert.is_some()
+    }
+
+    /// That the files for TLS can be read.
+    fn check_files(&self) -> Result<(), Problem> {
+        for (flag, file) in [("--cacert", &self.cacert), ("--cert", &self.cert), ("--key", &self.key)] {
+            if let Some(file) = file {
+                let opened = std::fs::File::open(file);
+                opened.map_err(|error| Problem::usage(format!("{flag} {}: {error}", file.display())))?;
+            }
+        }
+        Ok(())
     }
 
     fn password(&self) -> Result<Option<String>, Problem> {
@@ -95,6 +114,7 @@ impl Connection {
         }
         let mut settings =
             EtcdSettings::new(self.endpoints()).map_err(|error| Problem::usage(error.to_string()))?;
+        self.check_files()?;
         if self.has_tls() {
             let mut tls = TlsSettings::default();
             (tls.ca, tls.cert, tls.key) = (self.cacert.clone(), self.cert.clone(), self.key.clone());
@@ -111,7 +131,8 @@ impl Connection {
             config.entry(name.to_owned()).or_insert(value);
         };
         let text = |path: &Path| path.display().to_string();
-        if self.has_tls() {
+        self.check_files()?;
+        if self.has_tls() || self.is_https() {
             set("protocol", "https".to_owned());
         }
         for (name, file) in [("cacert", &self.cacert), ("cert", &self.cert), ("key", &self.key)] {

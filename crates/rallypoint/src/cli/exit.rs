@@ -232,12 +232,25 @@ pub(crate) fn one_line(rendered: &str) -> String {
     let told = told.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
     let mut text = String::new();
     for line in told {
+        // A flag that is mistyped was meant as one.
+        if line.starts_with("tip: to pass '") {
+            continue;
+        }
+        let line = &without_aliases(line);
         if !text.is_empty() {
             text.push_str(if text.ends_with(':') { " " } else { "; " });
         }
         text.push_str(line.strip_prefix("tip: ").unwrap_or(line));
     }
     text
+}
+
+/// The flag that is suggested, as the help has it: those with underscores are for torchrun's commands.
+fn without_aliases(line: &str) -> String {
+    match line.split_once("a similar argument exists: ") {
+        Some((before, flag)) => format!("{before}a similar argument exists: {}", flag.replace('_', "-")),
+        None => line.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -251,6 +264,12 @@ mod tests {
         assert_eq!(
             one_line(rendered),
             "error: unexpected argument '--nnode' found; a similar argument exists: '--nnodes'"
+        );
+        let rendered = "error: unexpected argument '--maxrestarts' found\n\n  tip: a similar argument exists: '--max_restarts'\n  \
+                        tip: to pass '--maxrestarts' as a value, use '-- --maxrestarts'\n";
+        assert_eq!(
+            one_line(rendered),
+            "error: unexpected argument '--maxrestarts' found; a similar argument exists: '--max-restarts'"
         );
         let rendered =
             "error: the following required arguments were not provided:\n  <PROGRAM>\n\nUsage: x\n";

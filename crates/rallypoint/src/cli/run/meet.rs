@@ -125,7 +125,7 @@ impl Asked {
 
     /// The nodes meet at the master, for want of an endpoint.
     fn by_master(&self) -> bool {
-        let named = self.master_addr.is_some() || self.master_port.is_some();
+        let named = self.master_addr.is_some() || self.master_port.is_some() || self.node_rank.is_some();
         self.endpoint.is_empty() && (self.torchs == Some(Torchs::Static) || named)
     }
 
@@ -150,7 +150,8 @@ impl Asked {
         let asked = match (self.torchs, &self.master_addr) {
             (Some(_), _) => format!("--rdzv-backend {}", self.backend),
             (None, Some(_)) => "--master-addr".to_owned(),
-            (None, None) => "--master-port".to_owned(),
+            (None, None) if self.master_port.is_some() => "--master-port".to_owned(),
+            (None, None) => "--node-rank".to_owned(),
         };
         let server = if self.by_master() { ", where node 0 starts the server" } else { "" };
         format!("{asked} means Rallypoint's own backend here; the nodes meet at {endpoint}{server}")
@@ -325,6 +326,12 @@ mod tests {
         assert_eq!((run.connection.endpoints(), run.rdzv_id.as_str()), ("[fd00::1]:29500", "job"));
         assert_eq!((meet.serves, run.local_addr), (Serves::Elsewhere, None));
         assert_eq!(meet.config["node_id"], "node-rank-1");
+
+        // A rank is given, so the nodes meet at the master.
+        let (run, meet) = meant("--nnodes 2 --node-rank 0").unwrap();
+        assert_eq!((run.connection.endpoints(), meet.serves), ("127.0.0.1:29500", Serves::Here));
+        assert!(meet.warned.unwrap().contains("no --master-addr"));
+        assert!(meet.said.unwrap().starts_with("--node-rank means"));
 
         // torchrun's address, which is of use on one machine alone.
         let (run, meet) = meant("--nnodes 2 --node-rank 1 --master-port 7000").unwrap();

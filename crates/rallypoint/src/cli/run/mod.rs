@@ -30,7 +30,7 @@ use rallypoint_agent::{
     Stream, WorkerSpec, Workers, allowed_cpus, parse_signals,
 };
 use rallypoint_etcd::ErrorKind;
-use rallypoint_rendezvous::native::DEFAULT_JOIN_TIMEOUT;
+use rallypoint_rendezvous::native::{BACKEND, DEFAULT_JOIN_TIMEOUT};
 use rallypoint_rendezvous::{Registry, RendezvousError, RendezvousHandler, RendezvousParameters};
 use rustix::process::{Pid, Signal};
 use tokio::time::Instant;
@@ -416,7 +416,7 @@ async fn connect(
     };
     let made = Registry::with_defaults().create_within(parameters, patience).await;
     made.map_err(|error| match &error {
-        RendezvousError::Connection { .. } if meeting.taken && no_etcd(&error) => {
+        RendezvousError::Connection { .. } if meeting.taken && no_etcd(parameters, &error) => {
             // The other nodes find the same there, and end with the same code.
             let (endpoint, flag) = (&parameters.endpoint, place.port());
             let text = format!(
@@ -428,9 +428,11 @@ async fn connect(
     })
 }
 
-/// Whether what listens there does not even answer as an etcd does.
-fn no_etcd(error: &RendezvousError) -> bool {
-    !matches!(kind(error), Some(ErrorKind::Auth | ErrorKind::PermissionDenied | ErrorKind::Tls))
+/// Whether what listens there does not even answer as an etcd does. One without the v2 API, or one that is asked for TLS
+/// and has none, may be one all the same.
+fn no_etcd(parameters: &RendezvousParameters, error: &RendezvousError) -> bool {
+    let plain = parameters.backend == BACKEND && parameters.get("protocol").is_none_or(|it| it == "http");
+    plain && !matches!(kind(error), Some(ErrorKind::Auth | ErrorKind::PermissionDenied | ErrorKind::Tls))
 }
 
 fn signal_code(signal: Signal) -> u8 {

@@ -78,7 +78,8 @@ impl Waiting {
                 }
                 _ => "this node's workers have finished; waiting for those of other nodes".to_owned(),
             };
-            let limit = (now == Phase::Meeting).then_some(self.timeout);
+            // A spare waits for as long as the run lives.
+            let limit = (now == Phase::Meeting && !progress.borrow().spare).then_some(self.timeout);
             let text = describe(call.left());
             let line =
                 format!("{text} {}, run {} at {}", time(began.elapsed(), limit), self.run, self.endpoint);

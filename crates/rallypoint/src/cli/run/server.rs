@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use rallypoint_core::Endpoints;
+use rallypoint_core::{Endpoint, Endpoints};
 use tracing::info;
 
 use crate::cli::connection::Connection;
@@ -44,7 +44,8 @@ pub(crate) async fn find(connection: &Connection, serves: Serves, place: Place) 
         .endpoints()
         .parse()
         .map_err(|error| Problem::usage(format!("{}: {error}", place.flags())))?;
-    let mut meeting = Meeting { endpoints: endpoints.to_string(), server: None, taken: false };
+    let plain: Vec<String> = endpoints.as_slice().iter().map(Endpoint::authority).collect();
+    let mut meeting = Meeting { endpoints: plain.join(","), server: None, taken: false };
     if connection.only_connect() || serves == Serves::Elsewhere {
         return Ok(meeting);
     }
