@@ -18,7 +18,7 @@ use crate::events::{Events, WorkerEvent};
 use crate::failure::{Failure, FailureReport};
 use crate::fence::{Fence, Limits, Witness};
 use crate::logs::{LogError, Logs};
-use crate::notice::Notice;
+use crate::notice::{Board, Notice};
 use crate::output::Console;
 use crate::ranks::RankError;
 use crate::round;
@@ -328,6 +328,8 @@ impl Agent {
         let mut cause = None;
         // Why that round is over.
         let mut why = None;
+        // Where its nodes tell of failures.
+        let mut board: Option<Board> = None;
         loop {
             self.phase.send_replace(Phase::Meeting);
             let progress = self.handler.progress();
@@ -337,13 +339,20 @@ impl Agent {
                 met = self.handler.next_rendezvous() => met,
             };
             let met = match met {
-                Err(RendezvousError::Closed { reason, .. }) if cause.is_some() => {
-                    return Ok(self.closed(reason, cause));
-                }
                 Err(RendezvousError::Closed { reason, .. })
                     if reason == FINISHED && progress.borrow().spare =>
                 {
                     return Ok(Outcome::NotNeeded);
+                }
+                Err(RendezvousError::Closed { reason, .. }) if cause.is_some() || board.is_some() => {
+                    // A node that was cut off could not be told of it before.
+                    if cause.is_none()
+                        && let Some(board) = &board
+                        && let Some(notice) = board.said().await
+                    {
+                        cause = self.report(Some(notice), Vec::new());
+                    }
+                    return Ok(self.closed(reason, cause));
                 }
                 Err(RendezvousError::NotMet { run_id, needed, here, after }) if here < needed => {
                     return Err(match why {
@@ -357,6 +366,7 @@ impl Agent {
             self.phase.send_replace(Phase::Starting);
             let fence = self.fence(&met).await?;
             let over = round::run(self, met, fence, stop).await?;
+            board = Some(over.board);
             match over.verdict {
                 Verdict::Succeed { without_word } => {
                     let (restarts, rounds) = (self.restarts, self.rounds);

@@ -158,6 +158,17 @@ impl Decision {
         if let Stage::Over(verdict) = &self.stage { Some(verdict) } else { None }
     }
 
+    /// Whether somebody whom etcd answers has said that the round is over.
+    pub(crate) fn is_known_to_be_over(&self) -> bool {
+        match self.verdict() {
+            Some(
+                Verdict::Regroup { cause: Cause::Group(_) | Cause::Other(_), .. } | Verdict::Closed { .. },
+            ) => true,
+            Some(Verdict::Regroup { cause: Cause::CutOff(CutOff::MovedOn { known, .. }), .. }) => *known,
+            _ => false,
+        }
+    }
+
     /// Some of the restarts that were used may have come back.
     pub(crate) fn restarts_left(&mut self, restarts_left: u32) {
         self.rules.restarts_left = restarts_left;
@@ -360,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_node_that_is_cut_off_meets_again_and_pays_nothing() {
-        let why = || CutOff::MovedOn { rank: 2 };
+        let why = || CutOff::MovedOn { rank: 2, known: true };
         let cut = free(Cause::CutOff(why()));
         for before in [vec![], vec![Event::Failed], vec![Event::Failed, Event::Told(failed(OURS))]] {
             assert_eq!(over(0, before.into_iter().chain([Event::CutOff(why())])), cut);

@@ -14,6 +14,8 @@ use tracing::debug;
 use crate::failure::{ErrorRecord, Exit, Failure};
 use crate::patience;
 
+/// For a store to answer that may have gone with its round.
+const TO_READ: Duration = Duration::from_secs(5);
 const NOTICE: &[u8] = b"rallypoint/notice";
 const ANSWERS: &[u8] = b"rallypoint/notice/answers";
 const ALL_ANSWERED: &[u8] = b"rallypoint/notice/all_answered";
@@ -199,6 +201,15 @@ impl Board {
     /// Waits until a node tells of something.
     pub(crate) async fn told(&self) -> Notice {
         self.after(NOTICE).await
+    }
+
+    /// What was told first, if something was.
+    pub(crate) async fn said(&self) -> Option<Notice> {
+        let read = async {
+            let there = self.store.check(&[NOTICE]).await.ok()?;
+            Notice::read(&if there { self.store.get(NOTICE).await.ok()? } else { return None })
+        };
+        tokio::time::timeout(TO_READ, read).await.ok()?
     }
 
     /// Says that this node is there and has said all it has to say.

@@ -51,6 +51,8 @@ pub(crate) struct Over {
     pub(crate) ran: Duration,
     /// What failed by itself on this node.
     pub(crate) failures: Vec<Failure>,
+    /// Where its nodes tell each other of failures.
+    pub(crate) board: Board,
 }
 
 /// Runs the workers of a round.
@@ -78,14 +80,16 @@ pub(crate) async fn run(
     let workers = places.first().map_or(0, |place| place.world_size);
     if let Some(verdict) = round.decision.verdict() {
         let (ran, failures) = (Duration::ZERO, Vec::new());
-        return Ok(Over { verdict: verdict.clone(), nodes: met.world_size, workers, ran, failures });
+        let (verdict, board) = (verdict.clone(), round.board);
+        return Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board });
     }
     fence.ready(met.world_size).await;
     let attempt = round.files(places.len(), stop).await?;
     let Some(attempt) = attempt else {
         let (ran, failures) = (Duration::ZERO, Vec::new());
         let verdict = round.decision.verdict().cloned().unwrap_or(Verdict::Stop(Signal::TERM));
-        return Ok(Over { verdict, nodes: met.world_size, workers, ran, failures });
+        let board = round.board;
+        return Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board });
     };
     info!(
         round = met.round,
@@ -103,7 +107,7 @@ pub(crate) async fn run(
     agent.record(&group.started(agent.restarts()));
     let began = Instant::now();
     round.work(&mut group, &*met.store, &mut fence, stop).await?;
-    fence.over();
+    fence.over(round.decision.is_known_to_be_over());
     let ran = began.elapsed();
     round.decision.restarts_left(agent.restarts_left_after(ran));
     let first = group.failures(agent.keeps_logs()).into_iter().min_by_key(Failure::moment);
@@ -117,7 +121,7 @@ pub(crate) async fn run(
     );
     let failures = group.failures(agent.keeps_logs());
     agent.record(&group.ended(agent.restarts(), &failures));
-    Ok(Over { verdict, nodes: met.world_size, workers, ran, failures })
+    Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board: round.board })
 }
 
 struct Round<'a> {

@@ -31,6 +31,10 @@ impl Server {
         signal(self.process.id(), "STOP");
     }
 
+    fn go_on(&self) {
+        signal(self.process.id(), "CONT");
+    }
+
     /// A node that starts no server of its own.
     fn node(&self, nodes: &str, conf: &str, more: &[&str]) -> Launcher {
         let endpoint = format!("etcd://{}", self.endpoint);
@@ -301,5 +305,36 @@ fn who_types_too_little_is_shown_what_there_is() {
         let line = format!("{RALLYPOINT} completions bash | true");
         let output = Command::new("sh").args(["-c", &line]).output().unwrap();
         assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
+    }
+}
+
+/// Those that ask a node whose worker has failed stop theirs because of that, which is not what came first.
+#[test]
+fn a_failure_while_etcd_is_away_is_the_cause_and_costs_a_restart() {
+    let server = Server::start();
+    let folder = tempfile::tempdir().unwrap();
+    let go = folder.path().join("go");
+    let worker = format!(
+        "echo started $RANK; while [ ! -e {} ]; do sleep 0.1; done; [ $RANK != 1 ] || exit 9; sleep 600",
+        go.display()
+    );
+    let more = ["--max-restarts", "0", "--shutdown-timeout", "1", "--", "sh", "-c", &worker];
+    let mut nodes: Vec<Launcher> =
+        (0..3).map(|_| server.node("3", "last_call_timeout=1,lease_timeout=2", &more)).collect();
+    for node in &mut nodes {
+        node.wait_for("]: started");
+    }
+    server.stop();
+    // Everybody has noticed, and asks the others.
+    for node in &mut nodes {
+        node.wait_for("asking other nodes");
+    }
+    std::fs::write(&go, "").unwrap();
+    wait_for_any(&mut nodes, "is in this round no more");
+    server.go_on();
+    for node in nodes {
+        let ended = node.ended().expect(1);
+        assert_eq!(ended.with("]: started").len(), 1, "nothing is started again: {}", ended.text());
+        assert!(ended.text().contains("rank 1 failed first"), "{}", ended.text());
     }
 }

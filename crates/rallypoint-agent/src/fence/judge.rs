@@ -9,6 +9,9 @@
 //! A member that does not answer may have died, or be on etcd's side of a cut and in another round by now. So one is
 //! enough to doubt, and if neither etcd nor a member takes the doubt away in time, the workers are stopped. A node that
 //! has stopped its own says that the round is over, so that the word goes round though nobody asks more than a few.
+//!
+//! Where a worker of this node has failed, those that ask it stop theirs for that reason, and say so. That is no word on
+//! what came first: only a round that is known to be over was over before.
 
 use std::fmt;
 use std::time::Duration;
@@ -20,8 +23,9 @@ pub(crate) enum Answer {
     Stands { age: Duration },
     /// It is in it, and etcd does not answer it either.
     Away,
-    /// It is not in it any more.
-    Over,
+    /// It is not in it any more. `known`: somebody whom etcd answers has said that the round is over; if not, a worker
+    /// has failed, or nobody knew, and other nodes may have stopped for no other reason.
+    Over { known: bool },
     /// It has ended well, and etcd was away. It will be in no other round.
     Done,
 }
@@ -41,17 +45,24 @@ pub(crate) enum Member {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CutOff {
     /// A member is not in the round any more.
-    MovedOn { rank: usize },
+    MovedOn { rank: usize, known: bool },
     /// For so long, nobody has said that the round stands.
     NoWord { for_long: Duration },
     /// For so long, etcd has been away for all.
     Outage { for_long: Duration },
 }
 
+impl CutOff {
+    /// Nothing that others say could change it.
+    pub(crate) fn is_over(self) -> bool {
+        matches!(self, CutOff::MovedOn { .. })
+    }
+}
+
 impl fmt::Display for CutOff {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            CutOff::MovedOn { rank } => {
+            CutOff::MovedOn { rank, .. } => {
                 write!(f, "etcd does not answer this node, and node {rank} is in this round no more")
             }
             CutOff::NoWord { for_long } => write!(
@@ -85,25 +96,32 @@ pub(crate) struct Judge {
     stood: Duration,
     /// When each was last heard to be in the round, or that it is not.
     heard: Vec<Heard>,
+    /// This node's own workers have ended.
+    ended: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Heard {
     Nothing,
     In(Duration),
-    Over,
+    Over { at: Duration, known: bool },
     Done,
 }
 
 impl Judge {
     /// A round with so many members that may be asked.
     pub(crate) fn new(members: usize, limits: Limits) -> Self {
-        Judge { limits, stood: Duration::ZERO, heard: vec![Heard::Nothing; members] }
+        Judge { limits, stood: Duration::ZERO, heard: vec![Heard::Nothing; members], ended: false }
     }
 
     /// etcd answered this node then.
     pub(crate) fn contact(&mut self, at: Duration) {
         self.stood = self.stood.max(at);
+    }
+
+    /// This node's own workers have ended, and others may stop theirs because of that.
+    pub(crate) fn ended(&mut self) {
+        self.ended = true;
     }
 
     /// A member has answered.
@@ -115,7 +133,7 @@ impl Judge {
                 Heard::In(now)
             }
             Answer::Away => Heard::In(now),
-            Answer::Over => Heard::Over,
+            Answer::Over { known } => Heard::Over { at: now, known },
             Answer::Done => Heard::Done,
         };
     }
@@ -127,12 +145,15 @@ impl Judge {
 
     /// Why the workers are to be stopped, if they are. `ranks` are the members'.
     pub(crate) fn verdict(&self, now: Duration, ranks: &[usize], members: &[Member]) -> Option<CutOff> {
-        let over = self.heard.iter().zip(ranks).find(|(heard, _)| **heard == Heard::Over);
-        if let Some((_, rank)) = over {
-            return Some(CutOff::MovedOn { rank: *rank });
+        let over = self.heard.iter().zip(ranks).filter_map(|(heard, rank)| match *heard {
+            Heard::Over { known, .. } if known || !self.ended => Some((known, *rank)),
+            _ => None,
+        });
+        if let Some((known, rank)) = over.max_by_key(|(known, _)| *known) {
+            return Some(CutOff::MovedOn { rank, known });
         }
         let all_in = self.heard.iter().zip(members).map(|(heard, member)| match (heard, member) {
-            (Heard::In(at), _) => *at,
+            (Heard::In(at) | Heard::Over { at, .. }, _) => *at,
             // One that has ended, or cannot say, is no reason to doubt.
             (Heard::Done, _) | (_, Member::Mute) => now,
             _ => Duration::ZERO,
@@ -178,7 +199,9 @@ mod tests {
 
     #[test]
     fn the_table() {
-        use Answer::{Away, Done, Over};
+        use Answer::{Away, Done};
+        let over = |known| Answer::Over { known };
+        let moved_on = |known| Some(CutOff::MovedOn { rank: 7, known });
         use Member::{Known, Mute, Unread};
         let stands = |age| Answer::Stands { age: s(age) };
         let rows: &[Row<'_>] = &[
@@ -188,13 +211,21 @@ mod tests {
             ("one says that it stands, the other is dead", 114, &[(0, 106, stands(1))], KNOWN, None),
             ("that was too long ago", 115, &[(0, 106, stands(1))], KNOWN, no_word(10)),
             ("what etcd said long ago is no news", 110, &[(0, 109, stands(60))], KNOWN, no_word(10)),
-            ("one has moved on", 101, &[(1, 101, Over)], KNOWN, Some(CutOff::MovedOn { rank: 7 })),
+            ("one has moved on", 101, &[(1, 101, over(true))], KNOWN, moved_on(true)),
+            ("a worker of one has failed", 101, &[(1, 101, over(false))], KNOWN, moved_on(false)),
+            (
+                "what is known counts more",
+                101,
+                &[(0, 101, over(false)), (1, 101, over(true))],
+                KNOWN,
+                moved_on(true),
+            ),
             (
                 "that counts more than what another knew",
                 103,
-                &[(1, 102, Over), (0, 103, stands(0))],
+                &[(1, 102, over(true)), (0, 103, stands(0))],
                 KNOWN,
-                Some(CutOff::MovedOn { rank: 7 }),
+                moved_on(true),
             ),
             ("away for all", 500, &[(0, 499, Away), (1, 498, Away)], KNOWN, None),
             (
@@ -213,6 +244,20 @@ mod tests {
         for (what, now, answers, members, expected) in rows {
             assert_eq!(verdict(*now, answers, *members), *expected, "{what}");
         }
+    }
+
+    #[test]
+    fn who_stopped_because_of_this_nodes_failure_was_not_first() {
+        let mut judge = Judge::new(2, LIMITS);
+        judge.contact(s(100));
+        judge.ended();
+        let verdict = |judge: &Judge, now| judge.verdict(s(now), &[4, 7], &KNOWN);
+        judge.answered(0, s(101), Answer::Over { known: false });
+        judge.answered(1, s(102), Answer::Away);
+        assert_eq!(verdict(&judge, 111), None, "they are there, and in no other round that anybody knows of");
+        assert_eq!(verdict(&judge, 112), no_word(11));
+        judge.answered(1, s(112), Answer::Over { known: true });
+        assert_eq!(verdict(&judge, 112), Some(CutOff::MovedOn { rank: 7, known: true }));
     }
 
     #[test]

@@ -19,8 +19,8 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use self::judge::{Answer, Judge, Member};
 pub(crate) use self::judge::{CutOff, Limits};
+use self::judge::{Judge, Member};
 use self::pace::pace;
 use self::peers::{ALL, Peer, TO_WRITE, asked_by, find, tell};
 use self::witness::Seat;
@@ -39,6 +39,8 @@ pub(crate) struct Fence {
     seat: Option<Seat>,
     peers: watch::Receiver<Vec<Peer>>,
     cut_off: watch::Receiver<Option<CutOff>>,
+    /// This node's own workers have ended.
+    ended: watch::Sender<bool>,
     /// Those that find out; they end with this.
     _tasks: JoinSet<()>,
 }
@@ -47,7 +49,7 @@ impl Fence {
     /// A round in which there is nothing to ask.
     pub(crate) fn none() -> Self {
         let (peers, cut_off) = (watch::channel(Vec::new()).1, watch::channel(None).1);
-        Fence { seat: None, peers, cut_off, _tasks: JoinSet::new() }
+        Fence { seat: None, peers, cut_off, ended: watch::Sender::new(false), _tasks: JoinSet::new() }
     }
 
     /// Watches over the round that this node is in now.
@@ -61,7 +63,7 @@ impl Fence {
         let ranks = asked_by(met.rank, met.world_size);
         let (found, peers) = watch::channel(vec![Peer::Unread; ranks.len()]);
         let (sender, cut_off) = watch::channel(None);
-        let rank = met.rank;
+        let (rank, ended) = (met.rank, watch::Sender::new(false));
         let store = met.store.clone_store();
         store.set_timeout(TO_WRITE);
         // Thousands of nodes that begin together need not do this together.
@@ -76,13 +78,13 @@ impl Fence {
             }
         });
         tasks.spawn({
-            let peers = peers.clone();
+            let (peers, ended) = (peers.clone(), ended.subscribe());
             async move {
-                let why = watch_over(&*handler, &ranks, &peers, limits).await;
+                let why = watch_over(&*handler, &ranks, &peers, &ended, limits).await;
                 sender.send_replace(Some(why));
             }
         });
-        Fence { seat: Some(seat), peers, cut_off, _tasks: tasks }
+        Fence { seat: Some(seat), peers, cut_off, ended, _tasks: tasks }
     }
 
     /// Waits until this node knows how to ask the others, so that an etcd that is lost right after finds it prepared. Not
@@ -103,9 +105,12 @@ impl Fence {
         }
     }
 
-    /// The round is over for this node, and whoever asks is told so.
-    pub(crate) fn over(&mut self) {
-        self.seat = None;
+    /// The round is over for this node, and whoever asks is told so. `known`: it heard that from somebody whom etcd answers.
+    pub(crate) fn over(&mut self, known: bool) {
+        self.ended.send_replace(true);
+        if let Some(seat) = self.seat.take() {
+            seat.give_up(known);
+        }
     }
 
     /// This node has ended well, and nobody could be told through etcd. Those who still work are told before it is gone:
@@ -123,6 +128,7 @@ async fn watch_over(
     handler: &dyn RendezvousHandler,
     ranks: &[usize],
     peers: &watch::Receiver<Vec<Peer>>,
+    ended: &watch::Receiver<bool>,
     limits: Limits,
 ) -> CutOff {
     let began = Instant::now();
@@ -160,9 +166,15 @@ async fn watch_over(
             let Ok((at, Some(answer))) = asked else { continue };
             debug!(rank = ranks[at], ?answer, "a node has answered");
             judge.answered(at, began.elapsed(), answer);
-            if answer == Answer::Over {
+            if *ended.borrow() {
+                judge.ended();
+            }
+            if judge.verdict(began.elapsed(), ranks, &members).is_some_and(CutOff::is_over) {
                 break;
             }
+        }
+        if *ended.borrow() {
+            judge.ended();
         }
         if let Some(contact) = handler.contact() {
             judge.contact(contact.at.saturating_duration_since(began));

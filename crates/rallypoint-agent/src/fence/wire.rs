@@ -47,8 +47,9 @@ pub(super) fn write_answer(proof: Uuid, answer: Answer) -> [u8; ANSWER] {
     let (word, age) = match answer {
         Answer::Stands { age } => (0, age),
         Answer::Away => (1, Duration::ZERO),
-        Answer::Over => (2, Duration::ZERO),
+        Answer::Over { known: false } => (2, Duration::ZERO),
         Answer::Done => (3, Duration::ZERO),
+        Answer::Over { known: true } => (4, Duration::ZERO),
     };
     let age = u32::try_from(age.as_millis()).unwrap_or(u32::MAX);
     let mut bytes = [0; ANSWER];
@@ -68,8 +69,9 @@ pub(super) fn read_answer(bytes: &[u8; ANSWER], proof: Uuid) -> Option<Answer> {
     Some(match bytes[20] {
         0 => Answer::Stands { age: Duration::from_millis(age.into()) },
         1 => Answer::Away,
-        2 => Answer::Over,
+        2 => Answer::Over { known: false },
         3 => Answer::Done,
+        4 => Answer::Over { known: true },
         _ => return None,
     })
 }
@@ -129,7 +131,13 @@ mod tests {
 
         let proof = Uuid::new_v4();
         let age = Duration::from_millis(4321);
-        for answer in [Answer::Stands { age }, Answer::Away, Answer::Over, Answer::Done] {
+        for answer in [
+            Answer::Stands { age },
+            Answer::Away,
+            Answer::Over { known: false },
+            Answer::Over { known: true },
+            Answer::Done,
+        ] {
             let bytes = write_answer(proof, answer);
             assert_eq!(read_answer(&bytes, proof), Some(answer));
             assert_eq!(read_answer(&bytes, Uuid::new_v4()), None, "somebody else's");

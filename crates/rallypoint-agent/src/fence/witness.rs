@@ -37,8 +37,10 @@ pub(crate) struct Witness {
 /// Where this node stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {
-    /// In no round, or in one that is over for it.
-    Out,
+    /// In no round, or in one that is over for it; whether that is known from etcd.
+    Out {
+        known: bool,
+    },
     In(Uuid),
     /// It has ended well.
     Done(Uuid),
@@ -58,7 +60,7 @@ impl Witness {
         };
         let port = listener.local_addr()?.port();
         let (key, proof) = (Uuid::new_v4(), Uuid::new_v4());
-        let (standing, stands) = watch::channel(Standing::Out);
+        let (standing, stands) = watch::channel(Standing::Out { known: true });
         let task = tokio::spawn(answer_all(listener, Desk { key, proof, stands, handler }));
         Ok(Some(Witness { address, port, key, proof, standing, task }))
     }
@@ -69,7 +71,7 @@ impl Witness {
         self.standing.send_replace(Standing::In(seat));
         let question = Question { key: self.key, seat };
         let whereabouts = Whereabouts::new(&self.address, self.port, question, self.proof);
-        (Seat { id: seat, standing: self.standing.clone() }, whereabouts)
+        (Seat { id: seat, known: true, standing: self.standing.clone() }, whereabouts)
     }
 }
 
@@ -83,10 +85,17 @@ impl Drop for Witness {
 #[derive(Debug)]
 pub(super) struct Seat {
     id: Uuid,
+    /// How others are told that it is over.
+    known: bool,
     standing: watch::Sender<Standing>,
 }
 
 impl Seat {
+    /// The round is over for the node, because somebody whom etcd answers has said so, or not.
+    pub(super) fn give_up(mut self, known: bool) {
+        self.known = known;
+    }
+
     /// The node has ended well, whatever becomes of the others.
     pub(super) fn done(&self) {
         self.standing.send_replace(Standing::Done(self.id));
@@ -98,7 +107,7 @@ impl Drop for Seat {
         self.standing.send_if_modified(|standing| {
             let ours = *standing == Standing::In(self.id);
             if ours {
-                *standing = Standing::Out;
+                *standing = Standing::Out { known: self.known };
             }
             ours
         });
@@ -124,7 +133,9 @@ impl Desk {
                 _ => Answer::Away,
             },
             Standing::Done(ours) if ours == seat => Answer::Done,
-            _ => Answer::Over,
+            Standing::Out { known } => Answer::Over { known },
+            // There is no other round without an etcd.
+            Standing::In(_) | Standing::Done(_) => Answer::Over { known: true },
         }
     }
 
@@ -187,10 +198,14 @@ mod tests {
 
         let (first, whereabouts) = witness.sit();
         assert!(matches!(asks(&whereabouts).await, Some(Answer::Stands { .. })));
-        drop(first);
-        assert_eq!(asks(&whereabouts).await, Some(Answer::Over));
+        first.give_up(false);
+        assert_eq!(asks(&whereabouts).await, Some(Answer::Over { known: false }));
         let (second, later) = witness.sit();
-        assert_eq!(asks(&whereabouts).await, Some(Answer::Over), "a round that is over stays over");
+        assert_eq!(
+            asks(&whereabouts).await,
+            Some(Answer::Over { known: true }),
+            "a round that is over stays over"
+        );
 
         let stranger = Question { key: Uuid::new_v4(), seat: later.question().unwrap().seat };
         let stranger = Whereabouts::new(&later.address, later.port, stranger, later.proof().unwrap());
