@@ -38,7 +38,9 @@ pub fn hold(folder: &Path) -> io::Result<Held> {
         Ok(Held { _lock: lock })
     });
     if held.is_err() {
-        let _ = fs::remove_dir_all(&new);
+        // Not by a look into it: there may be no more files that can be opened.
+        let _ = fs::remove_file(new.join(LOCK));
+        let _ = fs::remove_dir(&new);
     }
     held
 }
@@ -60,7 +62,9 @@ fn sweep(parent: &Path, user: u32) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let path = entry.path();
         let ours = |data: fs::Metadata| data.is_dir() && data.uid() == user;
-        if entry.file_name().to_str().is_some_and(is_name)
+        // One that was killed before its folder had its name has left the other.
+        let name = entry.file_name().to_str().map(|name| name.strip_prefix('.').unwrap_or(name).to_owned());
+        if name.is_some_and(|name| is_name(&name))
             && fs::symlink_metadata(&path).is_ok_and(ours)
             && let Some(_lock) = orphaned(&path)
         {
@@ -113,6 +117,8 @@ mod tests {
         for folder in [&left, &other] {
             drop(hold(folder).unwrap());
         }
+        let unnamed = parent.path().join(format!(".{PREFIX}6_0000000e"));
+        drop(hold(&unnamed).unwrap());
         fs::create_dir(&unlocked).unwrap();
         let elsewhere = tempfile::tempdir().unwrap();
         let target = elsewhere.path().join("target");
@@ -123,7 +129,7 @@ mod tests {
         sweep(parent.path(), user + 1);
         assert!(left.exists(), "of another user");
         sweep(parent.path(), user);
-        assert!(!left.exists());
+        assert!(!left.exists() && !unnamed.exists());
         for stays in [&held, &unlocked, &linked, &other, &target] {
             assert!(stays.exists(), "{}", stays.display());
         }

@@ -40,7 +40,7 @@ where
         }
         if !told {
             let most = patience.as_secs_f64();
-            info!("no etcd answers at {endpoint} yet; waiting for one for up to {most:.0} s");
+            info!("no server answers at {endpoint} yet; waiting for one for up to {most:.0} s");
             told = true;
         }
         debug!(%error, "trying again");

@@ -47,7 +47,7 @@ fn a_node_waits_for_an_etcd_that_is_not_there_yet_and_says_so() {
         for given in [format!("etcd://{endpoint}"), format!("{endpoint},{nobody}")] {
             let conf = ["--rdzv-backend", backend, "--rdzv-conf", "last_call_timeout=1"];
             let mut node = node(&given, "1", &[&conf[..], &["echo", "met"]].concat());
-            let said = node.wait_for("no etcd answers at");
+            let said = node.wait_for("no server answers at");
             assert!(said.contains(&endpoint) && said.contains("for up to 600 s"), "{said}");
             let said = node.wait_for("has not answered for");
             assert!(said.contains(&endpoint) && said.contains("Connection refused"), "{said}");

@@ -214,7 +214,7 @@ impl Driver {
         let run = &self.wire.run_id;
         match event {
             NodeEvent::Joined { place, world } => {
-                info!(run, ?place, world, "met");
+                info!(run, version = place.version, rank = place.rank, world, "met");
                 self.group.send_replace(Group { place: Some(place), change: None });
                 let joined = Joined { place, world };
                 self.undelivered = match self.joining.take() {
@@ -223,7 +223,10 @@ impl Driver {
                 };
             }
             NodeEvent::Changed(change) => {
-                info!(run, ?change, "the group is not as it was: it has to meet again");
+                match change {
+                    Change::Closed => debug!(run, "the run is closed"),
+                    _ => info!(run, ?change, "the group is not as it was: it has to meet again"),
+                }
                 self.group.send_modify(|group| group.change = Some(translate_change(change)));
             }
             NodeEvent::Recovered(loss) => warn!(run, "the group goes on: {}", because(loss)),

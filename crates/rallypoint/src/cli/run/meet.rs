@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rallypoint_rendezvous::native::BACKEND;
-use rallypoint_rendezvous::{ParameterError, RendezvousParameters};
+use rallypoint_rendezvous::{ParameterError, Registry, RendezvousParameters};
 
 use super::options::Run;
 use super::server::Serves;
@@ -63,6 +63,12 @@ pub(crate) struct Meet {
 /// Puts what torchrun's flags mean into the native backend's words.
 pub(crate) fn of(options: &mut Run) -> Result<Meet, Problem> {
     let asked = Asked::take(options);
+    if asked.torchs.is_none() && !Registry::with_defaults().names().any(|name| name == asked.backend) {
+        return Err(Problem::usage(format!(
+            "--rdzv-backend {} is not known: choose rallypoint (torchrun's static and c10d mean it too), or etcd to meet nodes that run PyTorch's own etcd backend",
+            asked.backend
+        )));
+    }
     let mut meet = Meet::new(options)?;
     let is_host = if asked.torchs.is_some() { meet.drop_theirs()? } else { None };
     let native = asked.torchs.is_some() || options.rdzv_backend == BACKEND;
