@@ -381,7 +381,7 @@ fn bad_input_is_one_line_and_an_exit_code() {
         (&["--nproc-per-node", "npu", "true"], 2, &["auto, gpu, xpu, cpu"]),
         (&["--nproc-per-node", "gpu", "true"], 2, &["no GPU"]),
         (&["--tee", "9", "true"], 2, &["--tee", "1 (stdout)"]),
-        (&["--standalone"], 2, &["<PROGRAM>"]),
+        (&["--standalone"], 2, &["no program", "--help"]),
         (&["--standalone", "--nnodes", "2", "true"], 2, &["--standalone", "--nnodes"]),
         (&["--nnodes", "2", "true"], 2, &["--rdzv-endpoint"]),
         (&["--nnodes", "2", "--rdzv-endpoint", "a:1", "true"], 2, &["--rdzv-id"]),
