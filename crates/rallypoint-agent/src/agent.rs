@@ -344,15 +344,11 @@ impl Agent {
                 {
                     return Ok(Outcome::NotNeeded);
                 }
-                Err(RendezvousError::Closed { reason, .. }) if cause.is_some() || board.is_some() => {
-                    // A node that was cut off could not be told of it before.
-                    if cause.is_none()
-                        && let Some(board) = &board
-                        && let Some(notice) = board.said().await
-                    {
-                        cause = self.report(Some(notice), Vec::new());
-                    }
+                Err(RendezvousError::Closed { reason, .. }) if cause.is_some() => {
                     return Ok(self.closed(reason, cause));
+                }
+                Err(error @ RendezvousError::Closed { .. }) => {
+                    return self.closed_unheard(error, board).await;
                 }
                 Err(RendezvousError::NotMet { run_id, needed, here, after }) if here < needed => {
                     return Err(match why {
@@ -440,6 +436,22 @@ impl Agent {
         let own = || ours.iter().min_by_key(|failure| failure.moment()).cloned();
         let first = told.and_then(Notice::failure).or_else(own)?;
         Some(FailureReport::new(self.handler.run_id(), self.restarts, first, ours).used_up(used_up))
+    }
+
+    /// The run was closed before this node could meet the others again. One that was cut off has not been told of the
+    /// failure that was the reason.
+    async fn closed_unheard(
+        &self,
+        error: RendezvousError,
+        board: Option<Board>,
+    ) -> Result<Outcome, AgentError> {
+        if let (Some(board), RendezvousError::Closed { reason, .. }) = (board, &error)
+            && let Some(report) = board.said().await.and_then(|notice| self.report(Some(notice), Vec::new()))
+            && report.in_short() == *reason
+        {
+            return Ok(Outcome::Failed(Box::new(report)));
+        }
+        Err(error.into())
     }
 
     /// The run was closed, because of that failure or for another reason.

@@ -15,7 +15,7 @@ use crate::failure::{ErrorRecord, Exit, Failure};
 use crate::patience;
 
 /// For a store to answer that may have gone with its round.
-const TO_READ: Duration = Duration::from_secs(5);
+const TO_READ: Duration = Duration::from_secs(2);
 const NOTICE: &[u8] = b"rallypoint/notice";
 const ANSWERS: &[u8] = b"rallypoint/notice/answers";
 const ALL_ANSWERED: &[u8] = b"rallypoint/notice/all_answered";

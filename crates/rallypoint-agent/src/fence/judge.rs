@@ -254,7 +254,7 @@ mod tests {
         let verdict = |judge: &Judge, now| judge.verdict(s(now), &[4, 7], &KNOWN);
         judge.answered(0, s(101), Answer::Over { known: false });
         judge.answered(1, s(102), Answer::Away);
-        assert_eq!(verdict(&judge, 111), None, "they are there, and in no other round that anybody knows of");
+        assert_eq!(verdict(&judge, 110), None, "they are there, and in no other round that anybody knows of");
         assert_eq!(verdict(&judge, 112), no_word(11));
         judge.answered(1, s(112), Answer::Over { known: true });
         assert_eq!(verdict(&judge, 112), Some(CutOff::MovedOn { rank: 7, known: true }));
