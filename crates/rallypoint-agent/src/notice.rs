@@ -207,7 +207,9 @@ impl Board {
     pub(crate) async fn said(&self) -> Option<Notice> {
         let read = async {
             let there = self.store.check(&[NOTICE]).await.ok()?;
-            Notice::read(&if there { self.store.get(NOTICE).await.ok()? } else { return None })
+            // To get what is not there is to wait for it.
+            let text = if there { self.store.get(NOTICE).await.ok() } else { None };
+            Notice::read(&text?)
         };
         tokio::time::timeout(TO_READ, read).await.ok()?
     }

@@ -80,8 +80,8 @@ impl Workers {
         let Some(pid) = Pid::from_raw(pid) else { return false };
         let mut running = self.lock();
         let group = getpgid(Some(pid)).ok();
-        let workers = running.workers.iter().map(|(_, worker)| *worker);
-        let Some(worker) = workers.into_iter().find(|worker| *worker == pid || Some(*worker) == group) else {
+        let mut workers = running.workers.iter().map(|(_, worker)| *worker);
+        let Some(worker) = workers.find(|worker| *worker == pid || Some(*worker) == group) else {
             return false;
         };
         running.timed_out.insert(worker);

@@ -300,6 +300,9 @@ fn who_types_too_little_is_shown_what_there_is() {
         "{}",
         ended.text()
     );
+    // Something else is missing.
+    let ended = Launcher::run(&["--cert", "/etc/passwd", "true"]).expect(2);
+    assert!(ended.text().contains("--key"), "{}", ended.text());
     // Nobody reads on.
     for _ in 0..5 {
         let line = format!("{RALLYPOINT} completions bash | true");

@@ -96,8 +96,6 @@ pub(crate) struct Judge {
     stood: Duration,
     /// When each was last heard to be in the round, or that it is not.
     heard: Vec<Heard>,
-    /// This node's own workers have ended.
-    ended: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,17 +109,12 @@ enum Heard {
 impl Judge {
     /// A round with so many members that may be asked.
     pub(crate) fn new(members: usize, limits: Limits) -> Self {
-        Judge { limits, stood: Duration::ZERO, heard: vec![Heard::Nothing; members], ended: false }
+        Judge { limits, stood: Duration::ZERO, heard: vec![Heard::Nothing; members] }
     }
 
     /// etcd answered this node then.
     pub(crate) fn contact(&mut self, at: Duration) {
         self.stood = self.stood.max(at);
-    }
-
-    /// This node's own workers have ended, and others may stop theirs because of that.
-    pub(crate) fn ended(&mut self) {
-        self.ended = true;
     }
 
     /// A member has answered.
@@ -143,10 +136,17 @@ impl Judge {
         self.heard.get(member).is_none_or(|heard| *heard != Heard::Done)
     }
 
-    /// Why the workers are to be stopped, if they are. `ranks` are the members'.
-    pub(crate) fn verdict(&self, now: Duration, ranks: &[usize], members: &[Member]) -> Option<CutOff> {
+    /// Why the workers are to be stopped, if they are. `ranks` are the members'. `ended`: this node's own workers have, and
+    /// others may stop theirs because of that.
+    pub(crate) fn verdict(
+        &self,
+        now: Duration,
+        ranks: &[usize],
+        members: &[Member],
+        ended: bool,
+    ) -> Option<CutOff> {
         let over = self.heard.iter().zip(ranks).filter_map(|(heard, rank)| match *heard {
-            Heard::Over { known, .. } if known || !self.ended => Some((known, *rank)),
+            Heard::Over { known, .. } if known || !ended => Some((known, *rank)),
             _ => None,
         });
         if let Some((known, rank)) = over.max_by_key(|(known, _)| *known) {
@@ -185,7 +185,7 @@ mod tests {
         for (member, at, answer) in answers {
             judge.answered(*member, s(*at), *answer);
         }
-        judge.verdict(s(now), &[4, 7], &members)
+        judge.verdict(s(now), &[4, 7], &members, false)
     }
 
     /// What it is, when it is judged, who said what and when, who can be asked, and the verdict.
@@ -250,8 +250,7 @@ mod tests {
     fn who_stopped_because_of_this_nodes_failure_was_not_first() {
         let mut judge = Judge::new(2, LIMITS);
         judge.contact(s(100));
-        judge.ended();
-        let verdict = |judge: &Judge, now| judge.verdict(s(now), &[4, 7], &KNOWN);
+        let verdict = |judge: &Judge, now| judge.verdict(s(now), &[4, 7], &KNOWN, true);
         judge.answered(0, s(101), Answer::Over { known: false });
         judge.answered(1, s(102), Answer::Away);
         assert_eq!(verdict(&judge, 110), None, "they are there, and in no other round that anybody knows of");
@@ -262,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_node_alone_has_nobody_to_doubt() {
-        assert_eq!(Judge::new(0, LIMITS).verdict(s(1000), &[], &[]), None);
+        assert_eq!(Judge::new(0, LIMITS).verdict(s(1000), &[], &[], false), None);
     }
 
     #[test]
@@ -270,11 +269,14 @@ mod tests {
         let limits = Limits { outage: Some(s(60)), ..LIMITS };
         let outage = |seconds| Some(CutOff::Outage { for_long: s(seconds) });
         let alone = Judge::new(0, limits);
-        assert_eq!((alone.verdict(s(59), &[], &[]), alone.verdict(s(60), &[], &[])), (None, outage(60)));
+        assert_eq!(
+            (alone.verdict(s(59), &[], &[], false), alone.verdict(s(60), &[], &[], false)),
+            (None, outage(60))
+        );
         let mut judge = Judge::new(1, limits);
         judge.contact(s(100));
         judge.answered(0, s(159), Answer::Away);
-        let verdict = |judge: &Judge, now| judge.verdict(s(now), &[4], &[Member::Known]);
+        let verdict = |judge: &Judge, now| judge.verdict(s(now), &[4], &[Member::Known], false);
         assert_eq!((verdict(&judge, 159), verdict(&judge, 160)), (None, outage(60)));
         judge.answered(0, s(160), Answer::Stands { age: s(1) });
         assert_eq!(verdict(&judge, 160), None);

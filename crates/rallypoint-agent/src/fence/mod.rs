@@ -166,20 +166,14 @@ async fn watch_over(
             let Ok((at, Some(answer))) = asked else { continue };
             debug!(rank = ranks[at], ?answer, "a node has answered");
             judge.answered(at, began.elapsed(), answer);
-            if *ended.borrow() {
-                judge.ended();
-            }
-            if judge.verdict(began.elapsed(), ranks, &members).is_some_and(CutOff::is_over) {
+            if judge.verdict(began.elapsed(), ranks, &members, *ended.borrow()).is_some_and(CutOff::is_over) {
                 break;
             }
-        }
-        if *ended.borrow() {
-            judge.ended();
         }
         if let Some(contact) = handler.contact() {
             judge.contact(contact.at.saturating_duration_since(began));
         }
-        if let Some(why) = judge.verdict(began.elapsed(), ranks, &members) {
+        if let Some(why) = judge.verdict(began.elapsed(), ranks, &members, *ended.borrow()) {
             return why;
         }
         tokio::time::sleep_until(next).await;

@@ -109,9 +109,7 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, python: Option<Os
         Err(problem) => {
             if let Some(text) = part.as_deref().and_then(|part| in_full(part, &problem)) {
                 say(format!("error: {text}\n"));
-            } else if problem.kind() == ErrorKind::MissingRequiredArgument
-                && part.as_deref() == Some(OsStr::new("run"))
-            {
+            } else if lacks_program(&problem) {
                 say("error: no program: name it after the flags, as in rallypoint run --standalone --nproc-per-node 2 train.py; rallypoint run --help has more\n".to_owned());
             } else if problem.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
                 // All that there is to choose from.
@@ -140,6 +138,13 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, python: Option<Os
             0
         }
     }
+}
+
+/// Whether `run` was not told what to run.
+fn lacks_program(problem: &clap::Error) -> bool {
+    let missing = problem.get(ContextKind::InvalidArg);
+    problem.kind() == ErrorKind::MissingRequiredArgument
+        && matches!(missing, Some(ContextValue::Strings(names)) if names.iter().any(|name| name.contains("PROGRAM")))
 }
 
 /// What to write instead of a flag that is the beginning of some. torchrun takes such a one as long as there is only one

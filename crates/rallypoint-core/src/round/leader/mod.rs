@@ -214,9 +214,8 @@ impl Leader {
             self.roster.lose_state();
         }
         // This node's own commit, which the watch has told of before the reply, or instead of it.
-        if matches!(self.run_lease, RunLease::New { lease } if view.known().is_some_and(|it| it.record.lease == lease))
-        {
-            self.run_lease = RunLease::recorded(context);
+        if let Some(known) = view.known() {
+            self.run_lease.is_named(context, known.record.lease);
         }
         match self.run_lease {
             RunLease::Granting => return,

@@ -213,9 +213,7 @@ impl Leader {
     /// This node has written the round's record.
     fn wrote(&mut self, context: &mut Context<'_>, view: &mut View, record: RoundRecord, revision: i64) {
         self.retry.succeeded();
-        if matches!(self.run_lease, RunLease::New { lease } if lease == record.lease) {
-            self.run_lease = RunLease::recorded(context);
-        }
+        self.run_lease.is_named(context, record.lease);
         let lease = record.lease;
         view.wrote_round(revision, record, lease);
     }

@@ -29,4 +29,11 @@ impl RunLease {
     pub(super) fn recorded(context: &Context<'_>) -> Self {
         RunLease::Recorded { renew_at: context.now + context.config.run_ttl / 3 }
     }
+
+    /// A record names this lease.
+    pub(super) fn is_named(&mut self, context: &Context<'_>, named: i64) {
+        if matches!(self, RunLease::New { lease } if *lease == named) {
+            *self = RunLease::recorded(context);
+        }
+    }
 }
