@@ -113,7 +113,7 @@ fn a_node_at_work_and_one_that_is_done_say_that_the_server_is_gone() {
     let (endpoint, folder) = (free_endpoint(), tempfile::tempdir().unwrap());
     let file = folder.path().join("end");
     let script = format!("echo at work; while [ ! -e {} ]; do sleep 0.05; done", file.display());
-    let more = [&QUICK[..], &["--exit-barrier-timeout", "8", "--", "sh", "-c", &script]].concat();
+    let more = [&QUICK[..], &["--exit-barrier-timeout", "20", "--", "sh", "-c", &script]].concat();
     let mut nodes: Vec<_> = (0..2).map(|_| node(&endpoint, "2", &more)).collect();
     nodes.iter_mut().for_each(|node| {
         node.wait_for("at work");
