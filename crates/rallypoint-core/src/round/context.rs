@@ -35,7 +35,8 @@ pub(super) enum Task {
     Close,
     Departure(DepartureTask),
     Leader {
-        term: i64,
+        /// Which of the times that this node has led.
+        term: u64,
         task: LeaderTask,
     },
     /// Whatever comes of it.
@@ -73,7 +74,7 @@ pub(super) enum LeaderTask {
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     outputs: VecDeque<Output>,
-    last_id: u64,
+    last_number: u64,
     pending: HashMap<u64, Pending>,
     /// Counts the times that what was known of etcd was thrown away. What was asked before says nothing any more.
     epoch: u64,
@@ -98,10 +99,16 @@ pub(super) struct Answered {
 }
 
 impl Outbox {
+    /// A number that nothing else of this node has.
+    pub(super) fn new_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+
     pub(super) fn request(&mut self, task: Task, request: Request) {
-        self.last_id += 1;
-        self.pending.insert(self.last_id, Pending { task, epoch: self.epoch, seen: self.seen });
-        self.outputs.push_back(Output::Request { id: self.last_id, request });
+        let id = self.new_number();
+        self.pending.insert(id, Pending { task, epoch: self.epoch, seen: self.seen });
+        self.outputs.push_back(Output::Request { id, request });
     }
 
     pub(super) fn push(&mut self, output: Output) {
@@ -190,5 +197,36 @@ impl Retry {
             self.at = None;
         }
         due
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::settings::{RankPolicy, RunSettings};
+    use super::*;
+
+    /// What a part is given in a test, with a way out that can be looked at.
+    pub(in crate::round) struct Bench {
+        config: NodeConfig,
+        keys: Keys,
+        random: fastrand::Rng,
+        pub(in crate::round) out: Outbox,
+    }
+
+    impl Bench {
+        pub(in crate::round) fn new() -> Self {
+            let settings = RunSettings { min_nodes: 1, max_nodes: 2, policy: RankPolicy::Sticky };
+            Bench {
+                config: NodeConfig::new("job", "n0", settings),
+                keys: Keys::new("job"),
+                random: fastrand::Rng::with_seed(0),
+                out: Outbox::default(),
+            }
+        }
+
+        pub(in crate::round) fn context(&mut self) -> Context<'_> {
+            let Bench { config, keys, random, out } = self;
+            Context { now: Duration::from_secs(1), config, keys, random, out }
+        }
     }
 }

@@ -176,8 +176,11 @@ impl View {
     /// etcd has lost data, or may have: nothing that is known counts any more.
     pub(super) fn distrust(&mut self, context: &mut Context<'_>) {
         context.out.begin_epoch();
-        if let Watching::Following = self.watching {
-            self.watching = Watching::Blind { kept_back: Vec::new() };
+        match &mut self.watching {
+            Watching::Following => self.watching = Watching::Blind { kept_back: Vec::new() },
+            // What was kept back was told before the look that will follow, and may be of another history.
+            Watching::Opening { kept_back, .. } | Watching::Blind { kept_back } => kept_back.clear(),
+            Watching::Closed => {}
         }
     }
 
@@ -281,11 +284,10 @@ impl View {
     }
 }
 
-/// Keeps an update for later. What a watch has told before it read afresh may be of another history.
+/// Keeps for later what has happened. What stood there when a watch read afresh, a look will tell.
 fn keep_back(kept_back: &mut Vec<(WatchId, Update)>, watch: WatchId, update: Update) {
-    match update {
-        Update::Snapshot { .. } => kept_back.retain(|(of, _)| *of != watch),
-        Update::Events(_) => kept_back.push((watch, update)),
+    if let Update::Events(_) = update {
+        kept_back.push((watch, update));
     }
 }
 
@@ -331,4 +333,29 @@ pub(super) fn looked(reply: TxnReply) -> Sight {
 
 pub(super) fn got(result: OpReply) -> Option<Entry> {
     if let OpReply::Got(entry) = result { entry } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::context::tests::Bench;
+    use super::*;
+
+    /// The watch on the group tells of a record, and before anybody looks, that on the places reads afresh: etcd has begun
+    /// anew, and counts from the beginning.
+    #[test]
+    fn what_one_watch_told_before_another_read_afresh_is_not_taken_for_later() {
+        let (mut bench, mut view) = (Bench::new(), View::new());
+        let context = &mut bench.context();
+        view.open(context);
+        for watch in [WatchId::Group, WatchId::Rank] {
+            view.handle(context, watch, Update::Events(Vec::new()));
+        }
+        let record = RoundRecord::without_round(3, Some(context.config.settings), 1);
+        let (key, value) = (context.keys.round(), json(&record));
+        let entry = Entry { key, value, create_revision: 18, mod_revision: 18, lease: 1 };
+        view.handle(context, WatchId::Group, Update::Events(vec![Event::Put(entry)]));
+        view.handle(context, WatchId::Rank, Update::Snapshot { revision: 6, entries: Vec::new() });
+        view.see(context, &Sight { revision: 7, leader: None, round: None, place: None, own: None });
+        assert!(matches!(view.round(), RoundKey::Missing), "{:?}", view.round());
+    }
 }

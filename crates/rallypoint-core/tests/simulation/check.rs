@@ -69,6 +69,8 @@ pub(crate) struct Check {
     pub(crate) losses: u32,
     /// Which process has a node's key.
     holders: BTreeMap<String, u64>,
+    /// The process that last said which round it was in, and that round.
+    claims: BTreeMap<String, (u64, u64)>,
     /// Which processes ever had a node's key.
     owners: BTreeMap<String, BTreeSet<u64>>,
     /// Since the last round, a node that was not in it has asked for one.
@@ -113,6 +115,7 @@ impl Check {
             losses: 0,
             lost_at: 0,
             holders: BTreeMap::new(),
+            claims: BTreeMap::new(),
             owners: BTreeMap::new(),
             somebody_waited: false,
             asked: BTreeSet::new(),
@@ -245,6 +248,9 @@ impl Check {
             self.left.insert(id.clone());
         }
         self.holders.insert(id.clone(), record.incarnation);
+        if let Some(seat) = record.seat {
+            self.claims.insert(id.clone(), (record.incarnation, seat.round));
+        }
         self.owners.entry(id).or_default().insert(record.incarnation);
         Ok(())
     }
@@ -271,7 +277,12 @@ impl Check {
                 let there = |(id, incarnation): &Who| {
                     self.holders.get(id) == Some(incarnation) && !self.gone.contains(id)
                 };
-                self.losses > round.losses || !round.members.keys().any(there)
+                // Or one that was formed of what somebody had wanted before a later one that was lost.
+                let later = |(id, incarnation): &Who| {
+                    self.claims.get(id).is_some_and(|(of, seat)| of == incarnation && *seat > before.round)
+                };
+                let members = || round.members.keys();
+                self.losses > round.losses || !members().any(there) || members().any(later)
             });
             promise!(3, !before.has_round() || over, "round {} was taken back", before.round);
             return Ok(());

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rallypoint_core::round::{Op, Request, Txn};
 
 use crate::check::{SCRIBBLE, Violation};
-use crate::network::Weather;
+use crate::network::{TIMEOUT, Weather};
 use crate::process::Phase;
 use crate::world::{Step, World};
 
@@ -53,7 +53,8 @@ impl World {
         self.etcd_away_until = self.now + time;
         self.etcd_restarts = restarted;
         for index in 0..self.processes.len() {
-            let late = self.rng.bool();
+            // A connection outlives a short stop, and there is nothing to make anew.
+            let late = self.rng.bool() && (restarted || time >= TIMEOUT);
             let pause = self.up_to(Duration::from_millis(800));
             self.processes[index].reconnect = if late { pause } else { Duration::ZERO };
         }

@@ -57,6 +57,34 @@ fn a_group_is_whole_again_after_etcd_has_lost_its_data() {
     });
 }
 
+/// Seed 90333823: a run has begun anew on an etcd that had lost it, and then somebody restores the older one. Its rounds
+/// have higher numbers, and its revisions too.
+#[test]
+fn a_group_is_whole_again_after_etcd_is_restored_to_an_older_run() {
+    tell(60, |seed| {
+        let mut world = world(seed, 1, 2);
+        start(&mut world, 2)?;
+        settle(&mut world, MOMENT)?;
+        for _ in 0..1 + seed % 3 {
+            world.join(1)?;
+            settle(&mut world, MOMENT)?;
+        }
+        world.run_for(second(seed % 5))?;
+        world.back_up();
+        world.crash(0);
+        world.crash(1);
+        world.lose_data(Loss { empty: true, ..Loss::default() })?;
+        world.setup.last_call = second(20);
+        world.start("anew")?;
+        settle(&mut world, second(22))?;
+        world.run_for(second(10))?;
+        world.lose_data(Loss::default())?;
+        let lease = world.setup.lease;
+        world.run_for(MOMENT)?;
+        settle(&mut world, lease + second(5) - MOMENT)
+    });
+}
+
 /// Finding 2: all leases have ended with etcd's outage, and the first to come is a newcomer.
 #[test]
 fn a_newcomer_that_leads_after_an_outage_takes_nobody_for_dead() {

@@ -43,6 +43,27 @@ fn every_seed_keeps_the_promises() {
     assert!(failures.is_empty(), "{} seeds failed", failures.len());
 }
 
+/// Worlds that once found what nobody had thought of.
+#[test]
+fn seeds_that_once_failed_keep_the_promises() {
+    let seeds = [
+        90_333_823,
+        200_429_728,
+        200_832_099,
+        200_992_567,
+        201_316_870,
+        201_511_381,
+        201_796_137,
+        201_805_588,
+        201_834_948,
+        202_231_262,
+    ];
+    for seed in seeds {
+        let lived = chaos::live(seed, Planted::None, false);
+        assert!(lived.is_ok(), "seed {seed}: {lived:?}");
+    }
+}
+
 #[test]
 fn a_seed_is_the_same_world_each_time() {
     for seed in 0..20 {

@@ -38,7 +38,7 @@ use self::reading::Reading;
 use self::roster::Roster;
 use self::run_lease::RunLease;
 use self::term::{Term, put_round};
-use super::context::{Context, LeaderTask, Retry, Task};
+use super::context::{Context, LeaderTask, Retry};
 use super::etcd::{Condition, Request};
 use super::output::{Output, WatchId};
 use super::record::RoundRecord;
@@ -89,9 +89,9 @@ pub(super) enum Word {
 }
 
 impl Leader {
-    pub(super) fn new(context: &Context<'_>, term: i64, lost_at: Option<Duration>) -> Self {
+    pub(super) fn new(context: &mut Context<'_>, began: i64, lost_at: Option<Duration>) -> Self {
         Leader {
-            term: Term::new(term),
+            term: Term::new(context, began),
             reading: Some(Reading::new(0)),
             readings: 0,
             roster: Roster::new(context.config.settings),
@@ -109,8 +109,13 @@ impl Leader {
     }
 
     /// The revision at which this node became the leader.
-    pub(super) fn term(&self) -> i64 {
-        self.term.number()
+    pub(super) fn began(&self) -> i64 {
+        self.term.began
+    }
+
+    /// Tells its requests from those of an earlier time as the leader.
+    pub(super) fn number(&self) -> u64 {
+        self.term.number
     }
 
     /// Whether other nodes are there.
@@ -180,7 +185,7 @@ impl Leader {
         // A run without a record will need a lease, whatever else there is to read.
         let recorded = matches!(self.run_lease, RunLease::Recorded { .. });
         if recorded && matches!(view.round(), RoundKey::Missing) && !self.retry.waits() {
-            self.grant_run(context);
+            self.grant_run(context, None);
         }
         if self.reading.is_some() || self.retry.waits() {
             return;
@@ -213,14 +218,14 @@ impl Leader {
         if view.known().is_none_or(|known| !known.record.has_round()) {
             self.roster.lose_state();
         }
-        // This node's own commit, which the watch has told of before the reply, or instead of it.
+        // This node's own commit, which the watch has told of before the reply, or instead of it; or an earlier leader's.
         if let Some(known) = view.known() {
             self.run_lease.is_named(context, known.record.lease);
         }
         match self.run_lease {
-            RunLease::Granting => return,
-            RunLease::New { lease } => return self.make_record(context, view, lease),
-            RunLease::Recorded { .. } if view.known().is_none() => return self.grant_run(context),
+            RunLease::Granting { .. } => return,
+            RunLease::New { lease, .. } => return self.make_record(context, view, lease),
+            RunLease::Recorded { .. } if view.known().is_none() => return self.grant_run(context, None),
             RunLease::Recorded { renew_at } if renew_at <= context.now => {
                 self.run_lease = RunLease::recorded(context);
                 let lease = view.known().map_or(0, |known| known.record.lease);
@@ -247,15 +252,16 @@ impl Leader {
                 let (round, lease) = (known.record.round, known.record.lease);
                 Start { round, modified: known.modified, lease }
             }
-            (None, RunLease::New { lease }) => Start { round: 0, modified: 0, lease },
+            (None, RunLease::New { lease, .. }) => Start { round: 0, modified: 0, lease },
             _ => return,
         };
         let writing = self.newsroom.is_writing();
         self.planner.drive(context, self.term, &self.roster, start, writing);
     }
 
-    fn grant_run(&mut self, context: &mut Context<'_>) {
-        self.run_lease = RunLease::Granting;
+    /// `gone`: the one that the record names, and that is gone.
+    fn grant_run(&mut self, context: &mut Context<'_>, gone: Option<i64>) {
+        self.run_lease = RunLease::Granting { gone };
         self.term.send(context, LeaderTask::GrantRun, Request::Grant(context.config.run_ttl));
     }
 
@@ -324,9 +330,9 @@ impl Leader {
     /// A closed run stays on the lease that the mark of that has. Nothing is planned and nothing renewed any more.
     fn drive_closed(&mut self, context: &mut Context<'_>) {
         self.planner.forget();
-        if let RunLease::New { lease } = self.run_lease {
+        if let RunLease::New { .. } = self.run_lease {
+            self.run_lease.drop_new(context);
             self.run_lease = RunLease::recorded(context);
-            context.out.request(Task::Forgotten, Request::Revoke(lease));
         }
     }
 }

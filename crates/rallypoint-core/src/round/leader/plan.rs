@@ -237,7 +237,7 @@ impl Planner {
         self.begun += 1;
         // The revision and the number tell people who planned it and when. The rest tells it from the plans of an
         // etcd that has lost its data and counts from the beginning again.
-        let id = format!("{}-{}-{:08x}", term.number(), self.begun, context.random.u32(..));
+        let id = format!("{}-{}-{:08x}", term.began, self.begun, context.random.u32(..));
         let record = RoundRecord {
             version: RECORD_VERSION,
             round: start.round.max(roster.last_round()) + 1,

@@ -33,8 +33,8 @@ impl Leader {
 
     fn is_run_lease(&self, view: &View, lease: Option<i64>) -> bool {
         let run = match self.run_lease {
-            RunLease::Granting => return false,
-            RunLease::New { lease } => Some(lease),
+            RunLease::Granting { .. } => return false,
+            RunLease::New { lease, .. } => Some(lease),
             RunLease::Recorded { .. } => view.known().map(|known| known.record.lease),
         };
         lease.is_some() && run == lease
@@ -46,7 +46,11 @@ impl Leader {
             LeaderTask::ReadNodes { .. } | LeaderTask::ReadRanks | LeaderTask::ReadGroup => {
                 reading::ask(context, self.term, task);
             }
-            LeaderTask::GrantRun if matches!(self.run_lease, RunLease::Granting) => self.grant_run(context),
+            LeaderTask::GrantRun => {
+                if let RunLease::Granting { gone } = self.run_lease {
+                    self.grant_run(context, gone);
+                }
+            }
             LeaderTask::Place { plan, chunk } => {
                 self.planner.place(context, self.term, &self.roster, plan, chunk);
             }
@@ -55,8 +59,7 @@ impl Leader {
                 self.planner.complete(context, self.term, &self.roster, plan);
             }
             // Made anew from what is known by then.
-            LeaderTask::GrantRun
-            | LeaderTask::RenewRun { .. }
+            LeaderTask::RenewRun { .. }
             | LeaderTask::WriteRound(_)
             | LeaderTask::Ask { .. }
             | LeaderTask::LookFor { .. }
@@ -98,7 +101,7 @@ impl Leader {
                 }
                 // The run's lease is gone, and what hung on it, if it is still the run's. The watch tells of that.
                 if of_run {
-                    self.grant_run(context);
+                    self.grant_run(context, lease);
                 }
                 return Word::Nothing;
             }
@@ -137,8 +140,8 @@ impl Leader {
                 return self.begin(context, view);
             }
             (LeaderTask::GrantRun, Reply::Granted(lease)) => {
-                if matches!(self.run_lease, RunLease::Granting) {
-                    self.run_lease = RunLease::New { lease };
+                if let RunLease::Granting { gone } = self.run_lease {
+                    self.run_lease = RunLease::New { lease, gone };
                 } else {
                     context.out.request(Task::Forgotten, Request::Revoke(lease));
                 }
@@ -202,7 +205,7 @@ impl Leader {
         self.retry.failed(context);
         view.see_leader(reply.revision, leader.as_ref());
         let ours = context.config.leader_value();
-        if leader.is_none_or(|it| it.create_revision != self.term.number() || it.value != ours) {
+        if leader.is_none_or(|it| it.create_revision != self.term.began || it.value != ours) {
             return Word::NotLeading;
         }
         self.planner.fence_is(plan.as_ref());
