@@ -12,10 +12,9 @@ use super::leader::{Leader, Word};
 use super::membership::{Goal, Membership, Verdict};
 use super::output::{CloseOutcome, NodeEvent, Output, WatchId};
 use super::presence::{Found, Presence};
-use super::record::{RoundRecord, parse};
 use super::settings::NodeConfig;
 use super::silence::Silence;
-use super::view::{LeaderKey, Sight, View, look, looked};
+use super::view::{LeaderKey, View, look, looked};
 
 /// A node that waits for a round makes sure now and then that etcd has it as it should, at least this seldom; more
 /// seldom in larger groups.
@@ -391,8 +390,8 @@ impl Node {
             return;
         }
         let sight = looked(reply);
-        self.see(now, &sight, sight.own.is_none());
         let context = context!(self, now);
+        self.view.see(context, &sight);
         let found = self.presence.looked(context, &sight);
         self.found(now, found);
         if std::mem::take(&mut self.look.wanted) {
@@ -403,27 +402,14 @@ impl Node {
         self.membership.catch_up(&self.view, sight.revision);
     }
 
-    /// Takes in what one request saw. If this node's key was gone and the group has gone on without it, though etcd has
-    /// served it without a gap, etcd was restored, whatever the numbers of its rounds and revisions: nobody had a reason
-    /// to take it for dead.
-    fn see(&mut self, now: Duration, sight: &Sight, key_was_gone: bool) {
-        let plan = sight.round.as_ref().and_then(|entry| parse::<RoundRecord>(entry).ok()).map(|it| it.plan);
-        let seat = self.membership.seat_at_work().filter(|_| key_was_gone);
-        let without = plan.zip(seat).is_some_and(|(plan, seat)| !plan.is_empty() && plan != seat.plan);
-        let context = context!(self, now);
-        self.view.see(context, sight);
-        if without && self.silence.is_unbroken(now) {
-            self.data_was_lost(now);
-        }
-    }
-
     /// What has turned out about this node's own key.
     fn found(&mut self, now: Duration, found: Found) {
         match found {
             Found::Nothing | Found::LeaseLost => {}
-            Found::Registered { saw, anew } => {
+            Found::Registered(sight) => {
                 self.look.last = now;
-                self.see(now, &saw, anew);
+                let context = context!(self, now);
+                self.view.see(context, &sight);
             }
             Found::Replaced { by } => self.replaced(by),
             Found::Mismatch(refusal) => {

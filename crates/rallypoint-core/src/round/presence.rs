@@ -67,11 +67,8 @@ pub(super) struct KeyAt {
 pub(super) enum Found {
     /// Nothing that concerns others.
     Nothing,
-    /// It tells how things stand with the group. `anew`: the key was not there.
-    Registered {
-        saw: Box<Sight>,
-        anew: bool,
-    },
+    /// It tells how things stand with the group.
+    Registered(Box<Sight>),
     /// Another process has the name, there.
     Replaced {
         by: String,
@@ -273,7 +270,7 @@ impl Presence {
         let (record, said, epoch) = (Box::new(record), Said::Last, context.out.epoch());
         self.key = OwnKey::Ours { record, key, lease, said, epoch };
         self.established = Some(key.modified);
-        Found::Registered { saw: Box::new(registration_saw(reply, lease)), anew: created.is_none() }
+        Found::Registered(Box::new(registration_saw(reply, lease)))
     }
 
     /// What stands in etcd under this node's name.

@@ -71,11 +71,6 @@ impl Silence {
         self.cut = Some(now);
     }
 
-    /// Whether etcd has served this node for a whole lease without a gap: its own has not run out.
-    pub(super) fn is_unbroken(&self, now: Duration) -> bool {
-        self.unbroken(now).is_some_and(|served| served.since + self.lease <= now)
-    }
-
     /// Whether a key that is gone is a death.
     pub(super) fn is_sure(&self, now: Duration) -> bool {
         self.sure_at(now).is_some_and(|at| at <= now)

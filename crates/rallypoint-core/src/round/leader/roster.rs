@@ -209,6 +209,22 @@ impl Roster {
         Some(LastRound { round, plan: plan.to_owned(), world_size, state_lost: true, ..LastRound::default() })
     }
 
+    /// Whether all members of some other round are here, and ask for the next: whoever was with them is not waited for. In
+    /// one history such a group was excluded whole. Or its run had begun anew when etcd had lost all data, and an older
+    /// run was then restored, whose rounds and revisions may have higher numbers.
+    pub(super) fn has_a_whole_group(&self) -> bool {
+        if self.latest_claim == 0 {
+            return false;
+        }
+        let mut groups: HashMap<&str, (usize, usize)> = HashMap::new();
+        for (id, node) in &self.nodes {
+            if let Some(seat) = node.record.seat.as_ref().filter(|_| self.class(id) == Class::Newcomer) {
+                groups.entry(&seat.plan).or_insert((0, seat.world_size)).0 += 1;
+            }
+        }
+        groups.into_values().any(|(here, world_size)| here == world_size)
+    }
+
     fn may_be_in_last_round(&self, id: &str) -> bool {
         let later = |node: &Present| node.record.seat.as_ref().is_some_and(|seat| seat.round > self.round);
         match self.class(id) {
