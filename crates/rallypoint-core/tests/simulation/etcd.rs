@@ -41,6 +41,7 @@ pub(crate) struct Change {
 #[derive(Debug, Clone)]
 struct Lease {
     ttl: Duration,
+    granted: Duration,
     ends: Duration,
     keys: BTreeSet<String>,
 }
@@ -64,7 +65,10 @@ impl Etcd {
             Request::Grant(ttl) => {
                 let ttl = Duration::from_secs(ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0)).max(MIN_TTL);
                 self.granted += 1;
-                self.leases.insert(self.granted, Lease { ttl, ends: now + ttl, keys: BTreeSet::new() });
+                self.leases.insert(
+                    self.granted,
+                    Lease { ttl, granted: now, ends: now + ttl, keys: BTreeSet::new() },
+                );
                 Ok(Reply::Granted(self.granted))
             }
             Request::Renew(id) => self.renew(now, *id).map(|()| Reply::Renewed),
@@ -88,6 +92,11 @@ impl Etcd {
 
     pub(crate) fn has_keys(&self, lease: i64) -> bool {
         self.leases.get(&lease).is_some_and(|lease| !lease.keys.is_empty())
+    }
+
+    /// Whether a leader of etcd that was stopped and goes on may take it for over: not one that was granted meanwhile.
+    pub(crate) fn may_end_too_early(&self, now: Duration, lease: i64) -> bool {
+        self.leases.get(&lease).is_some_and(|lease| lease.granted + lease.ttl <= now)
     }
 
     /// Ends a lease, as its own end does.

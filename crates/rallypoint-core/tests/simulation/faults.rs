@@ -100,7 +100,10 @@ impl World {
 
     /// etcd ends a lease that was refreshed in time, as it may when its leader was stopped and goes on. Its owner lives.
     pub(crate) fn end_lease(&mut self, index: usize) -> Result<(), Violation> {
-        if let Some(lease) = self.processes[index].kept.filter(|_| self.now >= self.etcd_away_until) {
+        let may_end = |lease: &i64| self.etcd.may_end_too_early(self.now, *lease);
+        if let Some(lease) =
+            self.processes[index].kept.filter(may_end).filter(|_| self.now >= self.etcd_away_until)
+        {
             self.trace(|| format!("  etcd ends lease {lease} of {} too early", self.name(index)));
             self.etcd.revoke(lease);
             self.lag(index, self.processes[index].lag);
