@@ -146,7 +146,9 @@ pub(super) fn last_round(
         let seat = place.in_plan(&record.plan);
         let left = place.left && seat.is_some_and(|(_, incarnation)| place.incarnation == incarnation);
         if let Some((rank, incarnation)) = seat {
-            last.members.insert(id.to_owned(), Member { left, ..Member::new(rank, incarnation) });
+            let member =
+                if left { Member::that_left(rank, incarnation) } else { Member::new(rank, incarnation) };
+            last.members.insert(id.to_owned(), member);
         }
         // Who has left, or has a place in an earlier round and may be in it still, wants what it says after that. If
         // not, it asks again when it hears of this.

@@ -1,9 +1,14 @@
 //! Who is there and what has become of the members, as the leader sees it. Each event touches one node; nothing
 //! here is counted anew for all.
 
+mod claims;
+mod member;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
+use self::member::Fate;
+pub(super) use self::member::{Asked, Member};
 use super::super::etcd::Entry;
 use super::super::record::{Lost, NAMED_LOSSES, News, NodeRecord, Wants, Why, parse};
 use super::super::settings::RunSettings;
@@ -52,47 +57,6 @@ pub(super) struct Present {
     pub(super) modified: i64,
     /// It was in a round since it said this, and has not said anything since.
     spent: bool,
-}
-
-/// A member of the last round.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Member {
-    pub(super) rank: usize,
-    pub(super) incarnation: u64,
-    /// The process has left in good order.
-    pub(super) left: bool,
-    /// It was told to the others that the group has lost this one.
-    pub(super) lost: bool,
-    /// It is gone, and has not come back: who comes by its name is a newcomer.
-    pub(super) gone: bool,
-    pub(super) asked: Asked,
-}
-
-/// Whether a member whose key is gone was asked if it is there. etcd may have ended a lease that was refreshed in time:
-/// it does so at times when its own leader was stopped and goes on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Asked {
-    No,
-    /// The request is under way.
-    Asking,
-    At(Duration),
-    /// It had the time to answer, and its key is read once more: the watch may lag behind.
-    Looking,
-}
-
-impl Asked {
-    fn at(self) -> Option<Duration> {
-        if let Asked::At(at) = self { Some(at) } else { None }
-    }
-}
-
-/// For a member to answer, by registering again.
-const ANSWER: Duration = Duration::from_millis(500);
-
-impl Member {
-    pub(super) fn new(rank: usize, incarnation: u64) -> Self {
-        Member { rank, incarnation, left: false, lost: false, gone: false, asked: Asked::No }
-    }
 }
 
 /// What a node is to the next round.
@@ -152,8 +116,7 @@ impl Roster {
         self.lost_count = last.told.lost_count;
         for lost in &last.told.lost {
             if let Some(member) = self.members.get_mut(&lost.node) {
-                member.lost = true;
-                member.gone = !self.nodes.contains_key(&lost.node);
+                member.is_lost(!self.nodes.contains_key(&lost.node));
             }
         }
         // Of those whose place is gone, the node's own word counts.
@@ -179,58 +142,6 @@ impl Roster {
         if !self.plan.is_empty() && !self.members.values().any(|member| member.rank == seat.rank) {
             self.members.insert(id.to_owned(), Member::new(seat.rank, node.record.incarnation));
             self.unnamed = self.unnamed.saturating_sub(1);
-        }
-    }
-
-    /// The round that a node says it had a seat in, where that is later than the last one that is known, or another of
-    /// the same number: etcd has lost it. In one history there is no such thing. A group that is there and may be at
-    /// work counts for more: who comes from a lost one is a newcomer to it. After a loss of data (`lost`) numbers tell
-    /// nothing: a run may have begun anew.
-    pub(super) fn claimed(&self, lost: bool) -> Option<LastRound> {
-        if self.latest_claim < self.round && !lost
-            || self.members.keys().any(|id| self.may_be_in_last_round(id))
-        {
-            return None;
-        }
-        let mut claims: BTreeMap<(u64, &str), (usize, usize)> = BTreeMap::new();
-        for seat in self.nodes.values().filter_map(|node| node.record.seat.as_ref()) {
-            claims.entry((seat.round, &seat.plan)).or_insert((0, seat.world_size)).0 += 1;
-        }
-        // Of two rounds with one number, that with more members left.
-        let claims = claims.into_iter().map(|((round, plan), (count, size))| (round, count, plan, size));
-        // Of the same number can be one that was formed since, of what nodes wanted before the loss.
-        let mut members = self.members.iter().filter_map(|(id, member)| Some((member, self.nodes.get(id)?)));
-        let here = members.any(|(member, node)| node.record.incarnation == member.incarnation);
-        let another = |plan: &str| plan != self.plan && !here;
-        let lost = |round: u64, plan: &str| {
-            round > self.round || (round == self.round || lost && round > 0) && another(plan)
-        };
-        let (round, _, plan, world_size) = claims.filter(|(round, _, plan, _)| lost(*round, plan)).max()?;
-        Some(LastRound { round, plan: plan.to_owned(), world_size, state_lost: true, ..LastRound::default() })
-    }
-
-    /// Whether all members of some other round are here, and ask for the next: whoever was with them is not waited for. In
-    /// one history such a group was excluded whole. Or its run had begun anew when etcd had lost all data, and an older
-    /// run was then restored, whose rounds and revisions may have higher numbers.
-    pub(super) fn has_a_whole_group(&self) -> bool {
-        if self.latest_claim == 0 {
-            return false;
-        }
-        let mut groups: HashMap<&str, (usize, usize)> = HashMap::new();
-        for (id, node) in &self.nodes {
-            if let Some(seat) = node.record.seat.as_ref().filter(|_| self.class(id) == Class::Newcomer) {
-                groups.entry(&seat.plan).or_insert((0, seat.world_size)).0 += 1;
-            }
-        }
-        groups.into_values().any(|(here, world_size)| here == world_size)
-    }
-
-    fn may_be_in_last_round(&self, id: &str) -> bool {
-        let later = |node: &Present| node.record.seat.as_ref().is_some_and(|seat| seat.round > self.round);
-        match self.class(id) {
-            Class::Missing => true,
-            Class::Running | Class::Survivor => !self.nodes.get(id).is_some_and(later),
-            Class::None | Class::Newcomer => false,
         }
     }
 
@@ -274,13 +185,13 @@ impl Roster {
             (None, Some(node)) if joins(node) && !node.spent => Class::Newcomer,
             (None, _) => Class::None,
             // It has given its place up, and came back.
-            (Some(member), Some(node)) if member.left && joins(node) && !node.spent => Class::Newcomer,
-            (Some(member), Some(_)) if member.left => Class::None,
-            (Some(member), None) if member.lost => Class::None,
+            (Some(member), Some(node)) if member.has_left() && joins(node) && !node.spent => Class::Newcomer,
+            (Some(member), Some(_)) if member.has_left() => Class::None,
+            (Some(member), None) if member.is_told() => Class::None,
             (Some(_), None) => Class::Missing,
             (Some(member), Some(node)) if member.incarnation != node.record.incarnation => {
                 match joins(node) {
-                    true if member.gone => Class::Newcomer,
+                    true if member.fate == (Fate::Lost { gone: true }) => Class::Newcomer,
                     true => Class::Survivor,
                     false => Class::None,
                 }
@@ -335,8 +246,7 @@ impl Roster {
         });
         self.change(id, |roster| {
             if let Some(member) = roster.members.get_mut(id) {
-                member.gone &= member.incarnation != node.record.incarnation;
-                member.asked = Asked::No;
+                member.key_is_there(node.record.incarnation);
             }
             roster.nodes.insert(id.to_owned(), node);
             roster.adopt(id);
@@ -368,7 +278,7 @@ impl Roster {
         };
         if why == Why::Left {
             self.change(id, |roster| {
-                roster.members.entry(id.to_owned()).and_modify(|member| member.left = true);
+                roster.members.entry(id.to_owned()).and_modify(Member::leaves);
             });
         }
         self.lose(id, why);
@@ -381,17 +291,17 @@ impl Roster {
         }
         self.change(id, |roster| {
             roster.nodes.remove(id);
-            roster.members.entry(id.to_owned()).and_modify(|member| member.gone |= member.lost);
+            roster.members.entry(id.to_owned()).and_modify(Member::key_is_gone);
         });
     }
 
     /// Members whose key is gone, and that nobody has asked yet whether they are there. While others are being asked,
     /// these wait: when many die, one request is for many of them.
     pub(super) fn unasked(&self) -> Vec<(String, Member)> {
-        if self.missing().any(|(_, member)| member.asked == Asked::Asking) {
+        if self.missing().any(|(_, member)| member.asked() == Some(Asked::Asking)) {
             return Vec::new();
         }
-        let missing = self.missing().filter(|(_, member)| member.asked == Asked::No);
+        let missing = self.missing().filter(|(_, member)| member.asked() == Some(Asked::No));
         missing.map(|(id, member)| (id.to_owned(), *member)).collect()
     }
 
@@ -399,7 +309,7 @@ impl Roster {
     pub(super) fn ask(&mut self, ids: &[String], asked: Asked) {
         for id in ids {
             if let Some(member) = self.members.get_mut(id) {
-                member.asked = asked;
+                member.ask(asked);
             }
         }
     }
@@ -407,21 +317,20 @@ impl Roster {
     /// What came of that request. Who has come back meanwhile need not be asked any more.
     pub(super) fn were_asked(&mut self, ids: &[String], was: Asked, asked: Asked) {
         for id in ids {
-            if let Some(member) = self.members.get_mut(id).filter(|member| member.asked == was) {
-                member.asked = asked;
+            if let Some(member) = self.members.get_mut(id).filter(|it| it.asked() == Some(was)) {
+                member.ask(asked);
             }
         }
     }
 
     /// When the first of those that were asked has had the time to answer.
     pub(super) fn answer_due(&self) -> Option<Duration> {
-        let asked = self.missing().filter_map(|(_, member)| member.asked.at());
-        asked.min().map(|at| at + ANSWER)
+        self.missing().filter_map(|(_, member)| member.answer_due()).min()
     }
 
     /// Members that were asked, and have not answered by now.
     pub(super) fn silent(&self, now: Duration) -> Vec<String> {
-        let silent = self.missing().filter(|(_, it)| it.asked.at().is_some_and(|at| at + ANSWER <= now));
+        let silent = self.missing().filter(|(_, it)| it.answer_due().is_some_and(|at| at <= now));
         let mut members: Vec<_> = silent.map(|(id, member)| (member.rank, id.to_owned())).collect();
         members.sort();
         members.into_iter().map(|(_, id)| id).collect()
@@ -429,7 +338,7 @@ impl Roster {
 
     /// A member was asked, and its key is still not there: it is dead.
     pub(super) fn is_dead(&mut self, id: &str) {
-        if self.members.get(id).is_some_and(|member| member.asked == Asked::Looking) {
+        if self.members.get(id).is_some_and(|member| member.asked() == Some(Asked::Looking)) {
             self.lose(id, Why::Died);
         }
     }
@@ -442,7 +351,7 @@ impl Roster {
     /// Looks at all members anew.
     pub(super) fn look_at_all(&mut self) {
         let mut members: Vec<_> =
-            self.members.iter().map(|(id, member)| (member.rank, member.left, id.clone())).collect();
+            self.members.iter().map(|(id, member)| (member.rank, member.has_left(), id.clone())).collect();
         members.sort();
         for (_, left, id) in members {
             // Also if it has come back since.
@@ -455,11 +364,13 @@ impl Roster {
     }
 
     fn lose(&mut self, id: &str, why: Why) {
-        let Some(Member { lost: false, rank, .. }) = self.members.get(id).copied() else { return };
+        let Some(Member { rank, .. }) = self.members.get(id).filter(|member| !member.is_told()).copied()
+        else {
+            return;
+        };
         let gone = !self.nodes.contains_key(id);
         self.change(id, |roster| {
-            let member = roster.members.entry(id.to_owned());
-            member.and_modify(|member| (member.lost, member.gone) = (true, gone));
+            roster.members.entry(id.to_owned()).and_modify(|member| member.is_lost(gone));
         });
         self.lost_count += 1;
         if self.lost.len() < NAMED_LOSSES {
@@ -551,5 +462,4 @@ impl Roster {
 }
 
 #[cfg(test)]
-#[path = "roster_tests.rs"]
 mod tests;

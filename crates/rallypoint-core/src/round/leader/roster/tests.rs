@@ -2,6 +2,7 @@
 
 use super::super::super::record::{RECORD_VERSION, json};
 use super::super::super::settings::RankPolicy;
+use super::member::ANSWER;
 use super::*;
 
 const SETTINGS: RunSettings = RunSettings { min_nodes: 1, max_nodes: 4, policy: RankPolicy::Sticky };
@@ -30,7 +31,7 @@ fn said(incarnation: u64, wants: Wants, modified: i64) -> Entry {
 fn roster(member: Member) -> Roster {
     let mut roster = Roster::new(SETTINGS);
     roster.read("n", &said(1, Wants::Join, 2));
-    if member.left {
+    if member.has_left() {
         roster.spend("n", 1, 5, 1);
     }
     let members = HashMap::from([("n".to_owned(), member)]);
@@ -91,7 +92,7 @@ fn who_follows_a_dead_member_is_a_newcomer_unless_the_member_had_come_back() {
 
 #[test]
 fn what_a_member_wanted_before_it_left_counts_no_more() {
-    let mut roster = roster(Member { left: true, ..Member::new(0, 1) });
+    let mut roster = roster(Member::that_left(0, 1));
     // The nodes were read before it left, and the places after.
     assert_eq!((roster.class("n"), roster.news().waiting), (Class::None, 0));
     roster.read("n", &said(1, Wants::Leave, 5));

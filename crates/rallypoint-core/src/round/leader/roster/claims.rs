@@ -1,0 +1,59 @@
+//! What nodes say of the rounds that they were in, where etcd knows nothing of those.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{Class, LastRound, Present, Roster};
+
+impl Roster {
+    /// The round that a node says it had a seat in, where that is later than the last one that is known, or another of
+    /// the same number: etcd has lost it. In one history there is no such thing. A group that is there and may be at
+    /// work counts for more: who comes from a lost one is a newcomer to it. After a loss of data (`lost`) numbers tell
+    /// nothing: a run may have begun anew.
+    pub(in super::super) fn claimed(&self, lost: bool) -> Option<LastRound> {
+        if self.latest_claim < self.round && !lost
+            || self.members.keys().any(|id| self.may_be_in_last_round(id))
+        {
+            return None;
+        }
+        let mut claims: BTreeMap<(u64, &str), (usize, usize)> = BTreeMap::new();
+        for seat in self.nodes.values().filter_map(|node| node.record.seat.as_ref()) {
+            claims.entry((seat.round, &seat.plan)).or_insert((0, seat.world_size)).0 += 1;
+        }
+        // Of two rounds with one number, that with more members left.
+        let claims = claims.into_iter().map(|((round, plan), (count, size))| (round, count, plan, size));
+        // Of the same number can be one that was formed since, of what nodes wanted before the loss.
+        let mut members = self.members.iter().filter_map(|(id, member)| Some((member, self.nodes.get(id)?)));
+        let here = members.any(|(member, node)| node.record.incarnation == member.incarnation);
+        let another = |plan: &str| plan != self.plan && !here;
+        let lost = |round: u64, plan: &str| {
+            round > self.round || (round == self.round || lost && round > 0) && another(plan)
+        };
+        let (round, _, plan, world_size) = claims.filter(|(round, _, plan, _)| lost(*round, plan)).max()?;
+        Some(LastRound { round, plan: plan.to_owned(), world_size, state_lost: true, ..LastRound::default() })
+    }
+
+    /// Whether all members of some other round are here, and ask for the next: whoever was with them is not waited for. In
+    /// one history such a group was excluded whole. Or its run had begun anew when etcd had lost all data, and an older
+    /// run was then restored, whose rounds and revisions may have higher numbers.
+    pub(in super::super) fn has_a_whole_group(&self) -> bool {
+        if self.latest_claim == 0 {
+            return false;
+        }
+        let mut groups: HashMap<&str, (usize, usize)> = HashMap::new();
+        for (id, node) in &self.nodes {
+            if let Some(seat) = node.record.seat.as_ref().filter(|_| self.class(id) == Class::Newcomer) {
+                groups.entry(&seat.plan).or_insert((0, seat.world_size)).0 += 1;
+            }
+        }
+        groups.into_values().any(|(here, world_size)| here == world_size)
+    }
+
+    fn may_be_in_last_round(&self, id: &str) -> bool {
+        let later = |node: &Present| node.record.seat.as_ref().is_some_and(|seat| seat.round > self.round);
+        match self.class(id) {
+            Class::Missing => true,
+            Class::Running | Class::Survivor => !self.nodes.get(id).is_some_and(later),
+            Class::None | Class::Newcomer => false,
+        }
+    }
+}
