@@ -57,6 +57,8 @@ fn seeds_that_once_failed_keep_the_promises() {
         201_805_588,
         201_834_948,
         202_231_262,
+        301_975_933,
+        400_299_660,
     ];
     for seed in seeds {
         let lived = chaos::live(seed, Planted::None, false);

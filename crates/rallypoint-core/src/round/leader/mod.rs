@@ -193,9 +193,12 @@ impl Leader {
         if view.is_closed() {
             return self.drive_closed(context);
         }
-        // A round was completed that this leader knows nothing of: by a request of its own that had no answer.
+        // A round was completed that this leader knows nothing of, by a request of its own that had no answer. Or it knows
+        // of it from what a member says, and took it for lost.
         let other = view.known().filter(|known| {
-            known.record.has_round() && known.record.plan != self.roster.plan() && !self.is_outdated(known)
+            let unknown = known.record.plan != self.roster.plan() && !self.is_outdated(known);
+            let found = known.record.plan == self.roster.plan() && self.roster.has_lost_state();
+            known.record.has_round() && (unknown || found)
         });
         if other.is_some() && !self.planner.is_planning() {
             return self.read_all(context);
