@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rallypoint_core::text::count;
@@ -102,7 +103,7 @@ pub(crate) async fn run(
     );
     // The worker with rank 0 listens there.
     drop(met.held_port.take());
-    let mut group = round.start(&met, &places, attempt)?;
+    let mut group = round.start(&met, &places, attempt, stop)?;
     agent.enter(Phase::Running);
     agent.record(&group.started(agent.restarts()));
     let began = Instant::now();
@@ -122,6 +123,16 @@ pub(crate) async fn run(
     let failures = group.failures(agent.keeps_logs());
     agent.record(&group.ended(agent.restarts(), &failures));
     Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board: round.board })
+}
+
+/// Files that are opened on another thread; dropped, they are not wanted any more.
+#[derive(Debug, Default)]
+struct Wanted(Arc<AtomicBool>);
+
+impl Drop for Wanted {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 struct Round<'a> {
@@ -185,7 +196,10 @@ impl Round<'_> {
         stop: &mut StopListener,
     ) -> Result<Option<Attempt>, AgentError> {
         let (logs, restarts) = (Arc::clone(self.agent.logs()), self.agent.restarts());
-        let opening = tokio::task::spawn_blocking(move || logs.attempt(restarts, workers));
+        let wanted = Wanted::default();
+        let wants = wanted.0.clone();
+        let wants = move || !wants.load(Ordering::Relaxed);
+        let opening = tokio::task::spawn_blocking(move || logs.attempt(restarts, workers, wants));
         let silent = tokio::time::sleep(DISK_IS_SILENT);
         tokio::pin!(opening, silent);
         let mut told = false;
@@ -209,7 +223,14 @@ impl Round<'_> {
         Ok(None)
     }
 
-    fn start(&self, met: &Rendezvous, places: &[Place], attempt: Attempt) -> Result<Group, AgentError> {
+    /// Starts the workers. There may be many, and the end may be asked for before all are: then the rest is not.
+    fn start(
+        &self,
+        met: &Rendezvous,
+        places: &[Place],
+        attempt: Attempt,
+        stop: &StopListener,
+    ) -> Result<Group, AgentError> {
         let (agent, spec) = (self.agent, self.agent.spec());
         let common = Common {
             role: &spec.role,
@@ -222,7 +243,7 @@ impl Round<'_> {
             virtual_local_rank: spec.virtual_local_rank,
         };
         let mut starts = Vec::new();
-        for (place, plan) in places.iter().zip(&attempt.plans) {
+        for (place, plan) in places.iter().zip(&attempt.plans).take_while(|_| !stop.is_asked()) {
             let mut environment =
                 environment(&common, place, &plan.error_file, |name| std::env::var_os(name))?;
             environment.extend(spec.environment.iter().cloned());
@@ -244,7 +265,9 @@ impl Round<'_> {
                 reads: spec.interactive.is_none(),
             });
         }
-        Group::start(starts, attempt, agent.logs().settings(), agent.console(), agent.host(), agent.workers())
+        let (settings, console) = (agent.logs().settings(), agent.console());
+        let asked = || stop.is_asked();
+        Group::start(starts, attempt, settings, console, agent.host(), agent.workers(), asked)
             .map(|group| group.adopting(agent.adopts()))
             .map_err(|error| AgentError::Start { program: spec.program.clone(), source: error.source })
     }

@@ -2,12 +2,14 @@
 
 use std::error::Error;
 use std::io::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rallypoint_agent::AgentError;
 use rallypoint_core::text::plain;
 use rallypoint_etcd::ErrorKind;
 use rallypoint_rendezvous::RendezvousError;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::run::limits;
 
@@ -125,6 +127,9 @@ impl Problem {
 
     /// With what to do, where that is known from the kind.
     pub(crate) fn rendezvous(error: &RendezvousError, place: Place) -> Self {
+        if let Some(advice) = limit(error, limits::files) {
+            return Problem::new(NODE, format!("cannot meet the other nodes: {advice}"));
+        }
         let (code, advice) = match error {
             RendezvousError::Closed { .. } => (CLOSED, place.over()),
             RendezvousError::Connection { .. } => (NO_SERVER, advice(kind(error), place)),
@@ -140,11 +145,13 @@ impl Problem {
     }
 
     pub(crate) fn agent(error: &AgentError, place: Place) -> Self {
-        if let Some(advice) = error.source().and_then(limit) {
+        if let AgentError::Rendezvous(error) = error {
+            return Problem::rendezvous(error, place);
+        }
+        if let Some(advice) = limit(error, limits::advice) {
             return Problem::new(NODE, format!("cannot start the workers: {advice}"));
         }
         match error {
-            AgentError::Rendezvous(error) => Problem::rendezvous(error, place),
             AgentError::NotAgain { .. } => Problem::new(
                 NO_RENDEZVOUS,
                 format!("{error}; start another node in time, or allow fewer with --nnodes MIN:MAX"),
@@ -179,13 +186,29 @@ const SAY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Writes to stderr, from a thread of its own: nobody may be there to read it, and the end does not wait for that.
 pub(crate) fn say(text: String) {
     let (done, written) = std::sync::mpsc::channel();
+    let text = Arc::new(text);
+    let own = Arc::clone(&text);
     let write = move || {
         // A terminal that is gone has nothing to show.
-        let _ = std::io::stderr().write_all(text.as_bytes());
+        let _ = std::io::stderr().write_all(own.as_bytes());
         let _ = done.send(());
     };
-    if std::thread::Builder::new().spawn(write).is_ok() {
-        let _ = written.recv_timeout(SAY_TIMEOUT);
+    match std::thread::Builder::new().spawn(write) {
+        Ok(_) => {
+            let _ = written.recv_timeout(SAY_TIMEOUT);
+        }
+        Err(_) => say_here(&text),
+    }
+}
+
+/// The same where no thread can be started.
+fn say_here(text: &str) {
+    let stderr = std::io::stderr();
+    let timeout = Timespec { tv_sec: SAY_TIMEOUT.as_secs().cast_signed(), tv_nsec: 0 };
+    let mut ready = [PollFd::new(&stderr, PollFlags::OUT)];
+    // What is ready takes a short text at once.
+    if poll(&mut ready, Some(&timeout)).is_ok_and(|ready| ready > 0) {
+        let _ = stderr.lock().write_all(text.as_bytes());
     }
 }
 
@@ -207,9 +230,9 @@ pub(crate) fn advice(kind: Option<ErrorKind>, place: Place) -> &'static str {
 }
 
 /// What to do where a limit of the system is the cause.
-fn limit(error: &(dyn Error + 'static)) -> Option<String> {
-    let own = error.downcast_ref().and_then(limits::advice);
-    own.or_else(|| error.source().and_then(limit))
+fn limit(error: &(dyn Error + 'static), advice: fn(&std::io::Error) -> Option<String>) -> Option<String> {
+    let own = error.downcast_ref().and_then(advice);
+    own.or_else(|| error.source().and_then(|cause| limit(cause, advice)))
 }
 
 /// An error with its causes, in one line.

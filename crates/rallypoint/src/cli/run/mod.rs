@@ -69,7 +69,10 @@ pub(super) fn run(options: &Run) -> u8 {
         Ok(orders) => orders,
         Err(problem) => return problem.report(),
     };
-    let cannot = |error| Problem::new(NODE, format!("cannot start the launcher: {error}")).report();
+    if let Err(problem) = limits::check_files() {
+        return problem.report();
+    }
+    let cannot = |error| limits::cannot_start(&error).report();
     let guarded = match rallypoint_agent::guard(&orders) {
         Ok(Part::Launcher(guarded)) => guarded,
         Ok(Part::Guard { status, left }) => {
@@ -80,6 +83,9 @@ pub(super) fn run(options: &Run) -> u8 {
         }
         Err(error) => return cannot(error),
     };
+    if let Err(problem) = limits::check_threads() {
+        return problem.report();
+    }
     let terminal = match Terminal::new() {
         Ok(terminal) => terminal,
         Err(error) => return cannot(error),
@@ -94,9 +100,9 @@ pub(super) fn run(options: &Run) -> u8 {
     if let Err(problem) = start_log_to(level, options.log_format, colours, move || writer.clone()) {
         return Problem::usage(problem).report();
     }
-    let runtime = match tokio::runtime::Runtime::new() {
+    let runtime = match limits::runtime() {
         Ok(runtime) => runtime,
-        Err(error) => return cannot(error),
+        Err(problem) => return problem.report(),
     };
     let stopper = Stopper::default();
     let code = runtime.block_on(launch(options, &orders, &guarded, &terminal, &stopper));
