@@ -1,12 +1,14 @@
 //! The loop: meet, start the workers, watch them and the group, and meet again.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rallypoint_core::text::are;
-use rallypoint_rendezvous::{FINISHED, Rendezvous, RendezvousError, RendezvousHandler};
+use rallypoint_core::text::{are, plain};
+use rallypoint_rendezvous::{FINISHED, GroupChange, Rendezvous, RendezvousError, RendezvousHandler};
 use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tokio::sync::watch;
 use tracing::{debug, info, warn};
@@ -24,7 +26,7 @@ use crate::ranks::RankError;
 use crate::round;
 use crate::spec::WorkerSpec;
 use crate::stop::StopListener;
-use crate::words;
+use crate::words::{self, Reason};
 use crate::workers::Workers;
 
 /// For telling the others that this node leaves, when nothing depends on it any more.
@@ -80,8 +82,25 @@ pub enum Phase {
         /// The nodes of the round.
         nodes: usize,
     },
+    /// The workers of all nodes have finished. What those of this node have said last is on its way to where it goes.
+    Writing,
     /// It is done.
     Ended,
+}
+
+/// The node that runs the server which the nodes have met on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerNode {
+    /// Its place in the round.
+    pub node: usize,
+    /// Its name.
+    pub host: String,
+}
+
+impl fmt::Display for ServerNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {} ({})", self.node, plain(&self.host))
+    }
 }
 
 /// Why an agent cannot go on.
@@ -105,6 +124,18 @@ pub enum AgentError {
         here: usize,
         /// How long this node waited.
         after: Duration,
+    },
+    /// The node that ran the server is gone, and the server with it.
+    #[error(
+        "run {run_id:?}: the server that the nodes had met on ran on {server}, and does not answer any more: that node has died, or cannot be reached ({source})"
+    )]
+    ServerGone {
+        /// The run.
+        run_id: String,
+        /// The node.
+        server: ServerNode,
+        /// What was found at the endpoint.
+        source: RendezvousError,
     },
     /// The ranks of the workers could not be agreed upon.
     #[error("the ranks of the workers could not be agreed upon")]
@@ -144,6 +175,8 @@ pub struct Agent {
     events: Option<Arc<dyn Events>>,
     adopts: bool,
     hosts_server: bool,
+    /// The node with the server, where it is another one.
+    server: watch::Sender<Option<ServerNode>>,
     budget: Budget,
     restarts: u32,
     rounds: u32,
@@ -174,6 +207,7 @@ impl Agent {
             events: None,
             adopts: false,
             hosts_server: false,
+            server: watch::Sender::new(None),
             budget,
             restarts: 0,
             rounds: 0,
@@ -195,6 +229,12 @@ impl Agent {
     pub fn adopting_orphans(mut self) -> Self {
         self.adopts = true;
         self
+    }
+
+    /// The other node that runs the server, once that is known.
+    #[must_use]
+    pub fn server(&self) -> watch::Receiver<Option<ServerNode>> {
+        self.server.subscribe()
     }
 
     /// What it is doing.
@@ -276,6 +316,21 @@ impl Agent {
         self.adopts
     }
 
+    pub(crate) fn hosts_server(&self) -> bool {
+        self.hosts_server
+    }
+
+    /// That the server is on this node, from now on.
+    pub(crate) fn server_is_on(&self, node: Option<ServerNode>) {
+        self.server.send_replace(node);
+    }
+
+    /// The other node that runs the server, if that is silent.
+    pub(crate) fn silent_server(&self) -> Option<ServerNode> {
+        let silent = self.handler.contact().is_some_and(|contact| contact.is_silent());
+        self.server.borrow().clone().filter(|_| silent)
+    }
+
     pub(crate) fn restarts(&self) -> u32 {
         self.restarts
     }
@@ -327,7 +382,7 @@ impl Agent {
         // What failed first in the last round, for when somebody closes the run because of it.
         let mut cause = None;
         // Why that round is over.
-        let mut why = None;
+        let mut why: Option<Reason> = None;
         // Where its nodes tell of failures.
         let mut board: Option<Board> = None;
         loop {
@@ -352,8 +407,18 @@ impl Agent {
                 }
                 Err(RendezvousError::NotMet { run_id, needed, here, after }) if here < needed => {
                     return Err(match why {
-                        Some(why) => AgentError::NotAgain { run_id, why, needed, here, after },
+                        Some(why) => {
+                            let why = why.with(&self.handler.lost(), here);
+                            AgentError::NotAgain { run_id, why, needed, here, after }
+                        }
                         None => RendezvousError::NotMet { run_id, needed, here, after }.into(),
+                    });
+                }
+                Err(error @ RendezvousError::Connection { .. }) => {
+                    let run_id = self.handler.run_id().to_owned();
+                    return Err(match self.silent_server() {
+                        Some(server) => AgentError::ServerGone { run_id, server, source: error },
+                        None => error.into(),
                     });
                 }
                 met => met?,
@@ -373,8 +438,11 @@ impl Agent {
                 Verdict::Regroup { cost, cause: regroup } => {
                     self.budget.charge(over.ran, cost);
                     self.restarts += cost;
+                    let of_group =
+                        matches!(regroup, Cause::Group(GroupChange::Died { .. } | GroupChange::Left { .. }));
                     let (words, report) = self.regroups(regroup, over.failures);
-                    (why, cause) = (Some(words), report);
+                    why = Some(Reason { words, of_group, nodes: over.nodes });
+                    cause = report;
                 }
                 Verdict::Close => {
                     if let Some(report) = self.report(None, over.failures) {

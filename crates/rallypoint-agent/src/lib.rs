@@ -65,7 +65,7 @@ mod words;
 mod workers;
 
 pub use affinity::allowed_cpus;
-pub use agent::{Agent, AgentError, Outcome, Phase, Success};
+pub use agent::{Agent, AgentError, Outcome, Phase, ServerNode, Success};
 pub use decision::WhenExhausted;
 pub use environment::{Common, DEFAULT_SIGNALS, NoGpu, Place, environment};
 pub use events::{Events, WorkerEvent, WorkerState};

@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use crate::agent::{Agent, AgentError, Phase};
+use crate::agent::{Agent, AgentError, Phase, ServerNode};
 use crate::decision::{Decision, Event, Rules, Stage, Verdict, WhenExhausted};
 use crate::descendants;
 use crate::environment::{Common, Place, environment};
@@ -35,6 +35,8 @@ const ARRIVED: &[u8] = b"torchelastic/agent/terminal_state/num_members";
 const PASSED: &[u8] = b"torchelastic/agent/terminal_state/last_member";
 /// How many nodes have left the run because their restarts were used up.
 const DEPARTURES: &[u8] = b"departures";
+/// Which node runs the server that the nodes have met on.
+const SERVER: &[u8] = b"server";
 /// A change that was heard of is told again at once; nothing tells of the next one but asking again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// A store that was lost is told of as a change of the group, but not always at once.
@@ -77,7 +79,11 @@ pub(crate) async fn run(
         decision: Decision::new(rules),
         heard: None,
     };
+    round.tell_server(met.rank).await;
     let places = round.places(&met, stop).await?;
+    if !places.is_empty() {
+        round.learn_server().await;
+    }
     let workers = places.first().map_or(0, |place| place.world_size);
     if let Some(verdict) = round.decision.verdict() {
         let (ran, failures) = (Duration::ZERO, Vec::new());
@@ -108,6 +114,9 @@ pub(crate) async fn run(
     agent.record(&group.started(agent.restarts()));
     let began = Instant::now();
     round.work(&mut group, &*met.store, &mut fence, stop).await?;
+    if matches!(round.decision.verdict(), Some(Verdict::Succeed { .. })) {
+        agent.enter(Phase::Writing);
+    }
     fence.over(round.decision.is_known_to_be_over());
     let ran = began.elapsed();
     round.decision.restarts_left(agent.restarts_left_after(ran));
@@ -148,6 +157,29 @@ struct Round<'a> {
 impl Round<'_> {
     fn handler(&self) -> &dyn RendezvousHandler {
         self.agent.handler()
+    }
+
+    /// Says that the server is on this node, before the others can know that it is in the round.
+    async fn tell_server(&self, node: usize) {
+        let Some(run_store) = self.run_store.as_ref().filter(|_| self.agent.hosts_server()) else { return };
+        let server = ServerNode { node, host: self.agent.host().to_owned() };
+        let text = serde_json::to_vec(&server).unwrap_or_default();
+        // It is for words alone.
+        let told = tokio::time::timeout(LOSS_IS_TOLD, run_store.set(SERVER, &text)).await;
+        debug!(?told, "the others were told of the server");
+    }
+
+    /// Which node has the server, if one has it.
+    async fn learn_server(&self) {
+        let Some(run_store) = self.run_store.as_ref().filter(|_| !self.agent.hosts_server()) else { return };
+        let look = async {
+            match run_store.check(&[SERVER]).await.unwrap_or(false) {
+                true => run_store.get(SERVER).await.ok(),
+                false => None,
+            }
+        };
+        let told = tokio::time::timeout(LOSS_IS_TOLD, look).await.ok().flatten();
+        self.agent.server_is_on(told.and_then(|text| serde_json::from_slice(&text).ok()));
     }
 
     /// The ranks of this node's workers; none if the round is over before they are known.
@@ -283,8 +315,8 @@ impl Round<'_> {
         let mut child_ended = signal(SignalKind::child()).map_err(AgentError::Signals)?;
         let (known, board) = (group.pids(), self.board.clone());
         let told = board.told();
-        let restarts_return = restarts_return(self.agent);
-        tokio::pin!(told, restarts_return);
+        let (restarts_return, server_gone) = (restarts_return(self.agent), server_gone(self.agent));
+        tokio::pin!(told, restarts_return, server_gone);
         while *self.decision.stage() == Stage::Working {
             let event = tokio::select! {
                 biased;
@@ -294,6 +326,7 @@ impl Round<'_> {
                 change = self.change() => Event::Changed(change),
                 why = fence.cut_off() => Event::CutOff(why),
                 never = &mut restarts_return => match never {},
+                never = &mut server_gone => match never {},
                 _ = child_ended.recv(), if self.agent.adopts() => {
                     descendants::reap(&known);
                     continue;
@@ -511,6 +544,19 @@ async fn silent_for(handler: &dyn RendezvousHandler, time: Duration) {
         }
         tokio::time::sleep_until(at).await;
     }
+}
+
+/// Says that the node with the server is gone, when it is silent.
+async fn server_gone(agent: &Agent) -> Infallible {
+    if agent.server().borrow().is_some() {
+        silent_for(agent.handler(), Duration::ZERO).await;
+        if let Some(server) = agent.silent_server() {
+            warn!(
+                "the server that the nodes have met on is on {server}, and does not answer: that node has died, or cannot be reached"
+            );
+        }
+    }
+    std::future::pending().await
 }
 
 /// Says that restarts are there again, at the moment when they are.

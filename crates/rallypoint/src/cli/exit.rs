@@ -11,7 +11,7 @@ use rallypoint_etcd::ErrorKind;
 use rallypoint_rendezvous::RendezvousError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::run::limits;
+use super::run::{limits, meet};
 
 /// Workers failed more often than they may be started again.
 pub(crate) const WORKERS_FAILED: u8 = 1;
@@ -130,6 +130,14 @@ impl Problem {
         if let Some(advice) = limit(error, limits::files) {
             return Problem::new(NODE, format!("cannot meet the other nodes: {advice}"));
         }
+        if let RendezvousError::Replaced { run_id, node, by } = error
+            && let Some(rank) = node.strip_prefix(meet::NODE_RANK)
+        {
+            let text = format!(
+                "run {run_id:?}: another process, at {by}, was started with --node-rank {rank} and has this node's place now: give each node a --node-rank of its own"
+            );
+            return Problem::new(NO_RENDEZVOUS, text);
+        }
         let (code, advice) = match error {
             RendezvousError::Closed { .. } => (CLOSED, place.over()),
             RendezvousError::Connection { .. } => (NO_SERVER, advice(kind(error), place)),
@@ -156,6 +164,9 @@ impl Problem {
                 NO_RENDEZVOUS,
                 format!("{error}; start another node in time, or allow fewer with --nnodes MIN:MAX"),
             ),
+            AgentError::ServerGone { .. } => {
+                Problem::new(NO_SERVER, format!("{error}; start that node again, and the others"))
+            }
             AgentError::Start { source, .. } => {
                 let missing = source.kind() == std::io::ErrorKind::NotFound;
                 Problem::new(if missing { NOT_FOUND } else { CANNOT_RUN }, chain(error))

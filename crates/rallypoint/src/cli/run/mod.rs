@@ -6,7 +6,7 @@ mod error_file;
 mod events;
 mod files;
 pub(super) mod limits;
-mod meet;
+pub(super) mod meet;
 mod numa;
 mod options;
 mod program;
@@ -242,13 +242,10 @@ async fn launch(
     let record = (options.event_log_handler == EventLogHandler::Console)
         .then(|| Arc::new(EventLog::new(&spec, &*handler, Arc::clone(terminal))));
     let stuck = stuck::watch(workers.clone(), stuck::limit()?, options.monitor_interval.0.max(SHORTEST_LOOK));
-    let waiting = Waiting {
-        handler: Arc::clone(&handler),
-        run: run_id.clone(),
-        endpoint: parameters.endpoint.clone(),
-        timeout,
-    };
-    let agent = Agent::new(spec, handler, logs, console).adopting_orphans().with_workers(workers);
+    let agent =
+        Agent::new(spec, Arc::clone(&handler), logs, console).adopting_orphans().with_workers(workers);
+    let (endpoint, server) = (parameters.endpoint.clone(), agent.server());
+    let waiting = Waiting { handler, run: run_id.clone(), endpoint, timeout, server };
     let agent = agent.with_events(record.clone().map(|record| record as Arc<dyn Events>));
     let agent = if meeting.server.is_some() { agent.hosting_server() } else { agent };
     let progress = tokio::spawn(progress::show(Arc::clone(terminal), agent.phase(), waiting));
