@@ -387,6 +387,8 @@ fn bad_input_is_one_line_and_an_exit_code() {
         (&["--nnodes", "2", "--rdzv-endpoint", "a:1", "true"], 2, &["--rdzv-id"]),
         (&meet("a:b:c"), 2, &["--rdzv-endpoint", "a:b:c"]),
         (&["--rdzv-conf", "a", "true"], 2, &["--rdzv-conf", "'a'"]),
+        (&["--rdzv-conf", "join_timout=1", "true"], 2, &["--rdzv-conf", "did you mean 'join_timeout'?"]),
+        (&["--rdzv-conf", "join_timeout=abc", "true"], 2, &["--rdzv-conf", "'join_timeout'", "'abc'"]),
         (&["--rdzv-backend", "zeus", "true"], 2, &["zeus", "rallypoint"]),
         (&["--module", "--no-python", "x"], 2, &["--no-python"]),
         (&["--log-level", "lo=ud=er", "true"], 2, &["log level"]),
@@ -424,6 +426,35 @@ fn bad_input_is_one_line_and_an_exit_code() {
         for word in words {
             assert!(text.contains(word), "{args:?}: {word:?} is missing in: {text}");
         }
+    }
+}
+
+/// What comes from a variable is not blamed on a flag.
+#[test]
+fn a_variable_that_is_wrong_is_named() {
+    for (name, value, code, words) in [
+        ("PET_NNODES", "4:2", 2, &["PET_NNODES", "MIN 4 is above MAX 2"][..]),
+        ("PET_STANDALONE", "maybe", 2, &["'maybe'", "PET_STANDALONE", "1 for yes"]),
+        ("PET_MAX_RESTARTS", "many", 2, &["'many'", "PET_MAX_RESTARTS"]),
+        ("PET_NUMA_BINDING", "near", 2, &["'near'", "PET_NUMA_BINDING"]),
+        ("PET_RDZV_BACKEND", "zeus", 2, &["PET_RDZV_BACKEND", "zeus"]),
+        ("PET_SIGNALS_TO_HANDLE", "SIGFOO", 2, &["PET_SIGNALS_TO_HANDLE", "SIGFOO"]),
+        ("PET_TEE", "9:1", 2, &["PET_TEE", "local rank 9"]),
+        ("PET_RDZV_CONF", "join_timeout=abc", 2, &["PET_RDZV_CONF", "'join_timeout'", "'abc'"]),
+        ("PET_RDZV_CONF", "join_timout=5", 2, &["PET_RDZV_CONF", "did you mean 'join_timeout'?"]),
+        ("PET_LOG_DIR", "/proc/logs", 6, &["/proc/logs", "PET_LOG_DIR"]),
+    ] {
+        let mut command = std::process::Command::new(RALLYPOINT);
+        command.args(["run", "true"]).env("RALLYPOINT_LOG_LEVEL", "error").env(name, value);
+        let output = command.output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{name}: {text}");
+        assert_eq!(text.trim_end().lines().count(), 1, "{name}: {text}");
+        for word in words {
+            assert!(text.contains(word), "{name}: {word:?} is missing in: {text}");
+        }
+        let flag = format!("--{}", name.trim_start_matches("PET_").to_lowercase().replace('_', "-"));
+        assert!(!text.contains(&flag), "{name}: {text}");
     }
 }
 

@@ -8,10 +8,11 @@ use std::time::Duration;
 use rallypoint_agent::AgentError;
 use rallypoint_core::text::plain;
 use rallypoint_etcd::ErrorKind;
-use rallypoint_rendezvous::RendezvousError;
+use rallypoint_rendezvous::{ParameterError, RendezvousError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::run::{limits, meet};
+use super::variables::{Variable, named};
 
 /// Workers failed more often than they may be started again.
 pub(crate) const WORKERS_FAILED: u8 = 1;
@@ -146,6 +147,9 @@ impl Problem {
                 NO_RENDEZVOUS,
                 "; wait longer: the join_timeout of --rdzv-conf must be above its last_call_timeout",
             ),
+            RendezvousError::Parameter(ParameterError(text)) if text.contains(" option '") => {
+                return Problem::usage(format!("--rdzv-conf: {text}"));
+            }
             RendezvousError::Parameter(_) => (USAGE, ""),
             _ => (NO_RENDEZVOUS, ""),
         };
@@ -176,6 +180,12 @@ impl Problem {
             }
             _ => Problem::new(NO_RENDEZVOUS, chain(error)),
         }
+    }
+
+    /// In words of the variables that options come from, where they do.
+    pub(crate) fn naming(mut self, variables: &[Variable]) -> Self {
+        self.text = named(&self.text, variables);
+        self
     }
 
     /// Says it, and returns the code.

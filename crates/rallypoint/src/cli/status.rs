@@ -10,6 +10,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::connection::Connection;
 use super::exit::{NO_SERVER, NODE, Place, Problem, advice, chain};
+use super::variables::yes_or_no;
 
 /// No such run on this etcd.
 const NO_RUN: u8 = 1;
@@ -31,10 +32,10 @@ pub(crate) struct Status {
     #[arg(value_name = "RUN")]
     run: Option<String>,
     /// Print JSON: an object for one run, a list of such for all. With --watch, each in one line.
-    #[arg(long, env = "RALLYPOINT_JSON", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "RALLYPOINT_JSON", value_parser = yes_or_no)]
     json: bool,
     /// Show it again whenever something in it changes, until Ctrl-C.
-    #[arg(long, env = "RALLYPOINT_WATCH", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "RALLYPOINT_WATCH", value_parser = yes_or_no)]
     watch: bool,
     #[command(flatten)]
     connection: Connection,

@@ -49,6 +49,7 @@ use self::terminal::{LogWriter, Terminal};
 use self::timer::TimerFile;
 use self::writer::Lost;
 use super::exit::{CLOSED, NO_SERVER, NODE, Place, Problem, SIGNAL, WORKERS_FAILED, kind, say};
+use super::variables::named;
 use super::{LogFormat, start_log_to};
 
 const GRACE_VARIABLE: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
@@ -67,7 +68,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 pub(super) fn run(options: &Run) -> u8 {
     let orders = match orders(options) {
         Ok(orders) => orders,
-        Err(problem) => return problem.report(),
+        Err(problem) => return problem.naming(&options.variables).report(),
     };
     if let Err(problem) = limits::check_files() {
         return problem.report();
@@ -98,7 +99,7 @@ pub(super) fn run(options: &Run) -> u8 {
         level => level,
     };
     if let Err(problem) = start_log_to(level, options.log_format, colours, move || writer.clone()) {
-        return Problem::usage(problem).report();
+        return Problem::usage(problem).naming(&options.variables).report();
     }
     let runtime = match limits::runtime() {
         Ok(runtime) => runtime,
@@ -108,6 +109,7 @@ pub(super) fn run(options: &Run) -> u8 {
     let code = runtime.block_on(launch(options, &orders, &guarded, &terminal, &stopper));
     terminal.show(None);
     let code = code.unwrap_or_else(|problem| {
+        let problem = problem.naming(&options.variables);
         terminal.say(&problem.shown());
         error_file::keep(&error_file::of_problem(&problem));
         problem.code
@@ -193,7 +195,7 @@ async fn launch(
     signals::listen(&orders.ends, interactive(options), stopper, guarded, &workers);
     tokio::spawn(signals::follow(guarded.clone(), workers.clone(), options.monitor_interval.0));
     for (flag, why) in options.without_meaning.given() {
-        warn!("{flag} has no effect: {why}");
+        warn!("{} has no effect: {why}", named(flag, &options.variables));
     }
     if std::env::var_os(HEALTH_VARIABLE).is_some() {
         warn!(
@@ -213,7 +215,7 @@ async fn launch(
     meet.said.iter().for_each(|said| info!("{said}"));
     meet.warned.iter().for_each(|warned| warn!("{warned}"));
     for (flag, why) in &meet.without_effect {
-        warn!("{flag} has no effect: {why}");
+        warn!("{} has no effect: {why}", named(flag, &options.variables));
     }
     let run_id = run_id(options, alone)?;
     let (logs, _held) = files::open(options, guarded, &run_id)?;
