@@ -84,4 +84,5 @@ pub use signals::{AT_ONCE, KNOWN_SIGNALS, UnknownSignal, is_ignored, outlive_fil
 pub use spec::{DEFAULT_EXIT_BARRIER_TIMEOUT, DEFAULT_GRACE, DEFAULT_MAX_DEPARTURES, WorkerSpec};
 pub use stop::{Stop, StopListener, Stopper};
 pub use streams::{StreamChoice, StreamChoiceError, Streams};
+pub use time::rfc3339;
 pub use workers::Workers;

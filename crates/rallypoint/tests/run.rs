@@ -209,10 +209,16 @@ fn for_machines_a_failure_is_one_line_of_json() {
     let failure = &json["fields"]["failure"]["first"];
     assert_eq!((failure["rank"].as_u64(), failure["exit_code"].as_i64()), (Some(0), Some(3)), "{line}");
     assert_eq!(failure["stderr"][0], "dying");
+    assert!(json["timestamp"].as_str().unwrap() >= failure["time"].as_str().unwrap(), "{line}");
     // Every line but the workers' is an object of its own.
     for line in ended.lines.iter().filter(|line| !line.starts_with('[')) {
         assert!(serde_json::from_str::<serde_json::Value>(line).is_ok(), "{line}");
     }
+    // So is what keeps it from its work.
+    let ended = Launcher::run(&["--log-format", "json", "no-such-program"]).expect(127);
+    let json: serde_json::Value = serde_json::from_str(ended.lines.last().unwrap()).unwrap();
+    assert_eq!((&json["level"], &json["fields"]["exit_code"]), (&"ERROR".into(), &127.into()), "{json}");
+    assert!(json["timestamp"].is_string() && json["fields"]["message"].as_str().unwrap().contains("PATH"));
 }
 
 #[test]

@@ -23,7 +23,7 @@ use std::io::IsTerminal;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rallypoint_agent::{
     Agent, Console, DEFAULT_GRACE, Events, Guarded, Interactive, Orders, Outcome, Part, Prefix, Stopper,
@@ -110,7 +110,12 @@ pub(super) fn run(options: &Run) -> u8 {
     terminal.show(None);
     let code = code.unwrap_or_else(|problem| {
         let problem = problem.naming(&options.variables);
-        terminal.say(&problem.shown());
+        terminal.say(&match options.log_format {
+            LogFormat::Text => problem.shown(),
+            LogFormat::Json => {
+                json_line(&serde_json::json!({ "message": problem.text, "exit_code": problem.code }))
+            }
+        });
         error_file::keep(&error_file::of_problem(&problem));
         problem.code
     });
@@ -440,6 +445,12 @@ fn no_etcd(parameters: &RendezvousParameters, error: &RendezvousError) -> bool {
     plain && !matches!(kind(error), Some(ErrorKind::Auth | ErrorKind::PermissionDenied | ErrorKind::Tls))
 }
 
+/// An error as the lines of the log are.
+fn json_line(fields: &serde_json::Value) -> String {
+    let timestamp = rallypoint_agent::rfc3339(SystemTime::now());
+    format!("{}\n", serde_json::json!({ "timestamp": timestamp, "level": "ERROR", "fields": fields }))
+}
+
 fn signal_code(signal: Signal) -> u8 {
     SIGNAL.saturating_add(u8::try_from(signal.as_raw()).unwrap_or_default())
 }
@@ -466,7 +477,7 @@ fn report(
                 LogFormat::Text => report.to_string(),
                 LogFormat::Json => {
                     let fields = serde_json::json!({ "message": report.in_short(), "failure": report });
-                    format!("{}\n", serde_json::json!({ "level": "ERROR", "fields": fields }))
+                    json_line(&fields)
                 }
             };
             terminal.say(&text);
