@@ -1,29 +1,24 @@
 //! The loop: meet, start the workers, watch them and the group, and meet again.
 
-use std::ffi::OsString;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rallypoint_core::text::{are, plain};
 use rallypoint_rendezvous::{FINISHED, GroupChange, Rendezvous, RendezvousError, RendezvousHandler};
 use rustix::process::Signal;
-use serde::{Deserialize, Serialize};
-use thiserror::Error;
 use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
 use crate::budget::Budget;
 use crate::decision::{Cause, Verdict};
-use crate::environment::NoGpu;
+use crate::error::AgentError;
 use crate::events::{Events, WorkerEvent};
 use crate::failure::{Failure, FailureReport};
 use crate::fence::{Fence, Limits, Witness};
-use crate::logs::{LogError, Logs};
+use crate::logs::Logs;
 use crate::notice::{Board, Notice};
 use crate::output::Console;
-use crate::ranks::RankError;
 use crate::round;
+use crate::server::ServerNode;
 use crate::spec::WorkerSpec;
 use crate::stop::StopListener;
 use crate::words::{self, Reason};
@@ -88,80 +83,6 @@ pub enum Phase {
     Ended,
 }
 
-/// The node that runs the server which the nodes have met on.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ServerNode {
-    /// Its place in the round.
-    pub node: usize,
-    /// Its name.
-    pub host: String,
-}
-
-impl fmt::Display for ServerNode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "node {} ({})", self.node, plain(&self.host))
-    }
-}
-
-/// Why an agent cannot go on.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum AgentError {
-    /// The nodes could not meet.
-    #[error(transparent)]
-    Rendezvous(#[from] RendezvousError),
-    /// They had met, and too few came back.
-    #[error("run {run_id:?}: {why}, and too few nodes are here to go on: {}, and {} after {} s",
-        are(*needed, "node", "needed"), are(*here, "node", "here"), after.as_secs_f64())]
-    NotAgain {
-        /// The run.
-        run_id: String,
-        /// Why they had to meet again.
-        why: String,
-        /// The least nodes of a round.
-        needed: usize,
-        /// Those that are there.
-        here: usize,
-        /// How long this node waited.
-        after: Duration,
-    },
-    /// The node that ran the server is gone, and the server with it.
-    #[error(
-        "run {run_id:?}: the server that the nodes had met on ran on {server}, and does not answer any more: that node has died, or cannot be reached ({source})"
-    )]
-    ServerGone {
-        /// The run.
-        run_id: String,
-        /// The node.
-        server: ServerNode,
-        /// What was found at the endpoint.
-        source: RendezvousError,
-    },
-    /// The ranks of the workers could not be agreed upon.
-    #[error("the ranks of the workers could not be agreed upon")]
-    Ranks(#[from] RankError),
-    /// A log file cannot be written.
-    #[error(transparent)]
-    Logs(#[from] LogError),
-    /// A worker would have no GPU.
-    #[error(transparent)]
-    Gpu(#[from] NoGpu),
-    /// The program cannot be started.
-    #[error("cannot start {program:?}: check that it exists, is executable, and is on PATH")]
-    Start {
-        /// The program.
-        program: OsString,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// There is no port where other nodes could ask.
-    #[error("no port for the questions of other nodes: check --local-addr, and that ports are free")]
-    Port(#[source] std::io::Error),
-    /// The system refuses something that every process may do.
-    #[error("cannot watch for ended processes")]
-    Signals(#[source] std::io::Error),
-}
-
 /// One node of a run.
 #[derive(Debug)]
 pub struct Agent {
@@ -175,6 +96,7 @@ pub struct Agent {
     events: Option<Arc<dyn Events>>,
     adopts: bool,
     hosts_server: bool,
+    asks_for_server: bool,
     /// The node with the server, where it is another one.
     server: watch::Sender<Option<ServerNode>>,
     budget: Budget,
@@ -207,6 +129,7 @@ impl Agent {
             events: None,
             adopts: false,
             hosts_server: false,
+            asks_for_server: false,
             server: watch::Sender::new(None),
             budget,
             restarts: 0,
@@ -228,6 +151,13 @@ impl Agent {
     #[must_use]
     pub fn adopting_orphans(mut self) -> Self {
         self.adopts = true;
+        self
+    }
+
+    /// The server may be on another node: then that one says so, and it is asked for.
+    #[must_use]
+    pub fn asking_for_server(mut self) -> Self {
+        self.asks_for_server = true;
         self
     }
 
@@ -318,6 +248,10 @@ impl Agent {
 
     pub(crate) fn hosts_server(&self) -> bool {
         self.hosts_server
+    }
+
+    pub(crate) fn asks_for_server(&self) -> bool {
+        self.asks_for_server && !self.hosts_server
     }
 
     /// That the server is on this node, from now on.
@@ -417,7 +351,7 @@ impl Agent {
                 Err(error @ RendezvousError::Connection { .. }) => {
                     let run_id = self.handler.run_id().to_owned();
                     return Err(match self.silent_server() {
-                        Some(server) => AgentError::ServerGone { run_id, server, source: error },
+                        Some(server) => AgentError::ServerGone { run_id, server, source: Box::new(error) },
                         None => error.into(),
                     });
                 }

@@ -8,35 +8,31 @@ use std::time::Duration;
 use rallypoint_core::text::count;
 use rallypoint_core::time::bounded;
 use rallypoint_rendezvous::{FINISHED, GroupChange, Rendezvous, RendezvousHandler};
-use rallypoint_store::{Store, StoreError};
+use rallypoint_store::Store;
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use crate::agent::{Agent, AgentError, Phase, ServerNode};
+use crate::agent::{Agent, Phase};
 use crate::decision::{Decision, Event, Rules, Stage, Verdict, WhenExhausted};
 use crate::descendants;
 use crate::environment::{Common, Place, environment};
+use crate::error::AgentError;
 use crate::failure::Failure;
 use crate::fence::Fence;
+use crate::finish::{PASSED, finished, server_gone, silent_for};
 use crate::group::{Group, Start};
 use crate::guard::GUARD_VARIABLE;
 use crate::logs::Attempt;
 use crate::notice::{Board, Notice, Restarts};
-use crate::patience;
 use crate::ranks::{IDENTICAL_VARIABLE, NodeWorkers, agree};
+use crate::server::{self, ServerNode};
 use crate::stop::StopListener;
 use crate::words;
 
-/// Where the nodes of a round wait for each other's success, by torchrun's names: how many have come...
-const ARRIVED: &[u8] = b"torchelastic/agent/terminal_state/num_members";
-/// ...and that all have.
-const PASSED: &[u8] = b"torchelastic/agent/terminal_state/last_member";
 /// How many nodes have left the run because their restarts were used up.
 const DEPARTURES: &[u8] = b"departures";
-/// Which node runs the server that the nodes have met on.
-const SERVER: &[u8] = b"server";
 /// A change that was heard of is told again at once; nothing tells of the next one but asking again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// A store that was lost is told of as a change of the group, but not always at once.
@@ -79,11 +75,7 @@ pub(crate) async fn run(
         decision: Decision::new(rules),
         heard: None,
     };
-    round.tell_server(met.rank).await;
     let places = round.places(&met, stop).await?;
-    if !places.is_empty() {
-        round.learn_server().await;
-    }
     let workers = places.first().map_or(0, |place| place.world_size);
     if let Some(verdict) = round.decision.verdict() {
         let (ran, failures) = (Duration::ZERO, Vec::new());
@@ -159,38 +151,25 @@ impl Round<'_> {
         self.agent.handler()
     }
 
-    /// Says that the server is on this node, before the others can know that it is in the round.
-    async fn tell_server(&self, node: usize) {
-        let Some(run_store) = self.run_store.as_ref().filter(|_| self.agent.hosts_server()) else { return };
-        let server = ServerNode { node, host: self.agent.host().to_owned() };
-        let text = serde_json::to_vec(&server).unwrap_or_default();
-        // It is for words alone.
-        let told = tokio::time::timeout(LOSS_IS_TOLD, run_store.set(SERVER, &text)).await;
-        debug!(?told, "the others were told of the server");
-    }
-
-    /// Which node has the server, if one has it.
-    async fn learn_server(&self) {
-        let Some(run_store) = self.run_store.as_ref().filter(|_| !self.agent.hosts_server()) else { return };
-        let look = async {
-            match run_store.check(&[SERVER]).await.unwrap_or(false) {
-                true => run_store.get(SERVER).await.ok(),
-                false => None,
-            }
-        };
-        let told = tokio::time::timeout(LOSS_IS_TOLD, look).await.ok().flatten();
-        self.agent.server_is_on(told.and_then(|text| serde_json::from_slice(&text).ok()));
-    }
-
     /// The ranks of this node's workers; none if the round is over before they are known.
     async fn places(&mut self, met: &Rendezvous, stop: &mut StopListener) -> Result<Vec<Place>, AgentError> {
         let spec = self.agent.spec();
         let ours =
             NodeWorkers { role: spec.role.clone(), rank: met.rank, local_world_size: spec.local_world_size };
+        let (agent, run_store) = (self.agent, self.run_store.clone());
+        if let Some(run_store) = run_store.as_deref().filter(|_| agent.hosts_server()) {
+            server::tell(run_store, &ServerNode { node: met.rank, host: agent.host().to_owned() }).await;
+        }
         let identical = std::env::var(IDENTICAL_VARIABLE).is_ok_and(|value| value == "1");
         let event = tokio::select! {
             places = agree(&*met.store, &ours, met.world_size, identical) => match places {
-                Ok(places) => return Ok(places),
+                Ok(places) => {
+                    // Who has the server has said so by now.
+                    if let Some(run_store) = run_store.as_deref().filter(|_| agent.asks_for_server()) {
+                        agent.server_is_on(server::learn(run_store).await);
+                    }
+                    return Ok(places);
+                }
                 Err(error) => match self.loss().await {
                     Some(change) => Event::Changed(change),
                     None => return Err(error.into()),
@@ -517,46 +496,6 @@ impl Round<'_> {
         }
         Ok(())
     }
-}
-
-/// The barrier of c10d, without a limit: work takes as long as it takes, and a node that dies is known.
-async fn finished(store: &dyn Store, nodes: usize, timeout: Duration) -> Result<(), StoreError> {
-    let writes = store.clone_store();
-    writes.set_timeout(timeout);
-    let deadline = Instant::now() + bounded(timeout);
-    let arrived = patience::until(deadline, async || writes.add(ARRIVED, 1).await).await?;
-    if usize::try_from(arrived).is_ok_and(|arrived| arrived >= nodes) {
-        patience::until(deadline, async || writes.set(PASSED, b"1").await).await?;
-    }
-    patience::until(deadline, async || patience::wait(store, PASSED).await).await
-}
-
-/// Waits until etcd has not answered for so long, counted from now at the earliest. Never where that is not known.
-async fn silent_for(handler: &dyn RendezvousHandler, time: Duration) {
-    let mut since = Instant::now();
-    loop {
-        let Some(contact) = handler.contact() else { return std::future::pending().await };
-        since = since.max(contact.at);
-        // It answers only now and then: a short time without a word is no silence.
-        let at = contact.silent_at().max(since + bounded(time));
-        if at <= Instant::now() {
-            return;
-        }
-        tokio::time::sleep_until(at).await;
-    }
-}
-
-/// Says that the node with the server is gone, when it is silent.
-async fn server_gone(agent: &Agent) -> Infallible {
-    if agent.server().borrow().is_some() {
-        silent_for(agent.handler(), Duration::ZERO).await;
-        if let Some(server) = agent.silent_server() {
-            warn!(
-                "the server that the nodes have met on is on {server}, and does not answer: that node has died, or cannot be reached"
-            );
-        }
-    }
-    std::future::pending().await
 }
 
 /// Says that restarts are there again, at the moment when they are.

@@ -255,6 +255,8 @@ async fn launch(
     let waiting = Waiting { handler, run: run_id.clone(), endpoint, timeout, server };
     let agent = agent.with_events(record.clone().map(|record| record as Arc<dyn Events>));
     let agent = if meeting.server.is_some() { agent.hosting_server() } else { agent };
+    // A server that is only ever connected to is no node's.
+    let agent = if options.connection.only_connect() { agent } else { agent.asking_for_server() };
     let progress = tokio::spawn(progress::show(Arc::clone(terminal), agent.phase(), waiting));
     let running = agent.run(listener);
     tokio::pin!(running);
