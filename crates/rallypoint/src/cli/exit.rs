@@ -46,7 +46,7 @@ Exit codes:
   3     the nodes did not meet: too few in time, or with different settings
   4     no etcd at the endpoint, or it does not let this node in
   5     the run is closed
-  6     this node lacks something: a folder it can write, open files
+  6     this node lacks something: a folder it can write, open files, processes
   126   the program cannot be run
   127   the program does not exist
   128+N ended by signal N: 130 after Ctrl-C, 143 after SIGTERM";
