@@ -76,15 +76,19 @@ fn a_death_that_leaves_too_few_nodes_is_named_as_the_cause() {
     dies.pull_the_plug();
     dies_too.pull_the_plug();
     let text = wait_until("it is ready to meet again", || {
-        let ready =
-            |text: &String| text.contains("ready for round 2") && text.matches("died     node ").count() == 2;
-        Some(server.status(&[])).filter(ready)
+        Some(server.status(&[])).filter(|text| text.contains("ready for round 2"))
     });
+    assert!(text.contains("died     node "), "{text}");
     assert!(!text.contains("lost") && text.contains("round    1, of 3 nodes (the run needs 3)"), "{text}");
     let ended = left.ended().expect(3);
     let last = ended.lines.last().unwrap();
-    assert!(last.contains(") died, and too few nodes are here to go on"), "{}", ended.text());
-    assert!(last.contains(") and node ") && !last.contains("more"), "both are named: {last}");
+    assert!(
+        last.contains(") died, ") && last.contains(", and too few nodes are here to go on"),
+        "{}",
+        ended.text()
+    );
+    // On a machine that stands still now and then it may not be sure of the second one.
+    assert!(last.contains(") and node ") != last.contains("1 more node is gone"), "both are told: {last}");
     assert!(last.contains("3 nodes are needed, and 1 node is here after 8 s"), "{}", ended.text());
     assert!(last.contains("--nnodes MIN:MAX") && !last.contains("--rdzv"), "no flag is to blame: {last}");
 }

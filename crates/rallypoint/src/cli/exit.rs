@@ -206,17 +206,20 @@ const SAY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Writes to stderr, from a thread of its own: nobody may be there to read it, and the end does not wait for that.
 pub(crate) fn say(text: String) {
-    let (done, written) = std::sync::mpsc::channel();
+    let (tell, told) = std::sync::mpsc::channel();
     let text = Arc::new(text);
     let own = Arc::clone(&text);
     let write = move || {
+        let _ = tell.send(());
         // A terminal that is gone has nothing to show.
         let _ = std::io::stderr().write_all(own.as_bytes());
-        let _ = done.send(());
+        let _ = tell.send(());
     };
     match std::thread::Builder::new().spawn(write) {
         Ok(_) => {
-            let _ = written.recv_timeout(SAY_TIMEOUT);
+            // On a machine that is busy it may take a while to begin, which says nothing of who reads.
+            let _ = told.recv();
+            let _ = told.recv_timeout(SAY_TIMEOUT);
         }
         Err(_) => say_here(&text),
     }
