@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
+use crate::temporary::LOCK;
+
 /// How long a disk may take for what the end waits for.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 /// The same for a disk that answers, and has much to do.
@@ -43,6 +45,11 @@ pub fn within<T: Send + 'static>(
 /// Removes a folder and all that is in it, for as long as its disk answers.
 pub fn remove(folder: PathBuf) -> Result<(), Unknown> {
     in_steps(PATIENCE, move |steps| remove_all(&folder, steps))
+}
+
+/// The same where nobody waits for it.
+pub(crate) fn remove_here(folder: &Path) {
+    remove_all(folder, &Steps::default());
 }
 
 /// What has been done of a work so far.
@@ -100,16 +107,25 @@ fn start(patience: Duration, work: impl FnOnce() + Send + 'static) -> Result<(),
 }
 
 fn remove_all(folder: &Path, steps: &Steps) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            remove_all(&entry.path(), steps);
+    for entry in in_order(folder) {
+        if fs::symlink_metadata(&entry).is_ok_and(|data| data.is_dir()) {
+            remove_all(&entry, steps);
         } else {
             // What cannot be removed stays.
-            let _ = fs::remove_file(entry.path());
+            let _ = fs::remove_file(entry);
         }
         steps.0.fetch_add(1, Ordering::Relaxed);
     }
     let _ = fs::remove_dir(folder);
+}
+
+/// What is in a folder, the lock of its owner last: whoever is killed while he removes it leaves one that the next launcher
+/// knows for what it is.
+fn in_order(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut entries: Vec<PathBuf> = entries.collect();
+    entries.sort_by_key(|entry| entry.file_name().is_some_and(|name| name == LOCK));
+    entries
 }
 
 #[cfg(test)]
@@ -142,6 +158,15 @@ mod tests {
             fs::write(file, "").unwrap();
         }
         std::os::unix::fs::symlink(&others, ours.join("link")).unwrap();
+        for name in [LOCK, "z"] {
+            fs::write(ours.join(name), "").unwrap();
+        }
+        let order = in_order(&ours);
+        assert_eq!(
+            (order.len(), order.last()),
+            (4, Some(&ours.join(LOCK))),
+            "who it is of is known to the end"
+        );
         remove(ours.clone()).unwrap();
         assert!(!ours.exists() && others.join("file").exists());
     }

@@ -14,7 +14,7 @@ use rustix::process::geteuid;
 use crate::disk;
 
 /// The file in the folder that is locked.
-const LOCK: &str = "owner.lock";
+pub(crate) const LOCK: &str = "owner.lock";
 const PREFIX: &str = "rallypoint_";
 /// The variables that name the temporary folder.
 const NAMED: [&str; 3] = ["TMPDIR", "TEMP", "TMP"];
@@ -99,7 +99,7 @@ fn sweep(parent: &Path, user: u32) {
             && let Some(_lock) = orphaned(&path)
         {
             // What cannot be removed stays; the next one tries again.
-            let _ = fs::remove_dir_all(&path);
+            disk::remove_here(&path);
         }
     }
 }
