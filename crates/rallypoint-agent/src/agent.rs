@@ -1,30 +1,27 @@
 //! The loop: meet, start the workers, watch them and the group, and meet again.
 
-use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rallypoint_core::text::are;
-use rallypoint_rendezvous::{FINISHED, Rendezvous, RendezvousError, RendezvousHandler};
+use rallypoint_rendezvous::{FINISHED, GroupChange, Rendezvous, RendezvousError, RendezvousHandler};
 use rustix::process::Signal;
-use thiserror::Error;
 use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
 use crate::budget::Budget;
 use crate::decision::{Cause, Verdict};
-use crate::environment::NoGpu;
+use crate::error::AgentError;
 use crate::events::{Events, WorkerEvent};
 use crate::failure::{Failure, FailureReport};
 use crate::fence::{Fence, Limits, Witness};
-use crate::logs::{LogError, Logs};
+use crate::logs::Logs;
 use crate::notice::{Board, Notice};
 use crate::output::Console;
-use crate::ranks::RankError;
 use crate::round;
+use crate::server::ServerNode;
 use crate::spec::WorkerSpec;
 use crate::stop::StopListener;
-use crate::words;
+use crate::words::{self, Reason};
 use crate::workers::Workers;
 
 /// For telling the others that this node leaves, when nothing depends on it any more.
@@ -80,55 +77,10 @@ pub enum Phase {
         /// The nodes of the round.
         nodes: usize,
     },
+    /// The workers of all nodes have finished. What those of this node have said last is on its way to where it goes.
+    Writing,
     /// It is done.
     Ended,
-}
-
-/// Why an agent cannot go on.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum AgentError {
-    /// The nodes could not meet.
-    #[error(transparent)]
-    Rendezvous(#[from] RendezvousError),
-    /// They had met, and too few came back.
-    #[error("run {run_id:?}: {why}, and too few nodes are here to go on: {}, and {} after {} s",
-        are(*needed, "node", "needed"), are(*here, "node", "here"), after.as_secs_f64())]
-    NotAgain {
-        /// The run.
-        run_id: String,
-        /// Why they had to meet again.
-        why: String,
-        /// The least nodes of a round.
-        needed: usize,
-        /// Those that are there.
-        here: usize,
-        /// How long this node waited.
-        after: Duration,
-    },
-    /// The ranks of the workers could not be agreed upon.
-    #[error("the ranks of the workers could not be agreed upon")]
-    Ranks(#[from] RankError),
-    /// A log file cannot be written.
-    #[error(transparent)]
-    Logs(#[from] LogError),
-    /// A worker would have no GPU.
-    #[error(transparent)]
-    Gpu(#[from] NoGpu),
-    /// The program cannot be started.
-    #[error("cannot start {program:?}: check that it exists, is executable, and is on PATH")]
-    Start {
-        /// The program.
-        program: OsString,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// There is no port where other nodes could ask.
-    #[error("no port for the questions of other nodes: check --local-addr, and that ports are free")]
-    Port(#[source] std::io::Error),
-    /// The system refuses something that every process may do.
-    #[error("cannot watch for ended processes")]
-    Signals(#[source] std::io::Error),
 }
 
 /// One node of a run.
@@ -144,6 +96,9 @@ pub struct Agent {
     events: Option<Arc<dyn Events>>,
     adopts: bool,
     hosts_server: bool,
+    asks_for_server: bool,
+    /// The node with the server, where it is another one.
+    server: watch::Sender<Option<ServerNode>>,
     budget: Budget,
     restarts: u32,
     rounds: u32,
@@ -174,6 +129,8 @@ impl Agent {
             events: None,
             adopts: false,
             hosts_server: false,
+            asks_for_server: false,
+            server: watch::Sender::new(None),
             budget,
             restarts: 0,
             rounds: 0,
@@ -195,6 +152,19 @@ impl Agent {
     pub fn adopting_orphans(mut self) -> Self {
         self.adopts = true;
         self
+    }
+
+    /// The server may be on another node: then that one says so, and it is asked for.
+    #[must_use]
+    pub fn asking_for_server(mut self) -> Self {
+        self.asks_for_server = true;
+        self
+    }
+
+    /// The other node that runs the server, once that is known.
+    #[must_use]
+    pub fn server(&self) -> watch::Receiver<Option<ServerNode>> {
+        self.server.subscribe()
     }
 
     /// What it is doing.
@@ -276,6 +246,25 @@ impl Agent {
         self.adopts
     }
 
+    pub(crate) fn hosts_server(&self) -> bool {
+        self.hosts_server
+    }
+
+    pub(crate) fn asks_for_server(&self) -> bool {
+        self.asks_for_server && !self.hosts_server
+    }
+
+    /// That the server is on this node, from now on.
+    pub(crate) fn server_is_on(&self, node: Option<ServerNode>) {
+        self.server.send_replace(node);
+    }
+
+    /// The other node that runs the server, if that is silent.
+    pub(crate) fn silent_server(&self) -> Option<ServerNode> {
+        let silent = self.handler.contact().is_some_and(|contact| contact.is_silent());
+        self.server.borrow().clone().filter(|_| silent)
+    }
+
     pub(crate) fn restarts(&self) -> u32 {
         self.restarts
     }
@@ -327,7 +316,7 @@ impl Agent {
         // What failed first in the last round, for when somebody closes the run because of it.
         let mut cause = None;
         // Why that round is over.
-        let mut why = None;
+        let mut why: Option<Reason> = None;
         // Where its nodes tell of failures.
         let mut board: Option<Board> = None;
         loop {
@@ -352,8 +341,18 @@ impl Agent {
                 }
                 Err(RendezvousError::NotMet { run_id, needed, here, after }) if here < needed => {
                     return Err(match why {
-                        Some(why) => AgentError::NotAgain { run_id, why, needed, here, after },
+                        Some(why) => {
+                            let why = why.with(&self.handler.lost(), here);
+                            AgentError::NotAgain { run_id, why, needed, here, after }
+                        }
                         None => RendezvousError::NotMet { run_id, needed, here, after }.into(),
+                    });
+                }
+                Err(error @ RendezvousError::Connection { .. }) => {
+                    let run_id = self.handler.run_id().to_owned();
+                    return Err(match self.silent_server() {
+                        Some(server) => AgentError::ServerGone { run_id, server, source: Box::new(error) },
+                        None => error.into(),
                     });
                 }
                 met => met?,
@@ -373,8 +372,11 @@ impl Agent {
                 Verdict::Regroup { cost, cause: regroup } => {
                     self.budget.charge(over.ran, cost);
                     self.restarts += cost;
+                    let of_group =
+                        matches!(regroup, Cause::Group(GroupChange::Died { .. } | GroupChange::Left { .. }));
                     let (words, report) = self.regroups(regroup, over.failures);
-                    (why, cause) = (Some(words), report);
+                    why = Some(Reason { words, of_group, nodes: over.nodes });
+                    cause = report;
                 }
                 Verdict::Close => {
                     if let Some(report) = self.report(None, over.failures) {

@@ -1,19 +1,173 @@
 //! Work on a disk that may hang, so that nobody hangs with it.
 
-use std::sync::mpsc;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+use crate::temporary::LOCK;
 
 /// How long a disk may take for what the end waits for.
 pub const PATIENCE: Duration = Duration::from_secs(2);
+/// The same for a disk that answers, and has much to do.
+const LONGEST: Duration = Duration::from_secs(30);
+/// Where no thread can be started, how soon it is tried again: others end all the time.
+const TRY_AGAIN: Duration = Duration::from_millis(10);
 
-/// Does something on a thread of its own. None if it is not done by then; it may be some time, and nobody is told.
-pub fn within<T: Send + 'static>(patience: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+/// Why it is not known whether something was done.
+#[derive(Debug, Error)]
+pub enum Unknown {
+    /// The disk has not answered in time.
+    #[error("the disk does not answer")]
+    Silent,
+    /// The disk answers, and is not done in time.
+    #[error("the disk was not done after {} s", LONGEST.as_secs())]
+    Late,
+    /// The disk was not asked: there may be no more threads.
+    #[error("no thread can be started for it: too many processes and threads ({0})")]
+    NoThread(io::Error),
+}
+
+/// Does something on a thread of its own. If it is not done by then, it may be some time, and nobody is told.
+pub fn within<T: Send + 'static>(
+    patience: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Unknown> {
+    in_steps(patience, move |_| work())
+}
+
+/// Removes a folder and all that is in it, for as long as its disk answers.
+pub fn remove(folder: PathBuf) -> Result<(), Unknown> {
+    in_steps(PATIENCE, move |steps| remove_all(&folder, steps))
+}
+
+/// The same where nobody waits for it.
+pub(crate) fn remove_here(folder: &Path) {
+    remove_all(folder, &Steps::default());
+}
+
+/// What has been done of a work so far.
+#[derive(Debug, Default)]
+struct Steps(AtomicU64);
+
+/// Does something on a thread of its own, and waits for as long as it goes on.
+fn in_steps<T: Send + 'static>(
+    patience: Duration,
+    work: impl FnOnce(&Steps) -> T + Send + 'static,
+) -> Result<T, Unknown> {
+    let began = Instant::now();
     let (done, result) = mpsc::channel();
-    let work = move || {
+    let steps = Arc::new(Steps::default());
+    let seen = Arc::clone(&steps);
+    start(patience, move || {
         // Whoever waited may have given up.
-        let _ = done.send(work());
-    };
-    thread::Builder::new().name("disk".to_owned()).spawn(work).ok()?;
-    result.recv_timeout(patience).ok()
+        let _ = done.send(work(&seen));
+    })?;
+    let mut before = 0;
+    loop {
+        match result.recv_timeout(patience) {
+            Ok(result) => return Ok(result),
+            Err(RecvTimeoutError::Disconnected) => return Err(Unknown::Silent),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        let now = steps.0.load(Ordering::Relaxed);
+        if now == before {
+            return Err(Unknown::Silent);
+        }
+        if began.elapsed() >= LONGEST {
+            return Err(Unknown::Late);
+        }
+        before = now;
+    }
+}
+
+/// Starts a thread, and tries that for so long.
+fn start(patience: Duration, work: impl FnOnce() + Send + 'static) -> Result<(), Unknown> {
+    let began = Instant::now();
+    // A thread that cannot be started takes what it was to do with it.
+    let work = Arc::new(Mutex::new(Some(work)));
+    loop {
+        let mine = Arc::clone(&work);
+        let run = move || {
+            let work = mine.lock().unwrap_or_else(PoisonError::into_inner).take();
+            work.into_iter().for_each(|work| work());
+        };
+        match thread::Builder::new().name("disk".to_owned()).spawn(run) {
+            Ok(_) => return Ok(()),
+            Err(error) if began.elapsed() >= patience => return Err(Unknown::NoThread(error)),
+            Err(_) => thread::sleep(TRY_AGAIN),
+        }
+    }
+}
+
+fn remove_all(folder: &Path, steps: &Steps) {
+    for entry in in_order(folder) {
+        if fs::symlink_metadata(&entry).is_ok_and(|data| data.is_dir()) {
+            remove_all(&entry, steps);
+        } else {
+            // What cannot be removed stays.
+            let _ = fs::remove_file(entry);
+        }
+        steps.0.fetch_add(1, Ordering::Relaxed);
+    }
+    let _ = fs::remove_dir(folder);
+}
+
+/// What is in a folder, the lock of its owner last: whoever is killed while he removes it leaves one that the next launcher
+/// knows for what it is.
+fn in_order(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut entries: Vec<PathBuf> = entries.collect();
+    entries.sort_by_key(|entry| entry.file_name().is_some_and(|name| name == LOCK));
+    entries
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+    use super::*;
+
+    #[test]
+    fn a_disk_that_answers_is_waited_for_and_one_that_does_not_is_given_up() {
+        let step = Duration::from_millis(20);
+        let done = in_steps(5 * step, move |steps| {
+            for _ in 0..20 {
+                thread::sleep(step);
+                steps.0.fetch_add(1, Ordering::Relaxed);
+            }
+            "done"
+        });
+        assert_eq!(done.unwrap(), "done");
+        let (_hold, never) = mpsc::channel::<()>();
+        assert!(matches!(within(step, move || never.recv()), Err(Unknown::Silent)));
+    }
+
+    #[test]
+    fn a_folder_is_removed_and_what_it_links_to_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let [ours, others] = ["ours", "others"].map(|name| folder.path().join(name));
+        fs::create_dir_all(ours.join("0/1")).unwrap();
+        fs::create_dir(&others).unwrap();
+        for file in [ours.join("0/1/file"), others.join("file")] {
+            fs::write(file, "").unwrap();
+        }
+        std::os::unix::fs::symlink(&others, ours.join("link")).unwrap();
+        for name in [LOCK, "z"] {
+            fs::write(ours.join(name), "").unwrap();
+        }
+        let order = in_order(&ours);
+        assert_eq!(
+            (order.len(), order.last()),
+            (4, Some(&ours.join(LOCK))),
+            "who it is of is known to the end"
+        );
+        remove(ours.clone()).unwrap();
+        assert!(!ours.exists() && others.join("file").exists());
+    }
 }

@@ -107,7 +107,8 @@ pub(crate) struct StartError {
 }
 
 impl Group {
-    /// Starts all workers; if one cannot be started, none stays.
+    /// Starts all workers, or those that come before `asked` says that the end was asked for; if one cannot be started,
+    /// none stays.
     pub(crate) fn start(
         starts: Vec<Start<'_>>,
         attempt: Attempt,
@@ -115,6 +116,7 @@ impl Group {
         console: &Arc<dyn Console>,
         host: &str,
         running: &Workers,
+        asked: impl Fn() -> bool,
     ) -> Result<Self, StartError> {
         let (report, endings) = mpsc::unbounded_channel();
         let filtered = |file: Option<(PathBuf, File)>, words: &[String]| {
@@ -137,7 +139,7 @@ impl Group {
             running,
             memory_kills,
         };
-        for (start, plan) in starts.into_iter().zip(attempt.plans) {
+        for (start, plan) in starts.into_iter().zip(attempt.plans).take_while(|_| !asked()) {
             let worker = Worker::start(start, plan.out, plan.err, plan.error_file, &filtered, console);
             let worker = worker.map_err(|source| StartError { source })?;
             let (pid, at, report) = (worker.pid, group.workers.len(), report.clone());
@@ -338,8 +340,8 @@ impl Group {
         let read = disk::within(disk::PATIENCE, move || {
             sources.iter().map(|sources| sources.read(kept)).collect::<Vec<Written>>()
         });
-        let read = read.unwrap_or_else(|| {
-            warn!("the disk with the workers' files does not answer; what they wrote of their errors is not told");
+        let read = read.unwrap_or_else(|why| {
+            warn!("what the workers wrote of their errors is not told: {why}");
             failed.iter().map(|_| Written::default()).collect()
         });
         let told = failed
@@ -423,14 +425,18 @@ impl Worker {
             })
         };
         let mut streams = Vec::new();
-        if let Some(from) = child.stdout.take() {
-            streams.push(pump(Stream::Out, out, &filtered[0])?.start(from)?);
-        }
-        if let Some(from) = child.stderr.take() {
-            streams.push(pump(Stream::Err, err, &filtered[1])?.start(from)?);
-        }
+        let read = || {
+            if let Some(from) = child.stdout.take() {
+                streams.push(pump(Stream::Out, out, &filtered[0])?.start(from)?);
+            }
+            if let Some(from) = child.stderr.take() {
+                streams.push(pump(Stream::Err, err, &filtered[1])?.start(from)?);
+            }
+            io::Result::Ok(())
+        };
+        let read = read();
         let pid = Pid::from_child(&child);
-        Ok(Worker {
+        let mut worker = Worker {
             place,
             child,
             pid,
@@ -443,7 +449,14 @@ impl Worker {
             log,
             error_file,
             streams,
-        })
+        };
+        if let Err(error) = read {
+            // Nobody else knows of it.
+            worker.signal(Signal::KILL);
+            let _ = worker.child.wait();
+            return Err(error);
+        }
+        Ok(worker)
     }
 
     /// To all of it.

@@ -365,7 +365,6 @@ impl Guarded {
 }
 
 fn remove(folder: &Path) {
-    let folder = folder.to_owned();
     // Most often it is gone already.
-    let _ = disk::within(disk::PATIENCE, move || std::fs::remove_dir_all(folder));
+    let _ = disk::remove(folder.to_owned());
 }

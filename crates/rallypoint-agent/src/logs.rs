@@ -103,11 +103,17 @@ impl Logs {
         matches!(self.settings.dir, LogDir::Kept(_)).then_some(self.folder.as_deref()).flatten()
     }
 
-    /// Makes the folders of an attempt. An attempt that goes on in another round goes on in its files.
-    pub(crate) fn attempt(&self, restarts: u32, workers: usize) -> Result<Attempt, LogError> {
+    /// Makes the folders of an attempt, as long as somebody `wants` them. An attempt that goes on in another round goes on
+    /// in its files.
+    pub(crate) fn attempt(
+        &self,
+        restarts: u32,
+        workers: usize,
+        wants: impl Fn() -> bool,
+    ) -> Result<Attempt, LogError> {
         let folder = self.folder.as_ref().map(|folder| folder.join(format!("attempt_{restarts}")));
         let mut plans = Vec::new();
-        for local_rank in 0..workers {
+        for local_rank in (0..workers).take_while(|_| wants()) {
             let own = folder.as_ref().map(|folder| folder.join(local_rank.to_string()));
             if let Some(own) = &own {
                 make(own)?;
@@ -159,17 +165,13 @@ impl Drop for Logs {
             LogDir::Nowhere => None,
         };
         let Some(folder) = folder else { return };
-        let (name, kept) = (folder.clone(), self.kept().is_some());
-        let tidied = disk::within(disk::PATIENCE, move || {
-            if kept {
-                remove_empty(&folder);
-            } else {
-                // It is nobody's but ours, and a leftover harms nobody.
-                let _ = fs::remove_dir_all(folder);
-            }
-        });
-        if tidied.is_none() {
-            warn!("the disk of {} does not answer; it is left as it is", name.display());
+        let name = folder.clone();
+        let tidied = match self.kept() {
+            Some(_) => disk::within(disk::PATIENCE, move || remove_empty(&folder)),
+            None => disk::remove(folder),
+        };
+        if let Err(why) = tidied {
+            warn!("{} is left as it is: {why}", name.display());
         }
     }
 }
@@ -233,7 +235,7 @@ mod tests {
     fn files_lie_where_torchrun_puts_them() {
         let folder = tempfile::tempdir().unwrap();
         let logs = logs(LogDir::Kept(folder.path().to_owned()), "0:3", "1:1");
-        let attempt = logs.attempt(2, 3).unwrap();
+        let attempt = logs.attempt(2, 3, || true).unwrap();
         let run = logs.kept().unwrap();
         assert!(run.file_name().unwrap().to_str().unwrap().starts_with("job_42_"));
         let [zero, one, two] = &attempt.plans[..] else { panic!("three plans") };
@@ -255,7 +257,18 @@ mod tests {
     #[test]
     fn a_folder_that_nobody_asked_for_may_be_missing() {
         let logs = logs(LogDir::Temporary("/proc/no/such".into()), "0", "0");
-        assert_eq!(logs.attempt(0, 1).unwrap().plans[0].error_file, PathBuf::new());
+        assert_eq!(logs.attempt(0, 1, || true).unwrap().plans[0].error_file, PathBuf::new());
+    }
+
+    #[test]
+    fn no_more_folders_are_made_than_somebody_wants() {
+        let folder = tempfile::tempdir().unwrap();
+        let logs = logs(LogDir::Kept(folder.path().to_owned()), "3", "0");
+        let asked = std::cell::Cell::new(0);
+        let wants = || asked.replace(asked.get() + 1) < 2;
+        assert_eq!(logs.attempt(0, 1000, wants).unwrap().plans.len(), 2);
+        let made = logs.kept().unwrap().join("attempt_0");
+        assert_eq!(fs::read_dir(made).unwrap().count(), 2);
     }
 
     #[test]
@@ -267,7 +280,7 @@ mod tests {
         drop(open);
         assert!(!path.exists());
         let nowhere = logs(LogDir::Nowhere, "3", "0");
-        let attempt = nowhere.attempt(0, 1).unwrap();
+        let attempt = nowhere.attempt(0, 1, || true).unwrap();
         assert_eq!(attempt.plans[0].error_file, PathBuf::new());
         assert!(attempt.plans[0].out.path.is_none() && attempt.plans[0].out.console, "it is shown instead");
     }

@@ -2,36 +2,35 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rallypoint_core::text::count;
 use rallypoint_core::time::bounded;
 use rallypoint_rendezvous::{FINISHED, GroupChange, Rendezvous, RendezvousHandler};
-use rallypoint_store::{Store, StoreError};
+use rallypoint_store::Store;
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use crate::agent::{Agent, AgentError, Phase};
+use crate::agent::{Agent, Phase};
 use crate::decision::{Decision, Event, Rules, Stage, Verdict, WhenExhausted};
 use crate::descendants;
 use crate::environment::{Common, Place, environment};
+use crate::error::AgentError;
 use crate::failure::Failure;
 use crate::fence::Fence;
+use crate::finish::{PASSED, finished, server_gone, silent_for};
 use crate::group::{Group, Start};
 use crate::guard::GUARD_VARIABLE;
 use crate::logs::Attempt;
 use crate::notice::{Board, Notice, Restarts};
-use crate::patience;
 use crate::ranks::{IDENTICAL_VARIABLE, NodeWorkers, agree};
+use crate::server::{self, ServerNode};
 use crate::stop::StopListener;
 use crate::words;
 
-/// Where the nodes of a round wait for each other's success, by torchrun's names: how many have come...
-const ARRIVED: &[u8] = b"torchelastic/agent/terminal_state/num_members";
-/// ...and that all have.
-const PASSED: &[u8] = b"torchelastic/agent/terminal_state/last_member";
 /// How many nodes have left the run because their restarts were used up.
 const DEPARTURES: &[u8] = b"departures";
 /// A change that was heard of is told again at once; nothing tells of the next one but asking again.
@@ -102,11 +101,14 @@ pub(crate) async fn run(
     );
     // The worker with rank 0 listens there.
     drop(met.held_port.take());
-    let mut group = round.start(&met, &places, attempt)?;
+    let mut group = round.start(&met, &places, attempt, stop)?;
     agent.enter(Phase::Running);
     agent.record(&group.started(agent.restarts()));
     let began = Instant::now();
     round.work(&mut group, &*met.store, &mut fence, stop).await?;
+    if matches!(round.decision.verdict(), Some(Verdict::Succeed { .. })) {
+        agent.enter(Phase::Writing);
+    }
     fence.over(round.decision.is_known_to_be_over());
     let ran = began.elapsed();
     round.decision.restarts_left(agent.restarts_left_after(ran));
@@ -122,6 +124,16 @@ pub(crate) async fn run(
     let failures = group.failures(agent.keeps_logs());
     agent.record(&group.ended(agent.restarts(), &failures));
     Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board: round.board })
+}
+
+/// Files that are opened on another thread; dropped, they are not wanted any more.
+#[derive(Debug, Default)]
+struct Wanted(Arc<AtomicBool>);
+
+impl Drop for Wanted {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 struct Round<'a> {
@@ -144,10 +156,20 @@ impl Round<'_> {
         let spec = self.agent.spec();
         let ours =
             NodeWorkers { role: spec.role.clone(), rank: met.rank, local_world_size: spec.local_world_size };
+        let (agent, run_store) = (self.agent, self.run_store.clone());
+        if let Some(run_store) = run_store.as_deref().filter(|_| agent.hosts_server()) {
+            server::tell(run_store, &ServerNode { node: met.rank, host: agent.host().to_owned() }).await;
+        }
         let identical = std::env::var(IDENTICAL_VARIABLE).is_ok_and(|value| value == "1");
         let event = tokio::select! {
             places = agree(&*met.store, &ours, met.world_size, identical) => match places {
-                Ok(places) => return Ok(places),
+                Ok(places) => {
+                    // Who has the server has said so by now.
+                    if let Some(run_store) = run_store.as_deref().filter(|_| agent.asks_for_server()) {
+                        agent.server_is_on(server::learn(run_store).await);
+                    }
+                    return Ok(places);
+                }
                 Err(error) => match self.loss().await {
                     Some(change) => Event::Changed(change),
                     None => return Err(error.into()),
@@ -185,7 +207,10 @@ impl Round<'_> {
         stop: &mut StopListener,
     ) -> Result<Option<Attempt>, AgentError> {
         let (logs, restarts) = (Arc::clone(self.agent.logs()), self.agent.restarts());
-        let opening = tokio::task::spawn_blocking(move || logs.attempt(restarts, workers));
+        let wanted = Wanted::default();
+        let wants = wanted.0.clone();
+        let wants = move || !wants.load(Ordering::Relaxed);
+        let opening = tokio::task::spawn_blocking(move || logs.attempt(restarts, workers, wants));
         let silent = tokio::time::sleep(DISK_IS_SILENT);
         tokio::pin!(opening, silent);
         let mut told = false;
@@ -209,7 +234,14 @@ impl Round<'_> {
         Ok(None)
     }
 
-    fn start(&self, met: &Rendezvous, places: &[Place], attempt: Attempt) -> Result<Group, AgentError> {
+    /// Starts the workers. There may be many, and the end may be asked for before all are: then the rest is not.
+    fn start(
+        &self,
+        met: &Rendezvous,
+        places: &[Place],
+        attempt: Attempt,
+        stop: &StopListener,
+    ) -> Result<Group, AgentError> {
         let (agent, spec) = (self.agent, self.agent.spec());
         let common = Common {
             role: &spec.role,
@@ -222,7 +254,7 @@ impl Round<'_> {
             virtual_local_rank: spec.virtual_local_rank,
         };
         let mut starts = Vec::new();
-        for (place, plan) in places.iter().zip(&attempt.plans) {
+        for (place, plan) in places.iter().zip(&attempt.plans).take_while(|_| !stop.is_asked()) {
             let mut environment =
                 environment(&common, place, &plan.error_file, |name| std::env::var_os(name))?;
             environment.extend(spec.environment.iter().cloned());
@@ -244,7 +276,9 @@ impl Round<'_> {
                 reads: spec.interactive.is_none(),
             });
         }
-        Group::start(starts, attempt, agent.logs().settings(), agent.console(), agent.host(), agent.workers())
+        let (settings, console) = (agent.logs().settings(), agent.console());
+        let asked = || stop.is_asked();
+        Group::start(starts, attempt, settings, console, agent.host(), agent.workers(), asked)
             .map(|group| group.adopting(agent.adopts()))
             .map_err(|error| AgentError::Start { program: spec.program.clone(), source: error.source })
     }
@@ -260,8 +294,8 @@ impl Round<'_> {
         let mut child_ended = signal(SignalKind::child()).map_err(AgentError::Signals)?;
         let (known, board) = (group.pids(), self.board.clone());
         let told = board.told();
-        let restarts_return = restarts_return(self.agent);
-        tokio::pin!(told, restarts_return);
+        let (restarts_return, server_gone) = (restarts_return(self.agent), server_gone(self.agent));
+        tokio::pin!(told, restarts_return, server_gone);
         while *self.decision.stage() == Stage::Working {
             let event = tokio::select! {
                 biased;
@@ -271,6 +305,7 @@ impl Round<'_> {
                 change = self.change() => Event::Changed(change),
                 why = fence.cut_off() => Event::CutOff(why),
                 never = &mut restarts_return => match never {},
+                never = &mut server_gone => match never {},
                 _ = child_ended.recv(), if self.agent.adopts() => {
                     descendants::reap(&known);
                     continue;
@@ -460,33 +495,6 @@ impl Round<'_> {
             return Err(format!("{} may leave a run, and as many have", count(most as usize, "node")));
         }
         Ok(())
-    }
-}
-
-/// The barrier of c10d, without a limit: work takes as long as it takes, and a node that dies is known.
-async fn finished(store: &dyn Store, nodes: usize, timeout: Duration) -> Result<(), StoreError> {
-    let writes = store.clone_store();
-    writes.set_timeout(timeout);
-    let deadline = Instant::now() + bounded(timeout);
-    let arrived = patience::until(deadline, async || writes.add(ARRIVED, 1).await).await?;
-    if usize::try_from(arrived).is_ok_and(|arrived| arrived >= nodes) {
-        patience::until(deadline, async || writes.set(PASSED, b"1").await).await?;
-    }
-    patience::until(deadline, async || patience::wait(store, PASSED).await).await
-}
-
-/// Waits until etcd has not answered for so long, counted from now at the earliest. Never where that is not known.
-async fn silent_for(handler: &dyn RendezvousHandler, time: Duration) {
-    let mut since = Instant::now();
-    loop {
-        let Some(contact) = handler.contact() else { return std::future::pending().await };
-        since = since.max(contact.at);
-        // It answers only now and then: a short time without a word is no silence.
-        let at = contact.silent_at().max(since + bounded(time));
-        if at <= Instant::now() {
-            return;
-        }
-        tokio::time::sleep_until(at).await;
     }
 }
 

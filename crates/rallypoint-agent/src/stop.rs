@@ -59,6 +59,11 @@ impl Stopper {
 pub struct StopListener(watch::Receiver<Stop>);
 
 impl StopListener {
+    /// Whether the end was asked for.
+    pub(crate) fn is_asked(&self) -> bool {
+        *self.0.borrow() != Stop::No
+    }
+
     /// Waits until the end is asked for; the signal that did.
     pub async fn asked(&mut self) -> Signal {
         match self.0.wait_for(|stop| *stop != Stop::No).await.as_deref() {

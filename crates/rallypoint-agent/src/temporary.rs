@@ -8,12 +8,16 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::{Access, FlockOperation, OFlags, access, flock};
 use rustix::process::geteuid;
 
+use crate::disk;
+
 /// The file in the folder that is locked.
-const LOCK: &str = "owner.lock";
+pub(crate) const LOCK: &str = "owner.lock";
 const PREFIX: &str = "rallypoint_";
+/// The variables that name the temporary folder.
+const NAMED: [&str; 3] = ["TMPDIR", "TEMP", "TMP"];
 
 /// A folder that has an owner for as long as this is there.
 #[derive(Debug)]
@@ -21,10 +25,36 @@ pub struct Held {
     _lock: File,
 }
 
+/// Where temporary folders go, as Python's `tempfile` and so torchrun choose it: the first of `TMPDIR`, `TEMP`, `TMP`,
+/// `/tmp` and so on that can be written. None of them is made.
+#[must_use]
+pub fn base() -> PathBuf {
+    let named = NAMED.iter().filter_map(|name| asked_for(name));
+    let system = ["/tmp", "/var/tmp", "/usr/tmp"].map(PathBuf::from);
+    let candidates: Vec<PathBuf> = named.chain(system).chain(std::env::current_dir()).collect();
+    let first = candidates.first().cloned().unwrap_or_default();
+    let usable =
+        |folder: &Path| folder.is_dir() && access(folder, Access::WRITE_OK | Access::EXEC_OK).is_ok();
+    let found = disk::within(disk::PATIENCE, move || candidates.into_iter().find(|folder| usable(folder)));
+    // Whoever needs it finds out.
+    found.ok().flatten().unwrap_or(first)
+}
+
+/// What the environment names, if that is not where temporary folders go: the variable, and the folder.
+#[must_use]
+pub fn passed_over() -> Option<(&'static str, PathBuf)> {
+    let (name, asked) = NAMED.iter().find_map(|name| Some((*name, asked_for(name)?)))?;
+    (base() != asked).then_some((name, asked))
+}
+
+fn asked_for(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).filter(|folder| !folder.is_empty()).map(PathBuf::from)
+}
+
 /// A name in the system's temporary folder that nobody else has.
 pub(crate) fn name() -> PathBuf {
     let name = format!("{PREFIX}{}_{:08x}", std::process::id(), fastrand::u32(..));
-    std::env::temp_dir().join(name)
+    base().join(name)
 }
 
 /// Makes the folder, and holds it.
@@ -69,7 +99,7 @@ fn sweep(parent: &Path, user: u32) {
             && let Some(_lock) = orphaned(&path)
         {
             // What cannot be removed stays; the next one tries again.
-            let _ = fs::remove_dir_all(&path);
+            disk::remove_here(&path);
         }
     }
 }

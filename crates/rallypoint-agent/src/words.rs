@@ -5,12 +5,73 @@ use rallypoint_rendezvous::GroupChange;
 
 use crate::notice::Notice;
 
-/// What happened to the group.
-pub(crate) fn change(change: &GroupChange) -> String {
-    let who = |node: &str, rank: Option<usize>| match rank {
+/// Why a round is over.
+#[derive(Debug)]
+pub(crate) struct Reason {
+    pub(crate) words: String,
+    /// Members of it were lost, one of whom is named.
+    pub(crate) of_group: bool,
+    /// The nodes it had.
+    pub(crate) nodes: usize,
+}
+
+impl Reason {
+    /// With all who are gone by now, where so many are here.
+    pub(crate) fn with(self, lost: &[GroupChange], here: usize) -> String {
+        let gone = self.nodes.saturating_sub(here);
+        match (self.of_group, losses(lost, gone)) {
+            (_, None) => self.words,
+            (true, Some(losses)) => losses,
+            (false, Some(losses)) => format!("{}; {losses}", self.words),
+        }
+    }
+}
+
+fn who(node: &str, rank: Option<usize>) -> String {
+    match rank {
         Some(rank) => format!("node {rank} ({node})"),
         None => format!("node {node}"),
-    };
+    }
+}
+
+/// Who died and who left; so many are gone in all.
+fn losses(lost: &[GroupChange], gone: usize) -> Option<String> {
+    let mut died = Vec::new();
+    let mut left = Vec::new();
+    for change in lost {
+        match change {
+            GroupChange::Died { node, rank } => died.push(who(node, *rank)),
+            GroupChange::Left { node, rank } => left.push(who(node, *rank)),
+            _ => {}
+        }
+    }
+    let named = died.len() + left.len();
+    let mut parts = Vec::new();
+    for (who, what) in [(died, "died"), (left, "left")] {
+        if !who.is_empty() {
+            parts.push(format!("{} {what}", list(&who)));
+        }
+    }
+    match gone.saturating_sub(named) {
+        _ if named == 0 => return None,
+        0 => {}
+        1 => parts.push("1 more node is gone".to_owned()),
+        more => parts.push(format!("{more} more nodes are gone")),
+    }
+    Some(parts.join(", "))
+}
+
+/// `a`, `a and b`, `a, b and c`.
+fn list(words: &[String]) -> String {
+    match words {
+        [] => String::new(),
+        [one] => one.clone(),
+        [first @ .., last] => format!("{} and {last}", first.join(", ")),
+    }
+}
+
+/// What happened to the group.
+pub(crate) fn change(change: &GroupChange) -> String {
     match change {
         GroupChange::Waiting { count: 1 } => "1 more node waits to get in".to_owned(),
         GroupChange::Waiting { count } => format!("{count} more nodes wait to get in"),
@@ -18,7 +79,7 @@ pub(crate) fn change(change: &GroupChange) -> String {
         GroupChange::Left { node, rank } => format!("{} left or asks for a new round", who(node, *rank)),
         GroupChange::Closed { reason } => format!("the run is closed: {reason}"),
         GroupChange::Excluded => "this node lost its place".to_owned(),
-        GroupChange::Replaced { by } => format!("another process, at {by}, has this node's name now"),
+        GroupChange::Replaced { by } => format!("another process, at {by}, has this node's place now"),
         GroupChange::StateLost => "etcd has lost what it had of this round".to_owned(),
         GroupChange::Corrupt { problem } => format!("the run's record cannot be read ({problem})"),
         other => format!("{other:?}"),
@@ -69,6 +130,21 @@ mod tests {
         assert_eq!(told(0, false), "node 1 has no restarts left (--max-restarts 2): the run ends");
         assert!(told(0, true).ends_with("leaves if the others can go on without it; meeting again"));
         assert_eq!(after(&Notice::leaves(1, "host1")), "meeting again");
+    }
+
+    #[test]
+    fn all_who_are_gone_are_named_or_counted() {
+        let died = |rank| GroupChange::Died { node: format!("h{rank}"), rank: Some(rank) };
+        let left = GroupChange::Left { node: "h9".into(), rank: Some(9) };
+        let reason = |of_group| Reason { words: "node 1 (h1) died".into(), of_group, nodes: 10 };
+        assert_eq!(reason(true).with(&[], 8), "node 1 (h1) died", "nothing more is known");
+        assert_eq!(reason(true).with(&[died(1), died(2)], 8), "node 1 (h1) and node 2 (h2) died");
+        assert_eq!(
+            reason(true).with(&[died(1), died(2), died(3), left], 1),
+            "node 1 (h1), node 2 (h2) and node 3 (h3) died, node 9 (h9) left, 5 more nodes are gone"
+        );
+        let reason = Reason { words: "rank 0 on h0 failed".into(), of_group: false, nodes: 2 };
+        assert_eq!(reason.with(&[died(1)], 1), "rank 0 on h0 failed; node 1 (h1) died");
     }
 
     #[test]

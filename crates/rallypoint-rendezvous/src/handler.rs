@@ -76,6 +76,12 @@ pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
     /// Who is in the last round this node was in, by rank. Read when asked for.
     async fn members(&self) -> Result<Vec<Member>>;
 
+    /// Members of the last round this node was in that died or left, the first few, as the last `next_rendezvous` found
+    /// them that did not come about. None where the backend does not know.
+    fn lost(&self) -> Vec<GroupChange> {
+        Vec::new()
+    }
+
     /// How far `next_rendezvous` has come.
     fn progress(&self) -> watch::Receiver<Progress>;
 

@@ -168,7 +168,7 @@ impl RendezvousParameters {
         let seconds = value.trim().parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let refused = || {
             ParameterError(format!(
-                "The rendezvous configuration option '{key}' does not represent a valid number of seconds."
+                "The rendezvous configuration option '{key}' does not represent a valid number of seconds: '{value}'."
             ))
         };
         seconds.map(Some).ok_or_else(refused)

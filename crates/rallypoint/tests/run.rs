@@ -209,10 +209,16 @@ fn for_machines_a_failure_is_one_line_of_json() {
     let failure = &json["fields"]["failure"]["first"];
     assert_eq!((failure["rank"].as_u64(), failure["exit_code"].as_i64()), (Some(0), Some(3)), "{line}");
     assert_eq!(failure["stderr"][0], "dying");
+    assert!(json["timestamp"].as_str().unwrap() >= failure["time"].as_str().unwrap(), "{line}");
     // Every line but the workers' is an object of its own.
     for line in ended.lines.iter().filter(|line| !line.starts_with('[')) {
         assert!(serde_json::from_str::<serde_json::Value>(line).is_ok(), "{line}");
     }
+    // So is what keeps it from its work.
+    let ended = Launcher::run(&["--log-format", "json", "no-such-program"]).expect(127);
+    let json: serde_json::Value = serde_json::from_str(ended.lines.last().unwrap()).unwrap();
+    assert_eq!((&json["level"], &json["fields"]["exit_code"]), (&"ERROR".into(), &127.into()), "{json}");
+    assert!(json["timestamp"].is_string() && json["fields"]["message"].as_str().unwrap().contains("PATH"));
 }
 
 #[test]
@@ -387,6 +393,8 @@ fn bad_input_is_one_line_and_an_exit_code() {
         (&["--nnodes", "2", "--rdzv-endpoint", "a:1", "true"], 2, &["--rdzv-id"]),
         (&meet("a:b:c"), 2, &["--rdzv-endpoint", "a:b:c"]),
         (&["--rdzv-conf", "a", "true"], 2, &["--rdzv-conf", "'a'"]),
+        (&["--rdzv-conf", "join_timout=1", "true"], 2, &["--rdzv-conf", "did you mean 'join_timeout'?"]),
+        (&["--rdzv-conf", "join_timeout=abc", "true"], 2, &["--rdzv-conf", "'join_timeout'", "'abc'"]),
         (&["--rdzv-backend", "zeus", "true"], 2, &["zeus", "rallypoint"]),
         (&["--module", "--no-python", "x"], 2, &["--no-python"]),
         (&["--log-level", "lo=ud=er", "true"], 2, &["log level"]),
@@ -424,6 +432,35 @@ fn bad_input_is_one_line_and_an_exit_code() {
         for word in words {
             assert!(text.contains(word), "{args:?}: {word:?} is missing in: {text}");
         }
+    }
+}
+
+/// What comes from a variable is not blamed on a flag.
+#[test]
+fn a_variable_that_is_wrong_is_named() {
+    for (name, value, code, words) in [
+        ("PET_NNODES", "4:2", 2, &["PET_NNODES", "MIN 4 is above MAX 2"][..]),
+        ("PET_STANDALONE", "maybe", 2, &["'maybe'", "PET_STANDALONE", "1 for yes"]),
+        ("PET_MAX_RESTARTS", "many", 2, &["'many'", "PET_MAX_RESTARTS"]),
+        ("PET_NUMA_BINDING", "near", 2, &["'near'", "PET_NUMA_BINDING"]),
+        ("PET_RDZV_BACKEND", "zeus", 2, &["PET_RDZV_BACKEND", "zeus"]),
+        ("PET_SIGNALS_TO_HANDLE", "SIGFOO", 2, &["PET_SIGNALS_TO_HANDLE", "SIGFOO"]),
+        ("PET_TEE", "9:1", 2, &["PET_TEE", "local rank 9"]),
+        ("PET_RDZV_CONF", "join_timeout=abc", 2, &["PET_RDZV_CONF", "'join_timeout'", "'abc'"]),
+        ("PET_RDZV_CONF", "join_timout=5", 2, &["PET_RDZV_CONF", "did you mean 'join_timeout'?"]),
+        ("PET_LOG_DIR", "/proc/logs", 6, &["/proc/logs", "PET_LOG_DIR"]),
+    ] {
+        let mut command = std::process::Command::new(RALLYPOINT);
+        command.args(["run", "true"]).env("RALLYPOINT_LOG_LEVEL", "error").env(name, value);
+        let output = command.output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{name}: {text}");
+        assert_eq!(text.trim_end().lines().count(), 1, "{name}: {text}");
+        for word in words {
+            assert!(text.contains(word), "{name}: {word:?} is missing in: {text}");
+        }
+        let flag = format!("--{}", name.trim_start_matches("PET_").to_lowercase().replace('_', "-"));
+        assert!(!text.contains(&flag), "{name}: {text}");
     }
 }
 

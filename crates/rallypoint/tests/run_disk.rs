@@ -71,6 +71,9 @@ fn a_log_file_that_takes_nothing_is_named_and_costs_no_other_line() {
     let _held = File::options().read(true).write(true).open(&pipe).unwrap();
     logs.go();
     let ended = launcher.ended().expect(0);
+    // It is said what is waited for.
+    assert_eq!(ended.with("waiting for what they said last to be written").len(), 1);
+    assert!(ended.with("waiting for etcd").is_empty());
     let named = ended.with("takes nothing");
     assert_eq!(named.len(), 1, "{named:?}");
     assert!(named[0].contains(pipe.to_str().unwrap()) && !named[0].contains("console"), "{named:?}");

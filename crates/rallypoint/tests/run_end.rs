@@ -330,9 +330,21 @@ fn many_workers_are_not_too_many_for_a_low_limit_of_open_files() {
 }
 
 #[test]
-fn a_temporary_folder_that_cannot_be_written_is_no_reason_not_to_start() {
-    let launcher = Launcher::start_with(&["--", "echo", "well met"], |command| {
-        command.env("TMPDIR", "/proc/no/such");
-    });
-    assert_eq!(launcher.ended().expect(0).with("[0]: well met").len(), 1);
+fn a_temporary_folder_that_is_not_there_is_named_and_not_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("missing");
+    for (variable, wrong) in [("TMPDIR", "/proc/no/such"), ("TMP", missing.to_str().unwrap())] {
+        let launcher = Launcher::start_with(&["--tee=1", "--", "echo", "well met"], |command| {
+            command.env_remove("TMPDIR").env(variable, wrong).current_dir(folder.path());
+        });
+        let ended = launcher.ended().expect(0);
+        assert_eq!(ended.with("[0]: well met").len(), 1);
+        let said = ended.with(&format!("{variable} is {wrong}, which is no folder that can be written"));
+        assert_eq!(said.len(), 1, "{}", ended.text());
+        let kept = ended.with("log files are kept in ")[0].split("kept in ").nth(1).unwrap();
+        let kept = std::path::Path::new(kept).parent().unwrap();
+        assert!(kept.file_name().unwrap().to_str().unwrap().starts_with("rallypoint_logs_"));
+        std::fs::remove_dir_all(kept).unwrap();
+    }
+    assert!(!missing.exists(), "it is not made");
 }

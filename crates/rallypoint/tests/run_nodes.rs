@@ -426,7 +426,7 @@ fn an_operator_sees_runs_and_closes_them() {
     let etcd = Etcd::start(Version::V35);
     let endpoint = etcd.endpoint();
     let (output, text) = rallypoint(&["status", "--endpoint", &endpoint]);
-    assert!(output.status.success() && text == "no runs\n", "{text}");
+    assert!(output.status.success() && text == "no runs of the backend rallypoint\n", "{text}");
     let mut nodes: Vec<_> =
         (0..3).map(|_| node(&endpoint, "1:2", &["--", "sh", "-c", "echo ready; sleep 600"])).collect();
     // Two are members, the third is a spare.
@@ -461,6 +461,7 @@ fn an_operator_sees_runs_and_closes_them() {
         (&["close", "job", "--reason", "again"][..], 5, "closed already"),
         (&["close", "other", "--reason", "x"], 1, "no run \"other\""),
         (&["status", "other"], 1, "no run \"other\""),
+        (&["status", "other"], 1, "of the backend rallypoint, and no others"),
         (&["close", "job"], 2, "--reason"),
     ] {
         let (output, text) = rallypoint(&[args, &["--endpoint", &endpoint]].concat());

@@ -104,14 +104,38 @@ fn two_nodes_of_one_rank_are_told() {
     let mut second = node("1");
     second.wait_for("waiting for");
     let ended = first.ended().expect(3);
-    assert!(
-        ended.text().contains("node-rank-1") && ended.text().contains("another process"),
-        "{}",
-        ended.text()
-    );
+    let last = ended.lines.last().unwrap();
+    assert!(last.contains("another process") && last.contains("with --node-rank 1 and"), "{last}");
+    assert!(!ended.text().contains("node-rank-1"), "{}", ended.text());
     for node in [second, zero] {
         node.signal("INT");
         node.ended().expect(130);
+    }
+}
+
+#[test]
+fn nodes_whose_node_0_was_killed_and_started_again_are_no_spares() {
+    let port = free_port();
+    let node = |rank: &str| {
+        let args = ["--nnodes=2", "--node-rank", rank, "--master-addr=127.0.0.1", "--master-port", &port];
+        let conf = ["--rdzv-conf", "lease_timeout=2", "--", "sh", "-c", "echo at work; exec sleep 600"];
+        Launcher::start(&[&args[..], &conf].concat())
+    };
+    let mut zero = node("0");
+    let mut one = node("1");
+    for node in [&mut zero, &mut one] {
+        node.wait_for("at work");
+        node.forget();
+    }
+    zero.pull_the_plug();
+    let mut nodes = [node("0"), one];
+    for node in &mut nodes {
+        node.wait_for("at work");
+    }
+    for node in nodes {
+        node.signal("TERM");
+        let ended = node.ended();
+        assert!(!ended.text().contains("standing by"), "{}", ended.text());
     }
 }
 

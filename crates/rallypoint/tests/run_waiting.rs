@@ -109,6 +109,26 @@ fn when_the_node_with_the_server_is_stopped_the_others_end_and_say_why() {
 }
 
 #[test]
+fn when_the_node_with_the_server_dies_the_others_say_that_it_did() {
+    let endpoint = free_endpoint();
+    let conf = ["--rdzv-conf", "last_call_timeout=1,lease_timeout=2,join_timeout=4", "--fence-timeout=2"];
+    let more = [&conf[..], &["--", "sh", "-c", "echo at work; sleep 600"]].concat();
+    let mut nodes: Vec<_> = (0..2).map(|_| node(&endpoint, "2", &more)).collect();
+    nodes.iter_mut().for_each(|node| drop(node.wait_for("at work")));
+    let (at, _) = wait_for_any(&mut nodes, "starts the embedded server");
+    nodes.remove(at).pull_the_plug();
+    let mut left = nodes.remove(0);
+    left.wait_for("the server that the nodes have met on is on node ");
+    let said = left.wait_for("waiting for node ");
+    assert!(said.contains("which ran the server: start it again") && said.contains("s left"), "{said}");
+    let ended = left.ended().expect(4);
+    let last = ended.lines.last().unwrap();
+    for part in ["the server that the nodes had met on ran on node ", "that node has died", &endpoint] {
+        assert!(last.contains(part), "{part}: {}", ended.text());
+    }
+}
+
+#[test]
 fn a_node_at_work_and_one_that_is_done_say_that_the_server_is_gone() {
     let (endpoint, folder) = (free_endpoint(), tempfile::tempdir().unwrap());
     let file = folder.path().join("end");

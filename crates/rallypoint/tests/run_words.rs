@@ -68,22 +68,28 @@ const QUICK: &str = "last_call_timeout=1,lease_timeout=2";
 fn a_death_that_leaves_too_few_nodes_is_named_as_the_cause() {
     let server = Server::start();
     let start = || {
-        server.node("2", &format!("{QUICK},join_timeout=8"), &["--", "sh", "-c", "echo at work; sleep 600"])
+        server.node("3", &format!("{QUICK},join_timeout=8"), &["--", "sh", "-c", "echo at work; sleep 600"])
     };
-    let mut nodes = [start(), start()];
+    let mut nodes = [start(), start(), start()];
     nodes.iter_mut().for_each(|node| drop(node.wait_for("at work")));
-    let [left, mut dies] = nodes;
+    let [left, mut dies, mut dies_too] = nodes;
     dies.pull_the_plug();
+    dies_too.pull_the_plug();
     let text = wait_until("it is ready to meet again", || {
         Some(server.status(&[])).filter(|text| text.contains("ready for round 2"))
     });
-    let died: Vec<_> = text.lines().filter(|line| line.starts_with("died     node ")).collect();
-    assert_eq!(died.len(), 1, "{text}");
-    assert!(!text.contains("lost") && text.contains("round    1, of 2 nodes (the run needs 2)"), "{text}");
+    assert!(text.contains("died     node "), "{text}");
+    assert!(!text.contains("lost") && text.contains("round    1, of 3 nodes (the run needs 3)"), "{text}");
     let ended = left.ended().expect(3);
     let last = ended.lines.last().unwrap();
-    assert!(last.contains(") died, and too few nodes are here to go on"), "{}", ended.text());
-    assert!(last.contains("2 nodes are needed, and 1 node is here after 8 s"), "{}", ended.text());
+    assert!(
+        last.contains(") died, ") && last.contains(", and too few nodes are here to go on"),
+        "{}",
+        ended.text()
+    );
+    // On a machine that stands still now and then it may not be sure of the second one.
+    assert!(last.contains(") and node ") != last.contains("1 more node is gone"), "both are told: {last}");
+    assert!(last.contains("3 nodes are needed, and 1 node is here after 8 s"), "{}", ended.text());
     assert!(last.contains("--nnodes MIN:MAX") && !last.contains("--rdzv"), "no flag is to blame: {last}");
 }
 

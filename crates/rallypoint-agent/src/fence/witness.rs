@@ -37,8 +37,9 @@ pub(crate) struct Witness {
 /// Where this node stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {
-    /// In no round, or in one that is over for it; whether that is known from etcd.
+    /// In no round: its last one is over for it; whether that is known from etcd.
     Out {
+        seat: Option<Uuid>,
         known: bool,
     },
     In(Uuid),
@@ -60,7 +61,7 @@ impl Witness {
         };
         let port = listener.local_addr()?.port();
         let (key, proof) = (Uuid::new_v4(), Uuid::new_v4());
-        let (standing, stands) = watch::channel(Standing::Out { known: true });
+        let (standing, stands) = watch::channel(Standing::Out { seat: None, known: true });
         let task = tokio::spawn(answer_all(listener, Desk { key, proof, stands, handler }));
         Ok(Some(Witness { address, port, key, proof, standing, task }))
     }
@@ -107,7 +108,7 @@ impl Drop for Seat {
         self.standing.send_if_modified(|standing| {
             let ours = *standing == Standing::In(self.id);
             if ours {
-                *standing = Standing::Out { known: self.known };
+                *standing = Standing::Out { seat: Some(self.id), known: self.known };
             }
             ours
         });
@@ -133,9 +134,9 @@ impl Desk {
                 _ => Answer::Away,
             },
             Standing::Done(ours) if ours == seat => Answer::Done,
-            Standing::Out { known } => Answer::Over { known },
-            // There is no other round without an etcd.
-            Standing::In(_) | Standing::Done(_) => Answer::Over { known: true },
+            Standing::Out { seat: Some(ours), known } if ours == seat => Answer::Over { known },
+            // A round before the last one: there is no later round without an etcd.
+            Standing::In(_) | Standing::Done(_) | Standing::Out { .. } => Answer::Over { known: true },
         }
     }
 
@@ -207,6 +208,15 @@ mod tests {
             "a round that is over stays over"
         );
 
+        second.give_up(false);
+        assert_eq!(asks(&later).await, Some(Answer::Over { known: false }));
+        assert_eq!(
+            asks(&whereabouts).await,
+            Some(Answer::Over { known: true }),
+            "of the last round alone it is not known"
+        );
+        let (third, later) = witness.sit();
+
         let stranger = Question { key: Uuid::new_v4(), seat: later.question().unwrap().seat };
         let stranger = Whereabouts::new(&later.address, later.port, stranger, later.proof().unwrap());
         assert_eq!(asks(&stranger).await, None);
@@ -221,8 +231,8 @@ mod tests {
         while asks(&later).await != Some(Answer::Away) {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        second.done();
-        drop(second);
+        third.done();
+        drop(third);
         assert_eq!(asks(&later).await, Some(Answer::Done), "what has ended well stays so");
     }
 

@@ -238,10 +238,13 @@ impl Membership {
             // Nothing was told yet of the next round, or of the first: this node, which is there, has not been counted.
             return None;
         }
+        // Where no round stands, those without room wait for members of the last one, who may come back, or not.
+        let standing = record.has_round();
+        let member = self.seat.as_ref().is_some_and(|seat| seat.plan == record.plan);
         let progress = NodeEvent::Progress {
-            joined: news.joined,
+            joined: if standing { news.joined } else { news.joined.saturating_sub(news.spares).max(1) },
             last_call: news.last_call_ms.map(Duration::from_millis),
-            spare: news.spares > 0 && news.waiting == 0,
+            spare: standing && !member && news.spares > 0 && news.waiting == 0,
         };
         if self.progress.as_ref() == Some(&progress) {
             return None;

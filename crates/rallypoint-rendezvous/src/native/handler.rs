@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use rallypoint_core::round::{CloseOutcome, Corrupt, Joined, Keys, Node, NodeConfig, Refusal};
+use rallypoint_core::round::{CloseOutcome, Corrupt, Joined, Keys, Lost, Node, NodeConfig, Refusal, Why};
 use rallypoint_core::time::bounded;
 use rallypoint_etcd::v3::Client;
 use rallypoint_store::EtcdStore;
@@ -56,6 +56,8 @@ pub struct NativeHandler {
     address: String,
     /// This node's port, should it become the master; held from before it is announced until it is handed over.
     port: Mutex<Option<HeldPort>>,
+    /// Who was gone when the last call of `next_rendezvous` gave up.
+    lost: Mutex<Vec<GroupChange>>,
     /// One call of `next_rendezvous` at a time.
     turn: tokio::sync::Mutex<()>,
     driver: JoinHandle<()>,
@@ -137,6 +139,7 @@ impl NativeHandler {
             group,
             progress,
             port: Mutex::new(None),
+            lost: Mutex::default(),
             turn: tokio::sync::Mutex::new(()),
             driver: tokio::spawn(driver.run()),
         })
@@ -261,6 +264,20 @@ impl NativeHandler {
         }
     }
 
+    /// Takes note of who is missed, while there is a record of it: it may go with the last node.
+    async fn note_lost(&self) {
+        let plan = self.group.borrow().plan.clone();
+        let lost = operator::lost(&self.client, &self.keys, &plan);
+        let lost = tokio::time::timeout(self.patience(), lost).await;
+        let change = |Lost { node, rank, why }| match why {
+            Why::Left => GroupChange::Left { node, rank: Some(rank) },
+            Why::Died | Why::Again | Why::Other => GroupChange::Died { node, rank: Some(rank) },
+        };
+        // An etcd that does not tell now is told of by others.
+        let lost = lost.ok().and_then(Result::ok).unwrap_or_default().into_iter().map(change).collect();
+        *self.lost.lock().expect("no code panics while it holds this lock") = lost;
+    }
+
     /// How long leaving may take before it is left to the lease.
     fn patience(&self) -> Duration {
         self.settings.lease.max(Duration::from_secs(2))
@@ -307,6 +324,9 @@ impl RendezvousHandler for NativeHandler {
             None => {
                 let complaint = self.command(|done| Command::Complain { done }).await;
                 let Progress { joined, min_nodes: needed, .. } = *self.progress.borrow();
+                if let Ok(None) = complaint {
+                    self.note_lost().await;
+                }
                 // A node that nobody waits for any more must not be counted on.
                 let _ = self.leave().await;
                 if let Ok(Some(complaint)) = complaint {
@@ -371,6 +391,10 @@ impl RendezvousHandler for NativeHandler {
         let plan = self.group.borrow().plan.clone();
         let members = operator::members(&self.client, &self.keys, &plan).await;
         members.map_err(|error| self.connection(error))
+    }
+
+    fn lost(&self) -> Vec<GroupChange> {
+        self.lost.lock().expect("no code panics while it holds this lock").clone()
     }
 
     fn progress(&self) -> watch::Receiver<Progress> {

@@ -238,6 +238,20 @@ async fn read_entry(client: &Client, key: &str) -> Result<Option<Entry>> {
     }
 }
 
+/// Members of the round of `plan` that are there no more, the first few.
+pub(super) async fn lost(client: &Client, keys: &Keys, plan: &str) -> Result<Vec<Lost>> {
+    let round = read_round(client, keys).await?.filter(|round| round.plan == plan && round.has_round());
+    let mut gone = Vec::new();
+    for lost in round.map(|round| round.news.lost).unwrap_or_default() {
+        // Who asked for a new round may have gone since.
+        if lost.why != Why::Again || read_entry(client, &keys.node(&lost.node)).await?.is_none() {
+            gone.push(lost);
+        }
+    }
+    gone.sort_by_key(|lost| lost.rank);
+    Ok(gone)
+}
+
 /// The members of the round of `plan`, by rank; none if it is not the last one.
 pub(super) async fn members(client: &Client, keys: &Keys, plan: &str) -> Result<Vec<Member>> {
     let (_, ranks) = read_all(client, &keys.ranks()).await?;

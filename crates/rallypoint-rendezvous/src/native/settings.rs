@@ -6,9 +6,10 @@ use rallypoint_core::round::{
     DEFAULT_CLOSED_TTL, DEFAULT_LAST_CALL, DEFAULT_RUN_TTL, RankPolicy, RunSettings, SHORTEST_LEASE,
     default_lease,
 };
+use rallypoint_core::text::nearest;
 use rallypoint_core::{Credentials, EtcdSettings, TlsSettings};
 
-use crate::parameters::{ParameterError, RendezvousParameters};
+use crate::parameters::{ParameterError, RendezvousParameters, integer};
 
 /// How long `next_rendezvous` waits for a round; the same as PyTorch's.
 pub const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(600);
@@ -132,8 +133,10 @@ impl NativeSettings {
             let known = OPTIONS.iter().any(|(name, _)| name == key) || TORCHRUNS.contains(&key.as_str());
             if !known {
                 let names: Vec<_> = OPTIONS.iter().map(|(name, _)| *name).collect();
+                let meant = nearest(key, names.iter().copied());
+                let meant = meant.map_or_else(String::new, |name| format!(" did you mean '{name}'?"));
                 return Err(ParameterError(format!(
-                    "the rendezvous backend '{}' has no option '{key}'; there are: {}",
+                    "the rendezvous backend '{}' has no option '{key}';{meant} there are: {}",
                     parameters.backend,
                     names.join(", ")
                 )));
@@ -168,13 +171,11 @@ impl NativeSettings {
         settings.rack = text(&["rack"]).unwrap_or_default();
         settings.hint = text(&["rank_hint"]).unwrap_or_default();
         settings.about = text(&["about"]).unwrap_or_default();
-        settings.master_port = parameters
-            .get_as_int("master_port")?
-            .map(|port| {
-                let refused = |_| ParameterError(format!("'master_port' is a port, not {port}"));
-                u16::try_from(port).map_err(refused)
-            })
-            .transpose()?;
+        let port = parameters.get("master_port").map(|text| {
+            let port = integer(text).and_then(|port| u16::try_from(port).ok());
+            port.ok_or_else(|| ParameterError(format!("the option 'master_port' is a port, not '{text}'")))
+        });
+        settings.master_port = port.transpose()?;
         settings.etcd.prefix = text(&["etcd_prefix"]).unwrap_or_default();
         let path = |keys: &[&str]| text(keys).map(Into::into);
         let mut tls = TlsSettings::default();
@@ -298,7 +299,11 @@ mod tests {
         assert_eq!((lease(1_000), lease(10_000)), (5, 20));
 
         let refused = |options: &[(&str, &str)]| with(options).unwrap_err().to_string();
-        assert!(refused(&[("last_cal_timeout", "1")]).contains("'last_cal_timeout'"));
+        let mistyped = refused(&[("last_cal_timeout", "1")]);
+        assert!(mistyped.contains("'last_cal_timeout'; did you mean 'last_call_timeout'?"), "{mistyped}");
+        assert!(!refused(&[("colour", "1")]).contains("did you mean"));
+        assert!(refused(&[("join_timeout", "abc")]).contains("'abc'"));
+        assert!(refused(&[("master_port", "abc")]).contains("'abc'"));
         assert!(refused(&[("lease_timeout", "1")]).contains("at least 2 s"));
         assert!(refused(&[("lease_timeout", "5"), ("run_timeout", "14")]).contains("three times"));
         for name in ["run_timeout", "closed_timeout", "last_call_timeout"] {

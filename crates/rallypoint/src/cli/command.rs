@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use rallypoint_rendezvous::Registry;
 
@@ -13,6 +13,7 @@ use super::bench::{self, Bench};
 use super::exit::{Problem, one_line, say};
 use super::run::{self, Run};
 use super::status::{self, Close, Status};
+use super::variables::{self, Variable};
 use super::{LogFormat, failed, serve, start_log};
 use crate::server::{Config, Tls};
 
@@ -104,8 +105,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 pub fn run_with(arguments: impl IntoIterator<Item = OsString>, python: Option<OsString>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let part = arguments.get(1).cloned();
-    let command = match Cli::try_parse_from(arguments) {
-        Ok(cli) => cli.command,
+    let (command, variables) = match parse(&arguments) {
+        Ok(parsed) => parsed,
         Err(problem) => {
             if let Some(text) = part.as_deref().and_then(|part| in_full(part, &problem)) {
                 say(format!("error: {text}\n"));
@@ -115,7 +116,8 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, python: Option<Os
                 // All that there is to choose from.
                 let _ = problem.print();
             } else if problem.use_stderr() {
-                say(format!("{}\n", one_line(&problem.render().to_string())));
+                let text = one_line(&problem.render().to_string());
+                say(format!("{}\n", with_variables(&text, &problem, &arguments)));
             } else {
                 // Help and the version; nothing is left to do where they cannot be written.
                 let _ = problem.print();
@@ -124,7 +126,7 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, python: Option<Os
         }
     };
     match command {
-        Command::Run(options) => run::run(&Run { python, ..options }),
+        Command::Run(options) => run::run(&Run { python, variables, ..options }),
         Command::Serve(options) => run_server(options),
         Command::Status(options) => wait_for(status::status(&options)),
         Command::Close(options) => wait_for(status::close(&options)),
@@ -137,6 +139,26 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, python: Option<Os
             let _ = std::io::Write::write_all(&mut std::io::stdout(), &text);
             0
         }
+    }
+}
+
+/// What is to be done, and which of its options come from the environment.
+fn parse(arguments: &[OsString]) -> Result<(Command, Vec<Variable>), clap::Error> {
+    let mut cli = Cli::command();
+    let matches = cli.try_get_matches_from_mut(arguments)?;
+    let command = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut cli))?.command;
+    let part = matches.subcommand().and_then(|(name, part)| Some((cli.find_subcommand(name)?, part)));
+    Ok((command, part.map(|(command, part)| variables::taken(command, part)).unwrap_or_default()))
+}
+
+/// What is wrong with a value, said of the variable where it came from one.
+fn with_variables(text: &str, problem: &clap::Error, arguments: &[OsString]) -> String {
+    let of_values = [ErrorKind::InvalidValue, ErrorKind::ValueValidation, ErrorKind::ArgumentConflict];
+    let cli = Cli::command();
+    let part = arguments.get(1).and_then(|part| cli.find_subcommand(part));
+    match part.filter(|_| of_values.contains(&problem.kind())) {
+        Some(part) => variables::named(text, &variables::set(part, arguments)),
+        None => text.to_owned(),
     }
 }
 

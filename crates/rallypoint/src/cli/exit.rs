@@ -2,14 +2,17 @@
 
 use std::error::Error;
 use std::io::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rallypoint_agent::AgentError;
 use rallypoint_core::text::plain;
 use rallypoint_etcd::ErrorKind;
-use rallypoint_rendezvous::RendezvousError;
+use rallypoint_rendezvous::{ParameterError, RendezvousError};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::run::limits;
+use super::run::{limits, meet};
+use super::variables::{Variable, named};
 
 /// Workers failed more often than they may be started again.
 pub(crate) const WORKERS_FAILED: u8 = 1;
@@ -43,7 +46,7 @@ Exit codes:
   3     the nodes did not meet: too few in time, or with different settings
   4     no etcd at the endpoint, or it does not let this node in
   5     the run is closed
-  6     this node lacks something: a folder it can write, open files
+  6     this node lacks something: a folder it can write, open files, processes
   126   the program cannot be run
   127   the program does not exist
   128+N ended by signal N: 130 after Ctrl-C, 143 after SIGTERM";
@@ -125,6 +128,17 @@ impl Problem {
 
     /// With what to do, where that is known from the kind.
     pub(crate) fn rendezvous(error: &RendezvousError, place: Place) -> Self {
+        if let Some(advice) = limit(error, limits::files) {
+            return Problem::new(NODE, format!("cannot meet the other nodes: {advice}"));
+        }
+        if let RendezvousError::Replaced { run_id, node, by } = error
+            && let Some(rank) = node.strip_prefix(meet::NODE_RANK)
+        {
+            let text = format!(
+                "run {run_id:?}: another process, at {by}, was started with --node-rank {rank} and has this node's place now: give each node a --node-rank of its own"
+            );
+            return Problem::new(NO_RENDEZVOUS, text);
+        }
         let (code, advice) = match error {
             RendezvousError::Closed { .. } => (CLOSED, place.over()),
             RendezvousError::Connection { .. } => (NO_SERVER, advice(kind(error), place)),
@@ -133,6 +147,9 @@ impl Problem {
                 NO_RENDEZVOUS,
                 "; wait longer: the join_timeout of --rdzv-conf must be above its last_call_timeout",
             ),
+            RendezvousError::Parameter(ParameterError(text)) if text.contains(" option '") => {
+                return Problem::usage(format!("--rdzv-conf: {text}"));
+            }
             RendezvousError::Parameter(_) => (USAGE, ""),
             _ => (NO_RENDEZVOUS, ""),
         };
@@ -140,15 +157,20 @@ impl Problem {
     }
 
     pub(crate) fn agent(error: &AgentError, place: Place) -> Self {
-        if let Some(advice) = error.source().and_then(limit) {
+        if let AgentError::Rendezvous(error) = error {
+            return Problem::rendezvous(error, place);
+        }
+        if let Some(advice) = limit(error, limits::advice) {
             return Problem::new(NODE, format!("cannot start the workers: {advice}"));
         }
         match error {
-            AgentError::Rendezvous(error) => Problem::rendezvous(error, place),
             AgentError::NotAgain { .. } => Problem::new(
                 NO_RENDEZVOUS,
                 format!("{error}; start another node in time, or allow fewer with --nnodes MIN:MAX"),
             ),
+            AgentError::ServerGone { .. } => {
+                Problem::new(NO_SERVER, format!("{error}; start that node again, and the others"))
+            }
             AgentError::Start { source, .. } => {
                 let missing = source.kind() == std::io::ErrorKind::NotFound;
                 Problem::new(if missing { NOT_FOUND } else { CANNOT_RUN }, chain(error))
@@ -158,6 +180,12 @@ impl Problem {
             }
             _ => Problem::new(NO_RENDEZVOUS, chain(error)),
         }
+    }
+
+    /// In words of the variables that options come from, where they do.
+    pub(crate) fn naming(mut self, variables: &[Variable]) -> Self {
+        self.text = named(&self.text, variables);
+        self
     }
 
     /// Says it, and returns the code.
@@ -178,14 +206,33 @@ const SAY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Writes to stderr, from a thread of its own: nobody may be there to read it, and the end does not wait for that.
 pub(crate) fn say(text: String) {
-    let (done, written) = std::sync::mpsc::channel();
+    let (tell, told) = std::sync::mpsc::channel();
+    let text = Arc::new(text);
+    let own = Arc::clone(&text);
     let write = move || {
+        let _ = tell.send(());
         // A terminal that is gone has nothing to show.
-        let _ = std::io::stderr().write_all(text.as_bytes());
-        let _ = done.send(());
+        let _ = std::io::stderr().write_all(own.as_bytes());
+        let _ = tell.send(());
     };
-    if std::thread::Builder::new().spawn(write).is_ok() {
-        let _ = written.recv_timeout(SAY_TIMEOUT);
+    match std::thread::Builder::new().spawn(write) {
+        Ok(_) => {
+            // On a machine that is busy it may take a while to begin, which says nothing of who reads.
+            let _ = told.recv();
+            let _ = told.recv_timeout(SAY_TIMEOUT);
+        }
+        Err(_) => say_here(&text),
+    }
+}
+
+/// The same where no thread can be started.
+fn say_here(text: &str) {
+    let stderr = std::io::stderr();
+    let timeout = Timespec { tv_sec: SAY_TIMEOUT.as_secs().cast_signed(), tv_nsec: 0 };
+    let mut ready = [PollFd::new(&stderr, PollFlags::OUT)];
+    // What is ready takes a short text at once.
+    if poll(&mut ready, Some(&timeout)).is_ok_and(|ready| ready > 0) {
+        let _ = stderr.lock().write_all(text.as_bytes());
     }
 }
 
@@ -207,9 +254,9 @@ pub(crate) fn advice(kind: Option<ErrorKind>, place: Place) -> &'static str {
 }
 
 /// What to do where a limit of the system is the cause.
-fn limit(error: &(dyn Error + 'static)) -> Option<String> {
-    let own = error.downcast_ref().and_then(limits::advice);
-    own.or_else(|| error.source().and_then(limit))
+fn limit(error: &(dyn Error + 'static), advice: fn(&std::io::Error) -> Option<String>) -> Option<String> {
+    let own = error.downcast_ref().and_then(advice);
+    own.or_else(|| error.source().and_then(|cause| limit(cause, advice)))
 }
 
 /// An error with its causes, in one line.

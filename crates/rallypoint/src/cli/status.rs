@@ -1,7 +1,7 @@
 //! `rallypoint status` and `rallypoint close`: the runs on an etcd, for an operator.
 
 use std::io::{IsTerminal, Write};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rallypoint_core::text::{self, plain};
 use rallypoint_etcd::v3::{Client, KeyRange, Watch, revision_of};
@@ -10,6 +10,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::connection::Connection;
 use super::exit::{NO_SERVER, NODE, Place, Problem, advice, chain};
+use super::variables::yes_or_no;
 
 /// No such run on this etcd.
 const NO_RUN: u8 = 1;
@@ -17,24 +18,42 @@ const NO_RUN: u8 = 1;
 const CLOSED_MARK: Duration = Duration::from_secs(600);
 /// A run that changes all the time is not looked at more often.
 const PACE: Duration = Duration::from_millis(200);
+/// What has not changed, but for the time that has passed, is not drawn more often.
+const REPAINT: Duration = Duration::from_secs(1);
+
+/// What follows the options of `rallypoint status --help`.
+const STATES: &str = "\
+States of a run:
+  meeting        its nodes wait for each other, before the first round
+  running        its nodes are at work
+  meeting again  nodes were lost, or wait to get in: the others stop their workers and meet again
+  closed         it is over, and nodes that come are turned away
+  abandoned      no node is there: all have died or left, and nobody has closed it. Nodes that are started with its
+                 --rdzv-id go on with it; what is left of it goes by itself, most often after 10 minutes
+  unreadable     what stands in etcd was not written by a node
+
+Example: rallypoint status job42 --endpoint etcd1:2379
+
+Exit codes: 0 shown, 1 there is no such run, 2 wrong usage, 4 no etcd at the endpoint.";
 
 /// Show the runs on an etcd, or the nodes of one run.
 ///
 /// All runs are a table with one line for each. Of one run it shows the last round, and each node with its rank, its
 /// address, how long it has been there, and whether it is at work, meets the others again, or stands by as a spare.
+///
+/// It knows the runs of the backend rallypoint, whichever launcher they are under. Those of PyTorch's etcd backends, and of
+/// ours that meet them (--rdzv-backend etcd), are not shown.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Example: rallypoint status job42 --endpoint etcd1:2379\n\nExit codes: 0 shown, 1 there is no such run, 2 wrong usage, 4 no etcd at the endpoint."
-)]
+#[command(after_help = STATES)]
 pub(crate) struct Status {
     /// The run, by its --rdzv-id. If it is not given, all runs.
     #[arg(value_name = "RUN")]
     run: Option<String>,
     /// Print JSON: an object for one run, a list of such for all. With --watch, each in one line.
-    #[arg(long, env = "RALLYPOINT_JSON", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "RALLYPOINT_JSON", value_parser = yes_or_no)]
     json: bool,
     /// Show it again whenever something in it changes, until Ctrl-C.
-    #[arg(long, env = "RALLYPOINT_WATCH", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "RALLYPOINT_WATCH", value_parser = yes_or_no)]
     watch: bool,
     #[command(flatten)]
     connection: Connection,
@@ -43,7 +62,7 @@ pub(crate) struct Status {
 /// End a run for all its nodes, for good.
 ///
 /// All its nodes stop their workers and end with exit code 5. So do nodes that are started with this --rdzv-id in the
-/// next 10 minutes.
+/// next 10 minutes. Only runs of the backend rallypoint can be closed so.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example: rallypoint close job42 --reason maintenance --endpoint etcd1:2379\n\nExit codes: 0 closed, 1 there is no such run, 2 wrong usage, 4 no etcd at the endpoint, 5 closed already."
@@ -77,14 +96,15 @@ pub(crate) async fn status(options: &Status) -> Result<u8, Problem> {
     let mut interrupt =
         signal(SignalKind::interrupt()).map_err(|error| Problem::new(NODE, error.to_string()))?;
     let redraw = !options.json && std::io::stdout().is_terminal();
-    let mut before = None;
+    let mut before: Option<(String, Instant)> = None;
     loop {
         let (text, shown) = look(&client, options).await?;
         // Nodes write other things, too, and time alone is no change.
-        if redraw || before.as_ref() != Some(&shown) {
+        let unchanged = before.as_ref().filter(|(before, _)| *before == shown).map(|(_, at)| at.elapsed());
+        if shows(redraw, unchanged) {
             print(&text, redraw);
+            before = Some((shown, Instant::now()));
         }
-        before = Some(shown);
         let changed = async {
             changes.next().await.map_err(|error| failed(&error))?;
             tokio::time::sleep(PACE).await;
@@ -95,6 +115,12 @@ pub(crate) async fn status(options: &Status) -> Result<u8, Problem> {
             _ = interrupt.recv() => return Ok(0),
         }
     }
+}
+
+/// Whether what is watched is shown again: if it has changed. Where it stands in the place of what was shown before, also if
+/// it has not for so long, since times are in it.
+fn shows(redraw: bool, unchanged: Option<Duration>) -> bool {
+    unchanged.is_none_or(|time| redraw && time >= REPAINT)
 }
 
 /// The exit code of `rallypoint close`.
@@ -137,7 +163,9 @@ fn failed(error: &rallypoint_etcd::Error) -> Problem {
 fn no_such_run(run: &str) -> Problem {
     Problem::new(
         NO_RUN,
-        format!("there is no run {run:?} on this etcd; `rallypoint status` lists those there are"),
+        format!(
+            "there is no run {run:?} on this etcd; `rallypoint status` lists those there are: runs of the backend rallypoint, and no others"
+        ),
     )
 }
 
@@ -205,7 +233,7 @@ fn range(status: &RunStatus) -> String {
 
 fn list(all: &[RunStatus]) -> String {
     if all.is_empty() {
-        return "no runs\n".to_owned();
+        return "no runs of the backend rallypoint\n".to_owned();
     }
     let mut rows =
         vec![["RUN", "STATE", "ROUND", "NODES", "OF", "WAITING", "SPARES"].map(str::to_owned).to_vec()];
@@ -339,6 +367,14 @@ mod tests {
         assert!(
             table(&[row(["RUN", "A", "B"]), row([&long, "\x1b[2J", "x"])]).ends_with("  \\u{1b}[2J  x\n")
         );
+    }
+
+    #[test]
+    fn what_has_not_changed_is_drawn_once_a_second_at_most() {
+        let unchanged = |millis| Some(Duration::from_millis(millis));
+        assert!(shows(true, None) && shows(false, None));
+        assert!(!shows(true, unchanged(200)) && shows(true, unchanged(1000)));
+        assert!(!shows(false, unchanged(5000)), "lines are not repeated");
     }
 
     #[test]

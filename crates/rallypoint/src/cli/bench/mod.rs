@@ -22,6 +22,7 @@ pub use self::aftermath::{Idle, MassDeath, idle, mass_death};
 use self::counts::Counts;
 use super::connection::Connection;
 use super::exit::{NODE, Place, Problem};
+use super::variables::yes_or_no;
 
 /// Connections that all nodes share unless told otherwise; as many carry the raw requests of the floor.
 pub const CONNECTIONS: usize = 8;
@@ -73,7 +74,7 @@ struct Rendezvous {
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     deaths: Option<u32>,
     /// Print JSON.
-    #[arg(long, env = "RALLYPOINT_JSON", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "RALLYPOINT_JSON", value_parser = yes_or_no)]
     json: bool,
     #[command(flatten)]
     connection: Connection,

@@ -3,17 +3,15 @@
 //! A launcher that is itself a worker tells its own launcher so, and a site that runs jobs its records.
 
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use rallypoint_agent::{Exit, FailureReport, Signal};
+use rallypoint_agent::{Exit, FailureReport, Signal, disk};
 use serde_json::{Value, json};
 use tracing::warn;
 
 use crate::cli::exit::Problem;
 
 const VARIABLE: &str = "TORCHELASTIC_ERROR_FILE";
-/// For a disk that does not answer. Nothing keeps a launcher from ending.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The failure that came first, as its worker wrote it where it did.
 pub(crate) fn of_failure(report: &FailureReport) -> Value {
@@ -53,17 +51,13 @@ fn record(message: &str, traceback: &str, time: SystemTime) -> Value {
 /// Writes the record where the variable says, if it does.
 pub(crate) fn keep(record: &Value) {
     let Some(file) = std::env::var_os(VARIABLE).filter(|file| !file.is_empty()) else { return };
-    let (done, written) = std::sync::mpsc::channel();
     let text = record.to_string();
-    let write = move || {
-        let _ = done.send(std::fs::write(Path::new(&file), text).map_err(|error| (file, error)));
+    let name = file.clone();
+    let written = disk::within(disk::PATIENCE, move || std::fs::write(Path::new(&file), text));
+    let why = match written {
+        Ok(Ok(())) => return,
+        Ok(Err(error)) => error.to_string(),
+        Err(unknown) => unknown.to_string(),
     };
-    if std::thread::Builder::new().spawn(write).is_err() {
-        return;
-    }
-    match written.recv_timeout(PATIENCE) {
-        Ok(Ok(())) => {}
-        Ok(Err((file, error))) => warn!("cannot write {VARIABLE}, {}: {error}", Path::new(&file).display()),
-        Err(_) => warn!("{VARIABLE} is not written within {} s", PATIENCE.as_secs()),
-    }
+    warn!("cannot write {VARIABLE}, {}: {why}", Path::new(&name).display());
 }

@@ -5,6 +5,8 @@ use std::path::Path;
 use rallypoint_agent::temporary::{self, Held};
 use rallypoint_agent::{Guarded, LogDir, LogSettings, Logs, disk};
 
+use tracing::warn;
+
 use super::options::{self, Run};
 use super::timer;
 use crate::cli::exit::{NODE, Problem, chain};
@@ -24,7 +26,7 @@ fn log_dir(options: &Run, guarded: &Guarded) -> LogDir {
         // As torchrun does: what was asked for stays.
         None if options.redirects.any() || options.tee.any() => {
             let name = format!("rallypoint_logs_{:08x}", fastrand::u32(..));
-            LogDir::Kept(std::env::temp_dir().join(name))
+            LogDir::Kept(temporary::base().join(name))
         }
         None => LogDir::Temporary(guarded.folder().to_owned()),
         Some(path) if path.as_os_str() == "/dev/null" => LogDir::Nowhere,
@@ -36,6 +38,15 @@ fn log_dir(options: &Run, guarded: &Guarded) -> LogDir {
 pub(crate) fn open(options: &Run, guarded: &Guarded, run_id: &str) -> Result<(Logs, Option<Held>), Problem> {
     let dir = log_dir(options, guarded);
     let needed = matches!(dir, LogDir::Temporary(_)) || timer::are_asked_for();
+    let temporary = needed || (options.log_dir.is_none() && matches!(dir, LogDir::Kept(_)));
+    if let Some((variable, folder)) = temporary.then(temporary::passed_over).flatten() {
+        let base = temporary::base();
+        warn!(
+            "{variable} is {}, which is no folder that can be written: {} is used",
+            folder.display(),
+            base.display()
+        );
+    }
     // Where it cannot be made, that is told by whoever needs it.
     let held = hold_folder(guarded.folder(), needed);
     Ok((logs(options, dir, run_id)?, held))

@@ -1,13 +1,32 @@
 //! What the system must allow for many workers.
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::fs::File;
+use std::io;
+use std::num::NonZero;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
 
-/// Open files of the launcher itself.
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::cli::exit::{NODE, Problem};
+
+/// Open files of the launcher itself, with some to spare.
 const OWN_FILES: u64 = 128;
+/// Without these it would not come as far as its workers.
+const LEAST_FILES: u64 = 32;
+/// Threads for what may block that are always there.
+const BLOCKING_THREADS: usize = 2;
+/// Threads of the launcher itself, beside one for each CPU: those that may block, two for the console, and some to spare.
+const OWN_THREADS: usize = BLOCKING_THREADS + 4;
+/// For a thread that was started to run.
+const TO_COME: Duration = Duration::from_secs(10);
+/// For a thread that is to stay.
+const EVER: Duration = Duration::from_secs(1 << 32);
 /// Of each worker: its two streams, and a log file for each.
 const FILES_PER_WORKER: u64 = 4;
-/// The system has no more for this process, or for any.
-const NO_MORE: [rustix::io::Errno; 2] = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE];
 
 /// Makes room for so many workers, as far as this process may. No more than that: workers inherit it.
 pub(crate) fn make_room(workers: usize) {
@@ -24,21 +43,79 @@ fn raised(workers: usize, now: Option<u64>, most: Option<u64>) -> Option<u64> {
     now.filter(|now| *now < wanted).map(|_| wanted)
 }
 
+/// That the launcher itself has the open files that it needs. To be asked before anything is started.
+pub(crate) fn check_files() -> Result<(), Problem> {
+    make_room(0);
+    let opened: io::Result<Vec<File>> = (0..LEAST_FILES).map(|_| File::open("/dev/null")).collect();
+    opened.map(drop).map_err(|error| cannot_start(&error))
+}
+
+/// That the launcher itself has the threads that it needs. To be asked before anything is started.
+pub(crate) fn check_threads() -> Result<(), Problem> {
+    let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+    let gate = Mutex::new(());
+    let started = thread::scope(|scope| {
+        // All of them are there at once, until it is dropped.
+        let _closed = gate.lock();
+        (0..cpus + OWN_THREADS)
+            .try_for_each(|_| thread::Builder::new().spawn_scoped(scope, || drop(gate.lock())).map(drop))
+    });
+    started.map_err(|error| cannot_start(&error))
+}
+
+/// The launcher's runtime. Some of its threads for what may block are there from the beginning and stay: where no more can be
+/// started later, what they are to do would wait for ever.
+pub(crate) fn runtime() -> Result<Runtime, Problem> {
+    let runtime = Builder::new_multi_thread().enable_all().thread_keep_alive(EVER).build();
+    let runtime = runtime.map_err(|error| cannot_start(&error))?;
+    let gate = Arc::new(Mutex::new(()));
+    let closed = gate.lock();
+    let (here, come) = mpsc::channel();
+    for _ in 0..BLOCKING_THREADS {
+        let (gate, here) = (Arc::clone(&gate), here.clone());
+        runtime.spawn_blocking(move || {
+            let _ = here.send(());
+            drop(gate.lock());
+        });
+    }
+    let come = (0..BLOCKING_THREADS).try_for_each(|_| come.recv_timeout(TO_COME));
+    drop(closed);
+    // Whoever took the last ones did so since they were counted.
+    come.map(|()| runtime).map_err(|_| cannot_start(&Errno::AGAIN.into()))
+}
+
+/// With what to raise, if that is the reason.
+pub(crate) fn cannot_start(error: &io::Error) -> Problem {
+    let why = advice(error).unwrap_or_else(|| error.to_string());
+    Problem::new(NODE, format!("cannot start the launcher: {why}"))
+}
+
 /// What to do about an error, if it came of a limit.
-pub(crate) fn advice(error: &std::io::Error) -> Option<String> {
-    let number = rustix::io::Errno::from_io_error(error)?;
-    if NO_MORE.contains(&number) {
-        let limit = getrlimit(Resource::Nofile).maximum.map_or("none".to_owned(), |most| most.to_string());
-        return Some(format!(
-            "too many open files (the hard limit is {limit}): raise it, as with ulimit -Hn"
-        ));
+pub(crate) fn advice(error: &io::Error) -> Option<String> {
+    let too_many_processes = || {
+        let limit =
+            getrlimit(Resource::Nproc).current.map_or("unlimited".to_owned(), |most| most.to_string());
+        format!(
+            "too many processes and threads (ulimit -u is {limit}, for all that this user runs): raise it, or the limit of this container"
+        )
+    };
+    let processes = || (Errno::from_io_error(error)? == Errno::AGAIN).then(too_many_processes);
+    files(error).or_else(processes)
+}
+
+/// The same where only open files can be meant: elsewhere "try again" has other reasons.
+pub(crate) fn files(error: &io::Error) -> Option<String> {
+    match Errno::from_io_error(error)? {
+        Errno::MFILE => {
+            let limit =
+                getrlimit(Resource::Nofile).maximum.map_or("none".to_owned(), |most| most.to_string());
+            Some(format!(
+                "too many open files (the hard limit is {limit}): raise it, as with ulimit -Hn; a launcher needs {OWN_FILES}, and {FILES_PER_WORKER} more for each worker"
+            ))
+        }
+        Errno::NFILE => Some("too many open files on this machine: raise fs.file-max".to_owned()),
+        _ => None,
     }
-    if number == rustix::io::Errno::AGAIN {
-        return Some(
-            "too many processes and threads: raise ulimit -u, or the limit of this container".to_owned(),
-        );
-    }
-    None
 }
 
 #[cfg(test)]

@@ -19,6 +19,8 @@ const MASTER_PORT: u16 = 29500;
 const C10D_PORT: u16 = 29400;
 /// torchrun's name of a run that has none. Only where one node serves this run and no other.
 const NO_NAME: &str = "none";
+/// Before its rank, the name of a node that has been given one.
+pub(crate) const NODE_RANK: &str = "node-rank-";
 /// What torchrun's backends can be told in `--rdzv-conf` and the native one cannot, with why.
 const THEIRS: [(&str, &str); 8] = [
     ("rank", "--node-rank says it"),
@@ -257,7 +259,7 @@ impl Meet {
         }
         if let Some(rank) = asked.node_rank.filter(|_| is_static) {
             // So a second node of this rank is told of, and one that is started again takes its place at once.
-            self.set("node_id", format!("node-rank-{rank}"));
+            self.set("node_id", format!("{NODE_RANK}{rank}"));
         }
         if asked.torchs.is_some() || asked.by_master() {
             let place = Some(options.connection.endpoints()).filter(|endpoint| !endpoint.is_empty());

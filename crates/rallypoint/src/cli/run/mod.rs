@@ -6,7 +6,7 @@ mod error_file;
 mod events;
 mod files;
 pub(super) mod limits;
-mod meet;
+pub(super) mod meet;
 mod numa;
 mod options;
 mod program;
@@ -23,7 +23,7 @@ use std::io::IsTerminal;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rallypoint_agent::{
     Agent, Console, DEFAULT_GRACE, Events, Guarded, Interactive, Orders, Outcome, Part, Prefix, Stopper,
@@ -49,6 +49,7 @@ use self::terminal::{LogWriter, Terminal};
 use self::timer::TimerFile;
 use self::writer::Lost;
 use super::exit::{CLOSED, NO_SERVER, NODE, Place, Problem, SIGNAL, WORKERS_FAILED, kind, say};
+use super::variables::named;
 use super::{LogFormat, start_log_to};
 
 const GRACE_VARIABLE: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
@@ -67,9 +68,12 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 pub(super) fn run(options: &Run) -> u8 {
     let orders = match orders(options) {
         Ok(orders) => orders,
-        Err(problem) => return problem.report(),
+        Err(problem) => return problem.naming(&options.variables).report(),
     };
-    let cannot = |error| Problem::new(NODE, format!("cannot start the launcher: {error}")).report();
+    if let Err(problem) = limits::check_files() {
+        return problem.report();
+    }
+    let cannot = |error| limits::cannot_start(&error).report();
     let guarded = match rallypoint_agent::guard(&orders) {
         Ok(Part::Launcher(guarded)) => guarded,
         Ok(Part::Guard { status, left }) => {
@@ -80,6 +84,9 @@ pub(super) fn run(options: &Run) -> u8 {
         }
         Err(error) => return cannot(error),
     };
+    if let Err(problem) = limits::check_threads() {
+        return problem.report();
+    }
     let terminal = match Terminal::new() {
         Ok(terminal) => terminal,
         Err(error) => return cannot(error),
@@ -92,17 +99,23 @@ pub(super) fn run(options: &Run) -> u8 {
         level => level,
     };
     if let Err(problem) = start_log_to(level, options.log_format, colours, move || writer.clone()) {
-        return Problem::usage(problem).report();
+        return Problem::usage(problem).naming(&options.variables).report();
     }
-    let runtime = match tokio::runtime::Runtime::new() {
+    let runtime = match limits::runtime() {
         Ok(runtime) => runtime,
-        Err(error) => return cannot(error),
+        Err(problem) => return problem.report(),
     };
     let stopper = Stopper::default();
     let code = runtime.block_on(launch(options, &orders, &guarded, &terminal, &stopper));
     terminal.show(None);
     let code = code.unwrap_or_else(|problem| {
-        terminal.say(&problem.shown());
+        let problem = problem.naming(&options.variables);
+        terminal.say(&match options.log_format {
+            LogFormat::Text => problem.shown(),
+            LogFormat::Json => {
+                json_line(&serde_json::json!({ "message": problem.text, "exit_code": problem.code }))
+            }
+        });
         error_file::keep(&error_file::of_problem(&problem));
         problem.code
     });
@@ -187,7 +200,7 @@ async fn launch(
     signals::listen(&orders.ends, interactive(options), stopper, guarded, &workers);
     tokio::spawn(signals::follow(guarded.clone(), workers.clone(), options.monitor_interval.0));
     for (flag, why) in options.without_meaning.given() {
-        warn!("{flag} has no effect: {why}");
+        warn!("{} has no effect: {why}", named(flag, &options.variables));
     }
     if std::env::var_os(HEALTH_VARIABLE).is_some() {
         warn!(
@@ -207,7 +220,7 @@ async fn launch(
     meet.said.iter().for_each(|said| info!("{said}"));
     meet.warned.iter().for_each(|warned| warn!("{warned}"));
     for (flag, why) in &meet.without_effect {
-        warn!("{flag} has no effect: {why}");
+        warn!("{} has no effect: {why}", named(flag, &options.variables));
     }
     let run_id = run_id(options, alone)?;
     let (logs, _held) = files::open(options, guarded, &run_id)?;
@@ -236,15 +249,14 @@ async fn launch(
     let record = (options.event_log_handler == EventLogHandler::Console)
         .then(|| Arc::new(EventLog::new(&spec, &*handler, Arc::clone(terminal))));
     let stuck = stuck::watch(workers.clone(), stuck::limit()?, options.monitor_interval.0.max(SHORTEST_LOOK));
-    let waiting = Waiting {
-        handler: Arc::clone(&handler),
-        run: run_id.clone(),
-        endpoint: parameters.endpoint.clone(),
-        timeout,
-    };
-    let agent = Agent::new(spec, handler, logs, console).adopting_orphans().with_workers(workers);
+    let agent =
+        Agent::new(spec, Arc::clone(&handler), logs, console).adopting_orphans().with_workers(workers);
+    let (endpoint, server) = (parameters.endpoint.clone(), agent.server());
+    let waiting = Waiting { handler, run: run_id.clone(), endpoint, timeout, server };
     let agent = agent.with_events(record.clone().map(|record| record as Arc<dyn Events>));
     let agent = if meeting.server.is_some() { agent.hosting_server() } else { agent };
+    // A server that is only ever connected to is no node's.
+    let agent = if options.connection.only_connect() { agent } else { agent.asking_for_server() };
     let progress = tokio::spawn(progress::show(Arc::clone(terminal), agent.phase(), waiting));
     let running = agent.run(listener);
     tokio::pin!(running);
@@ -435,6 +447,12 @@ fn no_etcd(parameters: &RendezvousParameters, error: &RendezvousError) -> bool {
     plain && !matches!(kind(error), Some(ErrorKind::Auth | ErrorKind::PermissionDenied | ErrorKind::Tls))
 }
 
+/// An error as the lines of the log are.
+fn json_line(fields: &serde_json::Value) -> String {
+    let timestamp = rallypoint_agent::rfc3339(SystemTime::now());
+    format!("{}\n", serde_json::json!({ "timestamp": timestamp, "level": "ERROR", "fields": fields }))
+}
+
 fn signal_code(signal: Signal) -> u8 {
     SIGNAL.saturating_add(u8::try_from(signal.as_raw()).unwrap_or_default())
 }
@@ -461,7 +479,7 @@ fn report(
                 LogFormat::Text => report.to_string(),
                 LogFormat::Json => {
                     let fields = serde_json::json!({ "message": report.in_short(), "failure": report });
-                    format!("{}\n", serde_json::json!({ "level": "ERROR", "fields": fields }))
+                    json_line(&fields)
                 }
             };
             terminal.say(&text);

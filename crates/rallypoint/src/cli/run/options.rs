@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::builder::FalseyValueParser;
 use rallypoint_agent::{DEFAULT_MAX_DEPARTURES, DEFAULT_SIGNALS, StreamChoice, WhenExhausted};
 use rallypoint_rendezvous::native::OPTIONS;
 
@@ -12,6 +11,7 @@ use super::numa::Mode;
 use crate::cli::LogFormat;
 use crate::cli::connection::Connection;
 use crate::cli::exit::TABLE;
+use crate::cli::variables::{Variable, yes_or_no};
 
 /// Run a program as the workers of a distributed job, together with other nodes.
 ///
@@ -26,6 +26,9 @@ use crate::cli::exit::TABLE;
     override_usage = "rallypoint run [OPTIONS] [--] PROGRAM [ARGS]...\n       rallypoint run [OPTIONS] SCRIPT.py [ARGS]...\n       rallypoint run [OPTIONS] -m MODULE [ARGS]..."
 )]
 pub(crate) struct Run {
+    /// The options that come from the environment.
+    #[arg(skip)]
+    pub(crate) variables: Vec<Variable>,
     /// The Python that this command is installed in, if any.
     #[arg(skip)]
     pub(crate) python: Option<OsString>,
@@ -53,7 +56,7 @@ pub(crate) struct Run {
     )]
     pub(crate) nproc_per_node: WorkersPerNode,
     /// Run on this node alone. Nothing else needs to run, and neither endpoint nor id is needed.
-    #[arg(long, env = "PET_STANDALONE", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "PET_STANDALONE", value_parser = yes_or_no)]
     pub(crate) standalone: bool,
     /// The name of the run: nodes with the same name meet. A run that is over stays over, so a new one needs a new name.
     #[arg(
@@ -199,13 +202,13 @@ pub(crate) struct Run {
     #[arg(long, env = "PET_ROLE", value_name = "NAME", default_value = "default", help_heading = "Workers")]
     pub(crate) role: String,
     /// Each worker sees one GPU only, as its first, and has LOCAL_RANK 0.
-    #[arg(long, alias = "virtual_local_rank", env = "PET_VIRTUAL_LOCAL_RANK", value_parser = FalseyValueParser::new(), help_heading = "Workers")]
+    #[arg(long, alias = "virtual_local_rank", env = "PET_VIRTUAL_LOCAL_RANK", value_parser = yes_or_no, help_heading = "Workers")]
     pub(crate) virtual_local_rank: bool,
     /// The program is the name of a Python module, as in python -m.
-    #[arg(short, long, env = "PET_MODULE", value_parser = FalseyValueParser::new(), conflicts_with = "no_python", help_heading = "Workers")]
+    #[arg(short, long, env = "PET_MODULE", value_parser = yes_or_no, conflicts_with = "no_python", help_heading = "Workers")]
     pub(crate) module: bool,
     /// Run the program itself, even if its name ends with .py.
-    #[arg(long, alias = "no_python", env = "PET_NO_PYTHON", value_parser = FalseyValueParser::new(), help_heading = "Workers")]
+    #[arg(long, alias = "no_python", env = "PET_NO_PYTHON", value_parser = yes_or_no, help_heading = "Workers")]
     pub(crate) no_python: bool,
     /// The signals that end the run on this node. Of others, SIGUSR1 and SIGUSR2 are passed on to workers that handle them.
     #[arg(long, alias = "signals_to_handle", env = "PET_SIGNALS_TO_HANDLE", value_name = "NAMES", default_value = DEFAULT_SIGNALS, help_heading = "Workers")]
@@ -331,7 +334,7 @@ pub(crate) struct WithoutMeaning {
     #[arg(long, alias = "logs_specs", env = "PET_LOGS_SPECS", value_name = "NAME")]
     pub(crate) logs_specs: Option<String>,
     /// No effect: a script is run by a Python of its own.
-    #[arg(long, alias = "run_path", env = "PET_RUN_PATH", value_parser = FalseyValueParser::new())]
+    #[arg(long, alias = "run_path", env = "PET_RUN_PATH", value_parser = yes_or_no)]
     run_path: bool,
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rallypoint_agent::Phase;
+use rallypoint_agent::{Phase, ServerNode};
 use rallypoint_core::text::{are, count};
 use rallypoint_rendezvous::{Progress, RendezvousHandler};
 use tokio::sync::watch;
@@ -25,13 +25,17 @@ pub(crate) struct Waiting {
     pub(crate) endpoint: String,
     /// For how long at most.
     pub(crate) timeout: Duration,
+    /// The other node that runs the server.
+    pub(crate) server: watch::Receiver<Option<ServerNode>>,
 }
 
 /// Shows what this node waits for, until the agent has ended.
 pub(crate) async fn show(terminal: Arc<Terminal>, mut phase: watch::Receiver<Phase>, waiting: Waiting) {
     let mut progress = waiting.handler.progress();
     loop {
-        let waits = |phase: &Phase| matches!(phase, Phase::Meeting | Phase::Finishing { .. } | Phase::Ended);
+        let waits = |phase: &Phase| {
+            matches!(phase, Phase::Meeting | Phase::Finishing { .. } | Phase::Writing | Phase::Ended)
+        };
         let now = match phase.wait_for(waits).await.as_deref() {
             Err(_) | Ok(Phase::Ended) => return,
             Ok(now) => *now,
@@ -70,7 +74,10 @@ impl Waiting {
             next = Instant::now() + TICK;
             let describe = |left| match now {
                 Phase::Meeting if self.handler.contact().is_some_and(|contact| contact.is_silent()) => {
-                    "waiting for etcd, which does not answer this node".to_owned()
+                    silent(self.server.borrow().as_ref())
+                }
+                Phase::Writing => {
+                    "the workers have finished; waiting for what they said last to be written".to_owned()
                 }
                 Phase::Meeting => describe(&progress.borrow(), left),
                 Phase::Finishing { nodes: 1 } => {
@@ -120,6 +127,16 @@ fn time(waited: Duration, timeout: Option<Duration>) -> String {
     match timeout {
         Some(timeout) => format!("({so_far} s so far, {} s left)", timeout.saturating_sub(waited).as_secs()),
         None => format!("({so_far} s so far)"),
+    }
+}
+
+/// That the server does not answer.
+fn silent(server: Option<&ServerNode>) -> String {
+    match server {
+        None => "waiting for etcd, which does not answer this node".to_owned(),
+        Some(server) => {
+            format!("waiting for {server}, which ran the server: start it again, or end this node too")
+        }
     }
 }
 

@@ -1,0 +1,72 @@
+//! Why an agent cannot go on.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use rallypoint_core::text::are;
+use rallypoint_rendezvous::RendezvousError;
+use thiserror::Error;
+
+use crate::environment::NoGpu;
+use crate::logs::LogError;
+use crate::ranks::RankError;
+use crate::server::ServerNode;
+
+/// Why an agent cannot go on.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum AgentError {
+    /// The nodes could not meet.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
+    /// They had met, and too few came back.
+    #[error("run {run_id:?}: {why}, and too few nodes are here to go on: {}, and {} after {} s",
+        are(*needed, "node", "needed"), are(*here, "node", "here"), after.as_secs_f64())]
+    NotAgain {
+        /// The run.
+        run_id: String,
+        /// Why they had to meet again.
+        why: String,
+        /// The least nodes of a round.
+        needed: usize,
+        /// Those that are there.
+        here: usize,
+        /// How long this node waited.
+        after: Duration,
+    },
+    /// The node that ran the server is gone, and the server with it.
+    #[error(
+        "run {run_id:?}: the server that the nodes had met on ran on {server}, and does not answer any more: that node has died, or cannot be reached ({source})"
+    )]
+    ServerGone {
+        /// The run.
+        run_id: String,
+        /// The node.
+        server: ServerNode,
+        /// What was found at the endpoint.
+        source: Box<RendezvousError>,
+    },
+    /// The ranks of the workers could not be agreed upon.
+    #[error("the ranks of the workers could not be agreed upon")]
+    Ranks(#[from] RankError),
+    /// A log file cannot be written.
+    #[error(transparent)]
+    Logs(#[from] LogError),
+    /// A worker would have no GPU.
+    #[error(transparent)]
+    Gpu(#[from] NoGpu),
+    /// The program cannot be started.
+    #[error("cannot start {program:?}: check that it exists, is executable, and is on PATH")]
+    Start {
+        /// The program.
+        program: OsString,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// There is no port where other nodes could ask.
+    #[error("no port for the questions of other nodes: check --local-addr, and that ports are free")]
+    Port(#[source] std::io::Error),
+    /// The system refuses something that every process may do.
+    #[error("cannot watch for ended processes")]
+    Signals(#[source] std::io::Error),
+}
