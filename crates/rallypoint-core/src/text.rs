@@ -57,24 +57,9 @@ pub fn count(number: usize, what: &str) -> String {
 /// ```
 #[must_use]
 pub fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let with_distance = names.into_iter().map(|name| (distance(word, name), name));
+    let with_distance = names.into_iter().map(|name| (strsim::levenshtein(word, name), name));
     let (distance, name) = with_distance.min_by_key(|(distance, _)| *distance)?;
     (distance <= name.len() / 3).then_some(name)
-}
-
-/// How many letters are to be put in, taken out or replaced to make one word of the other.
-fn distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (taken, letter) in one.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], taken + 1);
-        for (at, theirs) in other.iter().enumerate() {
-            let replaced = diagonal + usize::from(letter != *theirs);
-            diagonal = row[at + 1];
-            row[at + 1] = replaced.min(row[at] + 1).min(diagonal + 1);
-        }
-    }
-    row[other.len()]
 }
 
 /// The same of what is there, in a sentence: `1 node is here`, `3 nodes are here`.
