@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use crate::temporary::LOCK;
-
+/// The file in a folder that is locked by its owner. It is removed last.
+pub(crate) const LOCK: &str = "owner.lock";
 /// How long a disk may take for what the end waits for.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 /// The same for a disk that answers, and has much to do.

@@ -11,10 +11,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, FlockOperation, OFlags, access, flock};
 use rustix::process::geteuid;
 
-use crate::disk;
+use crate::disk::{self, LOCK};
 
-/// The file in the folder that is locked.
-pub(crate) const LOCK: &str = "owner.lock";
 const PREFIX: &str = "rallypoint_";
 /// The variables that name the temporary folder.
 const NAMED: [&str; 3] = ["TMPDIR", "TEMP", "TMP"];

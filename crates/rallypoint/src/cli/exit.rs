@@ -11,7 +11,7 @@ use rallypoint_etcd::ErrorKind;
 use rallypoint_rendezvous::{ParameterError, RendezvousError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::run::{limits, meet};
+use super::ulimit;
 use super::variables::{Variable, named};
 
 /// Workers failed more often than they may be started again.
@@ -32,6 +32,9 @@ pub(crate) const CANNOT_RUN: u8 = 126;
 pub(crate) const NOT_FOUND: u8 = 127;
 /// Ended by a signal, whose number is added; as a shell says it.
 pub(crate) const SIGNAL: u8 = 128;
+
+/// Before its rank, the name of a node that has been given one.
+pub(crate) const NODE_RANK: &str = "node-rank-";
 
 /// The table of `rallypoint run --help`.
 pub(crate) const TABLE: &str = "\
@@ -128,11 +131,11 @@ impl Problem {
 
     /// With what to do, where that is known from the kind.
     pub(crate) fn rendezvous(error: &RendezvousError, place: Place) -> Self {
-        if let Some(advice) = limit(error, limits::files) {
+        if let Some(advice) = limit(error, ulimit::files) {
             return Problem::new(NODE, format!("cannot meet the other nodes: {advice}"));
         }
         if let RendezvousError::Replaced { run_id, node, by } = error
-            && let Some(rank) = node.strip_prefix(meet::NODE_RANK)
+            && let Some(rank) = node.strip_prefix(NODE_RANK)
         {
             let text = format!(
                 "run {run_id:?}: another process, at {by}, was started with --node-rank {rank} and has this node's place now: give each node a --node-rank of its own"
@@ -160,7 +163,7 @@ impl Problem {
         if let AgentError::Rendezvous(error) = error {
             return Problem::rendezvous(error, place);
         }
-        if let Some(advice) = limit(error, limits::advice) {
+        if let Some(advice) = limit(error, ulimit::advice) {
             return Problem::new(NODE, format!("cannot start the workers: {advice}"));
         }
         match error {

@@ -6,6 +6,7 @@ mod connection;
 mod exit;
 mod run;
 mod status;
+mod ulimit;
 mod variables;
 
 use std::error::Error;

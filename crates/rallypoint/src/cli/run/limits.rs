@@ -12,9 +12,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::cli::exit::{NODE, Problem};
+use crate::cli::ulimit::{FILES_PER_WORKER, OWN_FILES, advice};
 
-/// Open files of the launcher itself, with some to spare.
-const OWN_FILES: u64 = 128;
 /// Without these it would not come as far as its workers.
 const LEAST_FILES: u64 = 32;
 /// Threads for what may block that are always there.
@@ -25,8 +24,6 @@ const OWN_THREADS: usize = BLOCKING_THREADS + 4;
 const TO_COME: Duration = Duration::from_secs(10);
 /// For a thread that is to stay.
 const EVER: Duration = Duration::from_secs(1 << 32);
-/// Of each worker: its two streams, and a log file for each.
-const FILES_PER_WORKER: u64 = 4;
 
 /// Makes room for so many workers, as far as this process may. No more than that: workers inherit it.
 pub(crate) fn make_room(workers: usize) {
@@ -88,34 +85,6 @@ pub(crate) fn runtime() -> Result<Runtime, Problem> {
 pub(crate) fn cannot_start(error: &io::Error) -> Problem {
     let why = advice(error).unwrap_or_else(|| error.to_string());
     Problem::new(NODE, format!("cannot start the launcher: {why}"))
-}
-
-/// What to do about an error, if it came of a limit.
-pub(crate) fn advice(error: &io::Error) -> Option<String> {
-    let too_many_processes = || {
-        let limit =
-            getrlimit(Resource::Nproc).current.map_or("unlimited".to_owned(), |most| most.to_string());
-        format!(
-            "too many processes and threads (ulimit -u is {limit}, for all that this user runs): raise it, or the limit of this container"
-        )
-    };
-    let processes = || (Errno::from_io_error(error)? == Errno::AGAIN).then(too_many_processes);
-    files(error).or_else(processes)
-}
-
-/// The same where only open files can be meant: elsewhere "try again" has other reasons.
-pub(crate) fn files(error: &io::Error) -> Option<String> {
-    match Errno::from_io_error(error)? {
-        Errno::MFILE => {
-            let limit =
-                getrlimit(Resource::Nofile).maximum.map_or("none".to_owned(), |most| most.to_string());
-            Some(format!(
-                "too many open files (the hard limit is {limit}): raise it, as with ulimit -Hn; a launcher needs {OWN_FILES}, and {FILES_PER_WORKER} more for each worker"
-            ))
-        }
-        Errno::NFILE => Some("too many open files on this machine: raise fs.file-max".to_owned()),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

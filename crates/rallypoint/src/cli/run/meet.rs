@@ -11,7 +11,7 @@ use rallypoint_rendezvous::{ParameterError, Registry, RendezvousParameters};
 
 use super::options::Run;
 use super::server::Serves;
-use crate::cli::exit::{Place, Problem};
+use crate::cli::exit::{NODE_RANK, Place, Problem};
 
 /// torchrun's defaults: where rank 0 is, and the ports of its two backends.
 const MASTER_ADDR: &str = "127.0.0.1";
@@ -19,8 +19,6 @@ const MASTER_PORT: u16 = 29500;
 const C10D_PORT: u16 = 29400;
 /// torchrun's name of a run that has none. Only where one node serves this run and no other.
 const NO_NAME: &str = "none";
-/// Before its rank, the name of a node that has been given one.
-pub(crate) const NODE_RANK: &str = "node-rank-";
 /// What torchrun's backends can be told in `--rdzv-conf` and the native one cannot, with why.
 const THEIRS: [(&str, &str); 8] = [
     ("rank", "--node-rank says it"),

@@ -1,0 +1,224 @@
+//! The loop: meet, start the workers, watch them and the group, and meet again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rallypoint_rendezvous::{FINISHED, GroupChange, Rendezvous, RendezvousError};
+use tracing::{debug, info, warn};
+
+use super::{Agent, Outcome, Phase, Success};
+use crate::decision::{Cause, Verdict};
+use crate::error::AgentError;
+use crate::failure::{Failure, FailureReport};
+use crate::fence::{Fence, Limits, Witness};
+use crate::notice::{Board, Notice};
+use crate::round;
+use crate::stop::StopListener;
+use crate::words::{self, Reason};
+
+/// For telling the others that this node leaves, when nothing depends on it any more.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Agent {
+    /// Runs until all is done, or `stop` asks for the end. The workers are gone when it returns; so is this node
+    /// from the run.
+    pub async fn run(mut self, mut stop: StopListener) -> Result<Outcome, AgentError> {
+        let ended = self.rounds(&mut stop).await;
+        self.phase.send_replace(Phase::Ended);
+        match &ended {
+            // An etcd that does not answer cannot be told either. What this node has there ends with its lease.
+            Ok(Outcome::Succeeded(success)) if success.without_word => {}
+            Ok(Outcome::Succeeded(_)) => self.part(self.handler.shutdown(FINISHED), &mut stop).await,
+            Ok(Outcome::Failed(report)) => {
+                self.part(self.handler.shutdown(&report.in_short()), &mut stop).await;
+            }
+            Ok(Outcome::Left(_) | Outcome::Stopped(_)) | Err(_) if self.hosts_server => {
+                let reason = format!("{} ended, and with it the server that the nodes had met on", self.host);
+                self.part(self.handler.shutdown(&reason), &mut stop).await;
+            }
+            // The run goes on without this node.
+            Ok(Outcome::Left(_) | Outcome::NotNeeded | Outcome::Closed { .. } | Outcome::Stopped(_))
+            | Err(_) => {
+                self.part(self.handler.leave(), &mut stop).await;
+            }
+        }
+        ended
+    }
+
+    /// What watches over a round of this node while etcd does not answer it.
+    async fn fence(&mut self, met: &Rendezvous) -> Result<Fence, AgentError> {
+        let timeout = self.spec.fence_timeout.unwrap_or_else(|| self.handler.time_to_notice());
+        let limits = Limits { timeout, outage: self.spec.max_etcd_outage };
+        let nobody_to_ask = met.world_size == 1 && limits.outage.is_none();
+        if nobody_to_ask || timeout.is_zero() || self.handler.contact().is_none() {
+            return Ok(Fence::none());
+        }
+        if self.witness.is_none() {
+            self.witness = Witness::open(Arc::clone(&self.handler)).await.map_err(AgentError::Port)?;
+        }
+        let witness = self.witness.as_ref();
+        Ok(witness.map_or_else(Fence::none, |witness| {
+            Fence::start(witness, Arc::clone(&self.handler), met, limits)
+        }))
+    }
+
+    /// Tells the others, which nothing depends on any more.
+    async fn part<T: std::fmt::Debug>(&self, telling: impl Future<Output = T>, stop: &mut StopListener) {
+        tokio::select! {
+            told = tokio::time::timeout(LEAVE_TIMEOUT, telling) => debug!(?told, "the others were told"),
+            () = stop.asked_again() => {}
+        }
+    }
+
+    async fn rounds(&mut self, stop: &mut StopListener) -> Result<Outcome, AgentError> {
+        // What failed first in the last round, for when somebody closes the run because of it.
+        let mut cause = None;
+        // Why that round is over.
+        let mut why: Option<Reason> = None;
+        // Where its nodes tell of failures.
+        let mut board: Option<Board> = None;
+        loop {
+            self.phase.send_replace(Phase::Meeting);
+            let progress = self.handler.progress();
+            let met = tokio::select! {
+                biased;
+                signal = stop.asked() => return Ok(Outcome::Stopped(signal)),
+                met = self.handler.next_rendezvous() => met,
+            };
+            let met = match met {
+                Err(RendezvousError::Closed { reason, .. })
+                    if reason == FINISHED && progress.borrow().spare =>
+                {
+                    return Ok(Outcome::NotNeeded);
+                }
+                Err(RendezvousError::Closed { reason, .. }) if cause.is_some() => {
+                    return Ok(self.closed(reason, cause));
+                }
+                Err(error @ RendezvousError::Closed { .. }) => {
+                    return self.closed_unheard(error, board).await;
+                }
+                Err(RendezvousError::NotMet { run_id, needed, here, after }) if here < needed => {
+                    return Err(match why {
+                        Some(why) => {
+                            let why = why.with(&self.handler.lost(), here);
+                            AgentError::NotAgain { run_id, why, needed, here, after }
+                        }
+                        None => RendezvousError::NotMet { run_id, needed, here, after }.into(),
+                    });
+                }
+                Err(error @ RendezvousError::Connection { .. }) => {
+                    let run_id = self.handler.run_id().to_owned();
+                    return Err(match self.silent_server() {
+                        Some(server) => AgentError::ServerGone { run_id, server, source: Box::new(error) },
+                        None => error.into(),
+                    });
+                }
+                met => met?,
+            };
+            self.rounds += 1;
+            self.phase.send_replace(Phase::Starting);
+            let fence = self.fence(&met).await?;
+            let over = round::run(self, met, fence, stop).await?;
+            board = Some(over.board);
+            match over.verdict {
+                Verdict::Succeed { without_word } => {
+                    let (restarts, rounds) = (self.restarts, self.rounds);
+                    let (workers, nodes) = (over.workers, over.nodes);
+                    let success = Success { workers, nodes, restarts, rounds, without_word };
+                    return Ok(Outcome::Succeeded(success));
+                }
+                Verdict::Regroup { cost, cause: regroup } => {
+                    self.budget.charge(over.ran, cost);
+                    self.restarts += cost;
+                    let of_group =
+                        matches!(regroup, Cause::Group(GroupChange::Died { .. } | GroupChange::Left { .. }));
+                    let (words, report) = self.regroups(regroup, over.failures);
+                    why = Some(Reason { words, of_group, nodes: over.nodes });
+                    cause = report;
+                }
+                Verdict::Close => {
+                    if let Some(report) = self.report(None, over.failures) {
+                        return Ok(Outcome::Failed(Box::new(report.used_up(Some(self.spec.max_restarts)))));
+                    }
+                }
+                Verdict::Leave => {
+                    if let Some(report) = self.report(None, over.failures) {
+                        return Ok(Outcome::Left(Box::new(report.used_up(Some(self.spec.max_restarts)))));
+                    }
+                }
+                Verdict::Closed { reason, first } => {
+                    return Ok(self.closed(reason, self.report(first, over.failures)));
+                }
+                Verdict::Stop(signal) => return Ok(Outcome::Stopped(signal)),
+            }
+        }
+    }
+
+    /// Says why the nodes meet again; that, and the report of the failure that is the cause, if it is one.
+    fn regroups(&self, why: Cause, failures: Vec<Failure>) -> (String, Option<FailureReport>) {
+        let words = match &why {
+            Cause::Own => {
+                let first = failures.iter().min_by_key(|failure| failure.moment());
+                let words = first.map(Failure::in_short).unwrap_or_default();
+                warn!(restarts = self.restarts, left = self.budget.left(), "{words}; starting again");
+                let report = self.report(None, failures);
+                return (words, report);
+            }
+            Cause::Other(notice) => {
+                let words = notice.in_short();
+                info!("{words}; {}", words::after(notice));
+                words
+            }
+            Cause::Group(change) => {
+                let words = words::change(change);
+                info!("{words}; meeting again");
+                words
+            }
+            Cause::CutOff(why) => {
+                // Why was said when the workers were stopped.
+                info!("the workers are stopped; this node meets the others again when etcd answers it");
+                why.to_string()
+            }
+        };
+        for failure in &failures {
+            info!("{}, which followed from that", failure.in_short());
+        }
+        let report = match why {
+            Cause::Other(notice) => self.report(Some(notice), failures),
+            _ => None,
+        };
+        (words, report)
+    }
+
+    /// What failed first, on this node unless another told of it, and what followed here.
+    fn report(&self, told: Option<Notice>, ours: Vec<Failure>) -> Option<FailureReport> {
+        let used_up = told.as_ref().and_then(Notice::used_up);
+        let own = || ours.iter().min_by_key(|failure| failure.moment()).cloned();
+        let first = told.and_then(Notice::failure).or_else(own)?;
+        Some(FailureReport::new(self.handler.run_id(), self.restarts, first, ours).used_up(used_up))
+    }
+
+    /// The run was closed before this node could meet the others again. One that was cut off has not been told of the
+    /// failure that was the reason.
+    async fn closed_unheard(
+        &self,
+        error: RendezvousError,
+        board: Option<Board>,
+    ) -> Result<Outcome, AgentError> {
+        if let (Some(board), RendezvousError::Closed { reason, .. }) = (board, &error)
+            && let Some(report) = board.said().await.and_then(|notice| self.report(Some(notice), Vec::new()))
+            && report.in_short() == *reason
+        {
+            return Ok(Outcome::Failed(Box::new(report)));
+        }
+        Err(error.into())
+    }
+
+    /// The run was closed, because of that failure or for another reason.
+    fn closed(&self, reason: String, cause: Option<FailureReport>) -> Outcome {
+        match cause.filter(|report| report.in_short() == reason) {
+            Some(report) => Outcome::Failed(Box::new(report)),
+            None => Outcome::Closed { reason },
+        }
+    }
+}
