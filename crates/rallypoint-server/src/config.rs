@@ -36,10 +36,24 @@ pub struct Config {
     pub history_changes: usize,
     /// Roughly the bytes of those.
     pub history_bytes: usize,
+    /// Where the revisions of v3 and the indices of v2 begin.
+    pub numbering: Numbering,
     /// How often an idle watch that asked for it hears that it missed nothing.
     pub progress_interval: Duration,
     /// How long open requests may go on after the server was told to stop.
     pub stop_timeout: Duration,
+}
+
+/// Where the revisions of v3 and the indices of v2 begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Numbering {
+    /// At the time of day, and all before counts as compacted. What was stored ends with a server; clients of an earlier
+    /// one find their revisions in the past, and not taken by something else.
+    #[default]
+    FromClock,
+    /// Where those of a fresh etcd begin, to be compared with one.
+    FromOne,
 }
 
 /// The certificates of a server.
@@ -83,6 +97,7 @@ impl Default for Config {
             inflight_bytes: 512 << 20,
             history_changes: 1 << 16,
             history_bytes: 64 << 20,
+            numbering: Numbering::FromClock,
             progress_interval: Duration::from_secs(10 * 60),
             stop_timeout: Duration::from_secs(1),
         }

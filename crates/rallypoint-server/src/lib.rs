@@ -46,7 +46,7 @@ mod tls;
 mod v2;
 mod watch;
 
-pub use config::{Config, Tls};
+pub use config::{Config, Numbering, Tls};
 pub use error::ServerError;
 pub use managed::{BINARY_VARIABLE, EtcdServer, EtcdServerError, EtcdServerOptions};
 pub use on_demand::OnDemand;

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures::{FutureExt as _, future};
 use http_body_util::Either;
@@ -25,11 +25,11 @@ use tower_service::Service;
 use crate::authority::Nameless;
 use crate::grpc::{Budget, Grpc, ReplyBody};
 use crate::identity::Identity;
-use crate::mvcc::Retention;
+use crate::mvcc::{Retention, Store};
 use crate::shared::{Settings, Shared};
 use crate::state::{Limits, State};
 use crate::stopped::stopped;
-use crate::{Config, ServerError, http as http1, metrics, tls};
+use crate::{Config, ServerError, http as http1, metrics, tls, v2};
 
 /// What etcd adds to the size of a request for the size of a message.
 const MESSAGE_OVERHEAD: usize = 512 << 10;
@@ -179,7 +179,7 @@ fn front(
     stopping: watch::Receiver<bool>,
 ) -> (Front, Arc<Shared>, Arc<http1::Service>) {
     let client_urls = if config.advertise.is_empty() { vec![url] } else { config.advertise.clone() };
-    let identity = Identity { name: config.name.clone(), client_urls };
+    let identity = Identity::new(config.name.clone(), client_urls);
     let limits = Limits {
         request_bytes: config.max_request_bytes,
         txn_ops: config.max_txn_ops,
@@ -192,11 +192,20 @@ fn front(
         fragment_bytes: message_bytes,
         progress_interval: config.progress_interval,
     };
-    let shared = Arc::new(Shared::new(State::new(limits, retention), identity.clone(), settings));
+    let v2_store = v2::Limits { nodes: config.quota_bytes, ..v2::Limits::default() };
+    let (store, v2_store) = match config.numbering.origin(SystemTime::now()) {
+        None => (Store::new(retention), v2::Store::new(v2_store)),
+        Some(origin) => {
+            let store = Store::starting_at(retention, origin.cast_signed());
+            (store, v2::Store::starting_at(v2_store, origin))
+        }
+    };
+    let shared = Arc::new(Shared::new(State::new(limits, store), identity.clone(), settings));
     let budget = Arc::new(Budget::new(config.inflight_bytes, message_bytes));
     let numbers = Arc::clone(&shared);
-    let v2_limits = http1::Limits::within(config.quota_bytes, config.inflight_bytes);
-    let v2 = http1::Service::start(Arc::new(identity), Arc::new(move || metrics::v3(&numbers)), v2_limits);
+    let v2_limits = http1::Limits::within(config.inflight_bytes);
+    let v3_metrics = Arc::new(move || metrics::v3(&numbers));
+    let v2 = http1::Service::start(Arc::new(identity), v3_metrics, v2_limits, v2_store);
     let grpc = Grpc::new(Arc::clone(&shared), budget, stopping);
     (Front { grpc, http: http1::router(Arc::clone(&v2)) }, shared, v2)
 }

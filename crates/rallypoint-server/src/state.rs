@@ -12,7 +12,7 @@ use etcd_client::proto::{
 use prost::Message;
 
 use crate::lease::{Leases, TimeToLive};
-use crate::mvcc::{self, Error, Retention, Span, Store};
+use crate::mvcc::{self, Error, Span, Store};
 use crate::watch::{Hub, StreamKey, WatchRequest};
 
 /// What a client may ask for at most.
@@ -38,8 +38,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn new(limits: Limits, retention: Retention) -> Self {
-        State { store: Store::new(retention), leases: Leases::default(), hub: Hub::default(), limits }
+    pub(crate) fn new(limits: Limits, store: Store) -> Self {
+        State { store, leases: Leases::default(), hub: Hub::default(), limits }
     }
 
     /// Roughly the memory of all it holds.

@@ -227,10 +227,11 @@ async fn a_watcher_that_does_not_read_holds_nobody_up_and_is_told_what_it_missed
 async fn a_job_of_weeks_does_not_fill_the_memory() {
     let target = Target::ours_with(|config| config.history_changes = 100);
     let client = target.client().await;
-    for _ in 0..1000 {
+    let first = client.put_kv("k", "1").await;
+    for _ in 1..1000 {
         client.put_kv("k", "1").await;
     }
-    let old = PbRangeRequest { key: "k".into(), revision: 10, ..Default::default() };
+    let old = PbRangeRequest { key: "k".into(), revision: first + 8, ..Default::default() };
     assert_eq!(client.range(old).await.unwrap_err().code(), Code::OutOfRange);
     let now = client.range(PbRangeRequest { key: "k".into(), ..Default::default() }).await.unwrap();
     assert_eq!(now.kvs[0].version, 1000);

@@ -6,30 +6,29 @@ use etcd_client::proto::{
 };
 use tonic::Status;
 
-use super::header_at;
 use crate::shared::Shared;
 
 pub(super) fn range(shared: &Shared, request: &PbRangeRequest) -> Result<PbRangeResponse, Status> {
     let mut response = shared.read(|state| state.range(request))?;
-    complete(&mut response.header);
+    complete(shared, &mut response.header);
     Ok(response)
 }
 
 pub(super) fn put(shared: &Shared, request: PbPutRequest) -> Result<PbPutResponse, Status> {
     let mut response = shared.write(|state| state.put(request))?;
-    complete(&mut response.header);
+    complete(shared, &mut response.header);
     Ok(response)
 }
 
 pub(super) fn delete(shared: &Shared, request: &PbDeleteRequest) -> Result<PbDeleteResponse, Status> {
     let mut response = shared.write(|state| state.delete(request))?;
-    complete(&mut response.header);
+    complete(shared, &mut response.header);
     Ok(response)
 }
 
 pub(super) fn txn(shared: &Shared, request: PbTxnRequest) -> Result<PbTxnResponse, Status> {
     let mut response = shared.write(|state| state.txn(request))?;
-    complete(&mut response.header);
+    complete(shared, &mut response.header);
     Ok(response)
 }
 
@@ -38,10 +37,10 @@ pub(super) fn compact(shared: &Shared, request: PbCompactionRequest) -> Result<P
         state.compact(request.revision)?;
         Ok::<_, Status>(state.store.revision())
     })?;
-    Ok(PbCompactionResponse { header: Some(header_at(revision)) })
+    Ok(PbCompactionResponse { header: Some(shared.header_at(revision)) })
 }
 
 /// The store knows the revision; the rest is ours.
-fn complete(header: &mut Option<PbResponseHeader>) {
-    *header = Some(header_at(header.as_ref().map_or(0, |header| header.revision)));
+fn complete(shared: &Shared, header: &mut Option<PbResponseHeader>) {
+    *header = Some(shared.header_at(header.as_ref().map_or(0, |header| header.revision)));
 }

@@ -11,13 +11,12 @@ use etcd_client::proto::{
 use futures::{Stream, StreamExt};
 use tonic::{Status, Streaming};
 
-use super::header_at;
 use crate::shared::Shared;
 use crate::stopped::stopped;
 
 pub(super) fn grant(shared: &Shared, request: PbLeaseGrantRequest) -> Result<PbLeaseGrantResponse, Status> {
     let (id, ttl) = shared.grant(request.id, request.ttl)?;
-    let header = header_at(shared.read(|state| state.store.revision()));
+    let header = shared.header_at(shared.read(|state| state.store.revision()));
     Ok(PbLeaseGrantResponse { header: Some(header), id, ttl, error: String::new() })
 }
 
@@ -29,7 +28,7 @@ pub(super) fn revoke(
         state.revoke(request.id)?;
         Ok::<_, Status>(state.store.revision())
     })?;
-    Ok(PbLeaseRevokeResponse { header: Some(header_at(revision)) })
+    Ok(PbLeaseRevokeResponse { header: Some(shared.header_at(revision)) })
 }
 
 pub(super) fn time_to_live(
@@ -38,7 +37,7 @@ pub(super) fn time_to_live(
 ) -> Result<PbLeaseTimeToLiveResponse, Status> {
     Ok(shared.read(|state| {
         let mut response = PbLeaseTimeToLiveResponse {
-            header: Some(header_at(state.store.revision())),
+            header: Some(shared.header_at(state.store.revision())),
             id: request.id,
             ttl: -1,
             ..Default::default()
@@ -54,7 +53,7 @@ pub(super) fn time_to_live(
 
 pub(super) fn list(shared: &Shared, _: PbLeaseLeasesRequest) -> Result<PbLeaseLeasesResponse, Status> {
     Ok(shared.read(|state| PbLeaseLeasesResponse {
-        header: Some(header_at(state.store.revision())),
+        header: Some(shared.header_at(state.store.revision())),
         leases: state.leases.ids().map(|id| PbLeaseStatus { id }).collect(),
     }))
 }
@@ -68,7 +67,7 @@ pub(super) fn keep_alive(
     let answers = inbound.map(move |request| {
         let PbLeaseKeepAliveRequest { id } = request?;
         Ok(shared.write(|state| PbLeaseKeepAliveResponse {
-            header: Some(header_at(state.store.revision())),
+            header: Some(shared.header_at(state.store.revision())),
             id,
             ttl: state.keep_alive(Instant::now(), id).unwrap_or(0),
         }))

@@ -21,7 +21,6 @@ use body::Bounded;
 pub(crate) use body::Budget;
 pub(crate) use unary::{Replying, Whole};
 
-use crate::identity::{CLUSTER_ID, MEMBER_ID, RAFT_TERM};
 use crate::shared::Shared;
 
 /// An answer of one message, or of a stream of them.
@@ -156,14 +155,4 @@ fn unknown(path: &str) -> Status {
     } else {
         format!("unknown service {service}")
     })
-}
-
-/// The header of an answer.
-fn header_at(revision: i64) -> etcd_client::proto::PbResponseHeader {
-    etcd_client::proto::PbResponseHeader {
-        cluster_id: CLUSTER_ID,
-        member_id: MEMBER_ID,
-        revision,
-        raft_term: RAFT_TERM,
-    }
 }

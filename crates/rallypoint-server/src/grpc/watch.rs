@@ -11,7 +11,6 @@ use prost::Message as _;
 use tokio::time::{Interval, MissedTickBehavior, interval_at};
 use tonic::{Status, Streaming};
 
-use super::header_at;
 use crate::mvcc::{Record, Span};
 use crate::shared::Shared;
 use crate::watch::{Filter, Message, Polled, StreamKey, Told, WatchRequest};
@@ -110,7 +109,7 @@ impl Stream for Session {
         }
         match this.shared.write(|state| state.hub.poll(&state.store, this.stream, cx.waker())) {
             Polled::Message(message) => {
-                let mut response = to_proto(message);
+                let mut response = to_proto(&this.shared, message);
                 if response.fragment {
                     this.fragments = cut(response, this.shared.settings.fragment_bytes);
                     response = this.fragments.pop().expect("a message has at least one piece");
@@ -133,9 +132,9 @@ impl Drop for Session {
     }
 }
 
-fn to_proto(message: Message) -> PbWatchResponse {
+fn to_proto(shared: &Shared, message: Message) -> PbWatchResponse {
     let response = |id: i64, revision: i64| PbWatchResponse {
-        header: Some(header_at(revision)),
+        header: Some(shared.header_at(revision)),
         watch_id: id,
         ..Default::default()
     };

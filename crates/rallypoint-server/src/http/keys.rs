@@ -25,10 +25,11 @@ pub(super) async fn serve(service: &Arc<Service>, key: &[u8], request: Request) 
     if let Err(response) = reply::allow(request.method(), &allowed) {
         return *response;
     }
-    reply::from_cluster(answer(service, key, request).await.unwrap_or_else(|error| {
+    let response = answer(service, key, request).await.unwrap_or_else(|error| {
         let response = reply::json(error.status(), error.to_json());
         reply::with_number(response, "x-etcd-index", error.index)
-    }))
+    });
+    reply::from_cluster(&service.identity, response)
 }
 
 async fn answer(service: &Arc<Service>, key: &[u8], request: Request) -> Result<Response, Error> {

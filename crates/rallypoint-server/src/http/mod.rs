@@ -53,8 +53,8 @@ fn unclean(path: &[u8]) -> Option<Vec<u8>> {
 /// The v2 API alone, for tests of it.
 #[doc(hidden)]
 pub fn v2_alone(client_url: String, max_watchers: usize, max_body: usize, max_bodies: usize) -> Router {
-    let identity = Identity { name: "default".to_owned(), client_urls: vec![client_url] };
+    let identity = Identity::new("default".to_owned(), vec![client_url]);
     let store = v2::Limits { watchers: max_watchers, ..v2::Limits::default() };
-    let limits = Limits { body: max_body, bodies: max_bodies, store, ..Limits::default() };
-    router(Service::start(identity.into(), Arc::new(String::new), limits))
+    let limits = Limits { body: max_body, bodies: max_bodies, ..Limits::default() };
+    router(Service::start(identity.into(), Arc::new(String::new), limits, v2::Store::new(store)))
 }

@@ -8,7 +8,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, timeout};
 
 use crate::identity::Identity;
-use crate::v2::{self, Answer, Error, Place, Request, Store, Time};
+use crate::v2::{Answer, Error, Place, Request, Store, Time};
 
 /// Gives the lines of the v3 half in Prometheus' text format.
 pub(crate) type V3Metrics = Arc<dyn Fn() -> String + Send + Sync>;
@@ -22,8 +22,6 @@ pub(crate) struct Limits {
     pub(crate) bodies: usize,
     /// How long a body may take to arrive.
     pub(crate) body_time: Duration,
-    /// What the store takes in.
-    pub(crate) store: v2::Limits,
 }
 
 impl Default for Limits {
@@ -33,16 +31,14 @@ impl Default for Limits {
             body: 10 << 20,
             bodies: 512 << 20,
             body_time: Duration::from_secs(60),
-            store: v2::Limits::default(),
         }
     }
 }
 
 impl Limits {
-    /// etcd's limits, with these bytes for nodes and for bodies under way.
-    pub(crate) fn within(nodes: usize, bodies: usize) -> Self {
-        let store = v2::Limits { nodes, ..v2::Limits::default() };
-        Limits { bodies, store, ..Limits::default() }
+    /// etcd's limits, with these bytes for bodies under way.
+    pub(crate) fn within(bodies: usize) -> Self {
+        Limits { bodies, ..Limits::default() }
     }
 }
 
@@ -76,14 +72,19 @@ pub(super) struct Answered {
 
 impl Service {
     /// To be called inside a tokio runtime. `v3_metrics` gives the lines of the v3 half in Prometheus' text format.
-    pub(crate) fn start(identity: Arc<Identity>, v3_metrics: V3Metrics, limits: Limits) -> Arc<Self> {
+    pub(crate) fn start(
+        identity: Arc<Identity>,
+        v3_metrics: V3Metrics,
+        limits: Limits,
+        store: Store,
+    ) -> Arc<Self> {
         let clock = Clock::new();
         let service = Arc::new(Service {
             identity,
             v3_metrics,
             started: clock.now(),
             room: Semaphore::new(limits.bodies >> 10),
-            store: Mutex::new(Store::new(limits.store.clone())),
+            store: Mutex::new(store),
             limits,
             clock,
             sooner: Arc::default(),

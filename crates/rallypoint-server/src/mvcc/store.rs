@@ -56,6 +56,11 @@ impl Store {
         }
     }
 
+    /// An empty store at a later revision, where all before counts as compacted.
+    pub(crate) fn starting_at(retention: Retention, revision: i64) -> Self {
+        Store { revision, compacted: revision, ..Store::new(retention) }
+    }
+
     /// Of the last committed change.
     pub(crate) fn revision(&self) -> i64 {
         self.revision

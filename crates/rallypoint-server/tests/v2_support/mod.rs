@@ -5,7 +5,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rallypoint_server::{Config, Server};
+use rallypoint_server::{Config, Numbering, Server};
 use rallypoint_testkit::{Etcd, Version};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Method, Response};
@@ -59,8 +59,18 @@ impl Target {
 
     /// Ours, as it is started anywhere.
     pub(crate) async fn embedded() -> Self {
-        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-        let server = Server::bind(Config::on(listen)).unwrap();
+        Self::embedded_as(Config::on(SocketAddr::from(([127, 0, 0, 1], 0))))
+    }
+
+    /// Ours, with the indices of a fresh etcd.
+    pub(crate) async fn embedded_fresh() -> Self {
+        let mut config = Config::on(SocketAddr::from(([127, 0, 0, 1], 0)));
+        config.numbering = Numbering::FromOne;
+        Self::embedded_as(config)
+    }
+
+    fn embedded_as(config: Config) -> Self {
+        let server = Server::bind(config).unwrap();
         let address = server.address();
         Target { name: "embedded", address, client: client(), _runs: Runs::Embedded(server) }
     }
