@@ -30,8 +30,12 @@ pub struct Config {
     pub max_txn_ops: usize,
     /// Roughly the bytes of all v3 keys, leases and watches. Over it nothing is added; deletes still work.
     pub quota_bytes: usize,
-    /// Roughly the bytes of all v3 requests that have not come in whole.
+    /// Roughly the bytes held for all clients, beside the data: requests that have not come in whole, answers until they
+    /// have left, watches. Whoever holds the most makes room for the others.
     pub inflight_bytes: usize,
+    /// Connections at a time, if the limit of open files allows for it. Then the one that was idle for the longest makes
+    /// room.
+    pub max_connections: usize,
     /// Past changes of v3 keys that are kept for reads and watches of the past.
     pub history_changes: usize,
     /// Roughly the bytes of those.
@@ -94,7 +98,8 @@ impl Default for Config {
             max_request_bytes: 3 << 19,
             max_txn_ops: 128,
             quota_bytes: 2 << 30,
-            inflight_bytes: 512 << 20,
+            inflight_bytes: 320 << 20,
+            max_connections: 16_384,
             history_changes: 1 << 16,
             history_bytes: 64 << 20,
             numbering: Numbering::FromClock,

@@ -10,9 +10,13 @@ use tonic::Status;
 use crate::identity::{ETCD_VERSION, RAFT_TERM};
 use crate::shared::Shared;
 
+/// The size of the file of an empty etcd.
+const EMPTY_BYTES: i64 = 20_480;
+
 pub(super) fn status(shared: &Shared, _: PbStatusRequest) -> Result<PbStatusResponse, Status> {
     let (revision, weight) = shared.read(|state| (state.store.revision(), state.weight()));
-    let bytes = i64::try_from(weight).unwrap_or(i64::MAX);
+    // A file is never empty, and etcdctl divides by its size.
+    let bytes = i64::try_from(weight).unwrap_or(i64::MAX).max(EMPTY_BYTES);
     // Without a raft log, the revision counts what was applied.
     let index = revision.unsigned_abs();
     Ok(PbStatusResponse {

@@ -12,6 +12,7 @@ use futures::{Stream, StreamExt};
 use tonic::{Status, Streaming};
 
 use crate::shared::Shared;
+use super::streaming::Outgoing;
 use crate::stopped::stopped;
 
 pub(super) fn grant(shared: &Shared, request: PbLeaseGrantRequest) -> Result<PbLeaseGrantResponse, Status> {
@@ -35,20 +36,22 @@ pub(super) fn time_to_live(
     shared: &Shared,
     request: PbLeaseTimeToLiveRequest,
 ) -> Result<PbLeaseTimeToLiveResponse, Status> {
-    Ok(shared.read(|state| {
-        let mut response = PbLeaseTimeToLiveResponse {
-            header: Some(shared.header_at(state.store.revision())),
-            id: request.id,
-            ttl: -1,
-            ..Default::default()
-        };
-        if let Some(lease) = state.time_to_live(Instant::now(), request.id, request.keys) {
-            response.ttl = lease.ttl;
-            response.granted_ttl = lease.granted;
-            response.keys = lease.keys.into_iter().map(Into::into).collect();
-        }
-        response
-    }))
+    let (revision, lease) = shared.read(|state| {
+        let lease = state.time_to_live(Instant::now(), request.id, request.keys);
+        (state.store.revision(), lease)
+    });
+    let mut response = PbLeaseTimeToLiveResponse {
+        header: Some(shared.header_at(revision)),
+        id: request.id,
+        ttl: -1,
+        ..Default::default()
+    };
+    if let Some(lease) = lease {
+        response.ttl = lease.ttl;
+        response.granted_ttl = lease.granted;
+        response.keys = lease.keys.into_iter().map(Into::into).collect();
+    }
+    Ok(response)
 }
 
 pub(super) fn list(shared: &Shared, _: PbLeaseLeasesRequest) -> Result<PbLeaseLeasesResponse, Status> {
@@ -63,14 +66,15 @@ pub(super) fn keep_alive(
     shared: Arc<Shared>,
     inbound: Streaming<PbLeaseKeepAliveRequest>,
     mut stopping: tokio::sync::watch::Receiver<bool>,
-) -> impl Stream<Item = Result<PbLeaseKeepAliveResponse, Status>> {
+) -> impl Stream<Item = Result<Outgoing, Status>> {
     let answers = inbound.map(move |request| {
         let PbLeaseKeepAliveRequest { id } = request?;
-        Ok(shared.write(|state| PbLeaseKeepAliveResponse {
+        let answer = shared.write(|state| PbLeaseKeepAliveResponse {
             header: Some(shared.header_at(state.store.revision())),
             id,
             ttl: state.keep_alive(Instant::now(), id).unwrap_or(0),
-        }))
+        });
+        Ok(Outgoing::small(&answer))
     });
     answers.take_until(async move { stopped(&mut stopping).await })
 }

@@ -24,7 +24,7 @@ pub(super) fn serve(service: &Service, path: &[u8], request: &Request) -> Respon
         b"/v2/stats/leader" => object(&json!({ "leader": id(service), "followers": {} })),
         b"/v2/stats/store" => object(&store_stats(service)),
         b"/version" => object(&json!({ "etcdserver": ETCD_VERSION, "etcdcluster": cluster_version() })),
-        b"/health" => object(&json!({ "health": "true", "reason": "" })),
+        b"/health" => health(service),
         b"/metrics" => metrics::serve(service),
         _ => return reply::not_found(),
     };
@@ -33,6 +33,16 @@ pub(super) fn serve(service: &Service, path: &[u8], request: &Request) -> Respon
         _ => &[Method::GET],
     };
     reply::allow(request.method(), allowed).map_or_else(|refused| *refused, |()| response)
+}
+
+/// A server that takes nothing more in is not well, as etcd has it.
+fn health(service: &Service) -> Response {
+    let is_full = (service.v3.is_full)() || service.store().is_full();
+    let (status, health, reason) = match is_full {
+        true => (StatusCode::SERVICE_UNAVAILABLE, "false", "ALARM NOSPACE"),
+        false => (StatusCode::OK, "true", ""),
+    };
+    reply::json(status, json!({ "health": health, "reason": reason }).to_string())
 }
 
 fn object(value: &Value) -> Response {

@@ -4,22 +4,25 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use crate::identity::Identity;
 use crate::v2::{Answer, Error, Place, Request, Store, Time};
 
-/// Gives the lines of the v3 half in Prometheus' text format.
-pub(crate) type V3Metrics = Arc<dyn Fn() -> String + Send + Sync>;
+/// What the v3 half says of itself.
+pub(crate) struct V3 {
+    /// Its lines in Prometheus' text format.
+    pub(crate) metrics: Box<dyn Fn() -> String + Send + Sync>,
+    /// Whether it takes nothing more in.
+    pub(crate) is_full: Box<dyn Fn() -> bool + Send + Sync>,
+}
 
 /// What a client may ask for at most.
 #[derive(Debug, Clone)]
 pub(crate) struct Limits {
     /// The bytes of a body.
     pub(crate) body: usize,
-    /// Roughly the bytes of all bodies that have not come in whole, or wait for their turn.
-    pub(crate) bodies: usize,
     /// How long a body may take to arrive.
     pub(crate) body_time: Duration,
 }
@@ -29,16 +32,8 @@ impl Default for Limits {
         // A form of 10 MiB is etcd's limit on v2.
         Limits {
             body: 10 << 20,
-            bodies: 512 << 20,
             body_time: Duration::from_secs(60),
         }
-    }
-}
-
-impl Limits {
-    /// etcd's limits, with these bytes for bodies under way.
-    pub(crate) fn within(bodies: usize) -> Self {
-        Limits { bodies, ..Limits::default() }
     }
 }
 
@@ -46,10 +41,8 @@ impl Limits {
 pub(crate) struct Service {
     pub(super) identity: Arc<Identity>,
     pub(super) limits: Limits,
-    pub(super) v3_metrics: V3Metrics,
+    pub(super) v3: V3,
     pub(super) started: Time,
-    /// What is left for bodies, in KiB.
-    pub(super) room: Semaphore,
     store: Mutex<Store>,
     clock: Clock,
     /// Told when something ends earlier than all before, and when the service ends.
@@ -71,19 +64,18 @@ pub(super) struct Answered {
 }
 
 impl Service {
-    /// To be called inside a tokio runtime. `v3_metrics` gives the lines of the v3 half in Prometheus' text format.
+    /// To be called inside a tokio runtime.
     pub(crate) fn start(
         identity: Arc<Identity>,
-        v3_metrics: V3Metrics,
+        v3: V3,
         limits: Limits,
         store: Store,
     ) -> Arc<Self> {
         let clock = Clock::new();
         let service = Arc::new(Service {
             identity,
-            v3_metrics,
+            v3,
             started: clock.now(),
-            room: Semaphore::new(limits.bodies >> 10),
             store: Mutex::new(store),
             limits,
             clock,

@@ -113,6 +113,12 @@ impl Store {
         self.weight
     }
 
+    /// Whether not even a small value is taken in.
+    pub(crate) fn is_full(&self) -> bool {
+        const SMALL: usize = 1024;
+        self.room_for(SMALL).is_err()
+    }
+
     pub(crate) fn hub(&self) -> &Hub {
         &self.hub
     }

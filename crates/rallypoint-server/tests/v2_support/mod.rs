@@ -33,16 +33,16 @@ enum Runs {
     Task,
 }
 
-/// What the v2 half takes at most: watchers, bytes of a body, bytes of all bodies.
+/// What the v2 half takes at most: watchers, bytes of a body, bytes held for all clients.
 pub(crate) struct Limits {
     pub(crate) watchers: usize,
     pub(crate) body: usize,
-    pub(crate) bodies: usize,
+    pub(crate) held: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { watchers: 1000, body: 1 << 20, bodies: 16 << 20 }
+        Limits { watchers: 1000, body: 1 << 20, held: 16 << 20 }
     }
 }
 
@@ -79,8 +79,8 @@ impl Target {
     pub(crate) async fn embedded_with(limits: Limits) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let Limits { watchers, body, bodies } = limits;
-        let router = rallypoint_server::v2_alone(format!("http://{address}"), watchers, body, bodies);
+        let Limits { watchers, body, held } = limits;
+        let router = rallypoint_server::v2_alone(format!("http://{address}"), watchers, body, held);
         tokio::spawn(axum::serve(listener, router).into_future());
         Target { name: "embedded", address, client: client(), _runs: Runs::Task }
     }
