@@ -98,7 +98,7 @@ impl Default for Config {
             max_request_bytes: 3 << 19,
             max_txn_ops: 128,
             quota_bytes: 2 << 30,
-            inflight_bytes: 320 << 20,
+            inflight_bytes: 256 << 20,
             max_connections: 16_384,
             history_changes: 1 << 16,
             history_bytes: 64 << 20,

@@ -22,6 +22,7 @@ use tower_service::Service;
 
 use crate::admission::{Account, Budget};
 use crate::authority::Nameless;
+use crate::fair::Fair;
 use crate::grpc::{Grpc, ReplyBody};
 use crate::stopped::stopped;
 
@@ -166,7 +167,7 @@ where
         .keep_alive_timeout(KEEPALIVE_TIMEOUT);
     let of_requests = account.clone();
     let service = service_fn(move |request| front.call(request, &of_requests));
-    let connection = http.serve_connection(TokioIo::new(Nameless::new(socket)), service);
+    let connection = http.serve_connection(TokioIo::new(Nameless::new(Fair::new(socket))), service);
     tokio::pin!(connection);
     let silent = async {
         tokio::time::sleep(FIRST_REQUEST_TIMEOUT).await;

@@ -19,6 +19,7 @@
 //!
 //! - `serve`: the listener, TLS, and the way to stop. `connections`: what speaks on each; tells gRPC from the rest.
 //!   `authority` makes up for clients that HTTP/2 would turn away.
+//!   `fair` has them take turns.
 //! - `admission`: what is held for clients, counted, and who makes room for whom.
 //! - `grpc`: the v3 services, a thin shell. `http`: the v2 API and what monitors ask for, another.
 //! - `shared`: the v3 state behind its one lock, and the task that ends leases.
@@ -33,6 +34,7 @@ mod authority;
 mod config;
 mod connections;
 mod error;
+mod fair;
 mod files;
 mod grpc;
 mod http;

@@ -74,6 +74,8 @@ impl Shared {
         loop {
             match self.write(|state| state.expire(Instant::now())) {
                 None => self.sooner.notified().await,
+                // There are more. Others come first.
+                Some(deadline) if deadline <= Instant::now() => tokio::task::yield_now().await,
                 Some(deadline) => tokio::select! {
                     () = tokio::time::sleep_until(deadline.into()) => {}
                     () = self.sooner.notified() => {}

@@ -26,6 +26,9 @@ pub(crate) struct Limits {
 /// What etcd adds to a request before it compares its size with the limit.
 const ENVELOPE: usize = 19;
 
+/// Leases that are ended before others get at the state.
+const EXPIRE_AT_ONCE: usize = 100;
+
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) store: Store,
@@ -126,9 +129,10 @@ impl State {
         self.leases.time_to_live(now, id, with_keys)
     }
 
-    /// Revokes the leases whose time is up; when the next one's is.
+    /// Revokes leases whose time is up, some at a time; when the next one's is.
     pub(crate) fn expire(&mut self, now: Instant) -> Option<Instant> {
-        while let Some(id) = self.leases.expired(now) {
+        for _ in 0..EXPIRE_AT_ONCE {
+            let Some(id) = self.leases.expired(now) else { break };
             self.revoke(id).expect("a lease that expires exists");
         }
         self.leases.next_deadline()

@@ -197,7 +197,10 @@ async fn a_full_store_takes_deletes_and_nothing_else() {
         tokio::task::spawn_blocking(ask).await.unwrap().unwrap()
     };
     let full = health().await;
-    assert!(full.contains(" 503 ") && full.contains(r#""health":"false","reason":"ALARM NOSPACE""#), "{full}");
+    assert!(
+        full.contains(" 503 ") && full.contains(r#""health":"false","reason":"ALARM NOSPACE""#),
+        "{full}"
+    );
     let all =
         etcd_client::proto::PbDeleteRequest { key: "k/".into(), range_end: "k0".into(), prev_kv: false };
     assert_eq!(client.delete(all).await.unwrap().deleted, stored);
@@ -256,9 +259,11 @@ async fn what_cannot_be_answered_is_not_carried_out() {
     for key in ["d/1", "d/2", "d/3", "d/4", "d/5"] {
         client.put_kv(key, &"v".repeat(1 << 20)).await;
     }
-    let delete = etcd_client::proto::PbDeleteRequest { key: "d/".into(), range_end: "d0".into(), prev_kv: true };
+    let delete =
+        etcd_client::proto::PbDeleteRequest { key: "d/".into(), range_end: "d0".into(), prev_kv: true };
     assert_eq!(client.delete(delete.clone()).await.unwrap_err().code(), Code::ResourceExhausted);
-    let ops = [PbTxnOpRequest::RequestPut(put("new", "1")), PbTxnOpRequest::RequestDeleteRange(delete.clone())];
+    let ops =
+        [PbTxnOpRequest::RequestPut(put("new", "1")), PbTxnOpRequest::RequestDeleteRange(delete.clone())];
     let success = ops.map(|op| PbTxnRequestOp { request: Some(op) }).to_vec();
     let status = client.txn(PbTxnRequest { success, ..Default::default() }).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
@@ -284,7 +289,10 @@ async fn a_transaction_that_looks_at_too_much_is_refused_whole() {
         PbTxnRequest { success, ..Default::default() }
     };
     let status = client.txn(txn(60)).await.unwrap_err();
-    assert_eq!((status.code(), status.message()), (Code::InvalidArgument, "etcdserver: request is too large"));
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::InvalidArgument, "etcdserver: request is too large")
+    );
     let get = PbRangeRequest { key: "new".into(), ..Default::default() };
     assert!(client.range(get).await.unwrap().kvs.is_empty());
     assert!(client.txn(txn(40)).await.is_ok());

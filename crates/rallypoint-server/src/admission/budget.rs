@@ -6,6 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use slab::Slab;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
+/// How often in a row a connection may be refused.
+const MAX_REFUSALS: usize = 1000;
+
 /// Bytes that may be held for all clients together.
 #[derive(Debug)]
 pub(crate) struct Budget {
@@ -24,6 +27,8 @@ struct Holder {
     held: AtomicUsize,
     /// When it asked for something last, in the budget's count; 0 if never.
     asked: AtomicUsize,
+    /// How often it was refused since it was let the last time.
+    refused: AtomicUsize,
     /// It was told to go, to make room.
     is_pushed_out: AtomicBool,
     pushed_out: Notify,
@@ -91,7 +96,10 @@ impl Budget {
             Verdict::Refuse => Err(Full),
             Verdict::PushOut(key) => {
                 let holder = &accounts[key];
-                tracing::info!(bytes = holder.held(), "a connection that holds the most is closed, to make room");
+                tracing::info!(
+                    bytes = holder.held(),
+                    "a connection that holds the most is closed, to make room"
+                );
                 holder.push_out();
                 Ok(())
             }
@@ -136,6 +144,17 @@ impl Holder {
         self.is_pushed_out.load(Ordering::Relaxed)
     }
 
+    /// Counts what it is told. To refuse costs memory too, if the answers are not read.
+    fn answered(&self, answer: Result<(), Full>) -> Result<(), Full> {
+        if answer.is_ok() {
+            self.refused.store(0, Ordering::Relaxed);
+        } else if self.refused.fetch_add(1, Ordering::Relaxed) == MAX_REFUSALS {
+            tracing::info!("a connection that is refused and goes on is closed");
+            self.push_out();
+        }
+        answer
+    }
+
     fn push_out(&self) {
         self.is_pushed_out.store(true, Ordering::Relaxed);
         self.pushed_out.notify_one();
@@ -165,6 +184,12 @@ impl Account {
         let mut share = Share { account: self.clone(), bytes: 0 };
         share.grow(bytes)?;
         Ok(share)
+    }
+
+    /// The same for one that waits if there is none, and asks again: it is not told so, and that costs nothing.
+    pub(crate) fn take_or_wait(&self, bytes: usize) -> Result<Share, Full> {
+        self.add(bytes)?;
+        Ok(Share { account: self.clone(), bytes })
     }
 
     pub(crate) fn capacity(&self) -> usize {
@@ -230,7 +255,8 @@ impl Share {
 
     /// Takes more.
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), Full> {
-        self.account.add(bytes)?;
+        let added = self.account.add(bytes);
+        self.account.0.holder.answered(added)?;
         self.bytes += bytes;
         Ok(())
     }
@@ -332,5 +358,22 @@ mod tests {
         drop(idle);
         let _both = (fourth.take(1).unwrap(), fifth.take(1).unwrap());
         assert_eq!(budget.open().unwrap_err(), Full, "nobody is idle");
+    }
+
+    #[test]
+    fn one_that_is_refused_and_goes_on_is_closed() {
+        let account = Budget::new(10, 1).open().unwrap();
+        let all = account.take(10).unwrap();
+        for _ in 0..MAX_REFUSALS {
+            account.take(1).unwrap_err();
+        }
+        drop(all);
+        let all = account.take(10).unwrap();
+        for _ in 0..=MAX_REFUSALS {
+            assert!(!account.0.holder.is_leaving());
+            account.take(1).unwrap_err();
+        }
+        assert!(account.0.holder.is_leaving());
+        drop(all);
     }
 }

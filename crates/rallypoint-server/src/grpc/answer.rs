@@ -2,7 +2,8 @@
 
 use etcd_client::EventType;
 use etcd_client::proto::{
-    PbDeleteResponse, PbEvent, PbPutResponse, PbRangeResponse, PbResponseHeader, PbTxnResponse, PbWatchResponse,
+    PbDeleteResponse, PbEvent, PbPutResponse, PbRangeResponse, PbResponseHeader, PbTxnResponse,
+    PbWatchResponse,
 };
 
 use super::rope::{Field, Form, Rope};

@@ -11,8 +11,11 @@ use super::rope::PREFIX;
 use crate::admission::{Account, Share};
 use crate::mvcc::Error;
 
-/// Roughly the memory of a request besides its messages.
+/// Roughly the memory of a request besides its messages: measured, with many.
 pub(super) const REQUEST_BYTES: usize = 1536;
+/// Roughly the memory of an answer besides its message: the stream, its task, its headers and trailers, and what an
+/// allocator loses on all of them.
+pub(super) const ANSWER_BYTES: usize = 6 << 10;
 
 /// The body of a request, as far as its messages are within bounds.
 #[derive(Debug)]
@@ -33,15 +36,7 @@ pub(crate) struct Bounded<B> {
 impl<B> Bounded<B> {
     pub(super) fn new(inner: B, account: Account, max_bytes: usize) -> Result<Self, Status> {
         let share = account.take(REQUEST_BYTES).map_err(Error::from)?;
-        Ok(Bounded {
-            inner,
-            account,
-            share,
-            max_bytes,
-            prefix: [0; PREFIX],
-            prefix_read: 0,
-            message_left: 0,
-        })
+        Ok(Bounded { inner, account, share, max_bytes, prefix: [0; PREFIX], prefix_read: 0, message_left: 0 })
     }
 
     /// Whom it is counted for.

@@ -11,7 +11,7 @@ use futures::future::Either;
 use tonic::Status;
 
 use super::answer;
-use super::body::REQUEST_BYTES;
+use super::body::ANSWER_BYTES;
 use super::unary::{Answering, Whole, at_once, decode};
 use crate::admission::{Account, Share};
 use crate::mvcc::{Error, Found, Reading};
@@ -50,10 +50,10 @@ fn found(shared: &Shared, account: &Account, reading: Reading) -> Result<Whole, 
 async fn read_on(shared: Arc<Shared>, account: Account, mut reading: Reading) -> Result<Whole, Status> {
     // One at a time for each connection: many would be no faster, and each holds what it has found.
     let _turn = account.turn().await;
-    let mut share = account.take(REQUEST_BYTES).map_err(Error::from)?;
+    let mut share = account.take(ANSWER_BYTES).map_err(Error::from)?;
     let mut counted = 0;
     loop {
-        if reading.bytes() + REQUEST_BYTES > account.capacity() {
+        if reading.bytes() + ANSWER_BYTES > account.capacity() {
             return Err(Error::AnswerTooLarge.into());
         }
         // One that began again has less than before.
@@ -78,7 +78,7 @@ async fn read_on(shared: Arc<Shared>, account: Account, mut reading: Reading) ->
 /// The answer to a read that was counted as it went.
 fn answer_found(shared: &Shared, found: Found, mut share: Share) -> Result<Whole, Status> {
     let rope = answer::range(shared.header_at(found.revision), found);
-    let bytes = REQUEST_BYTES + rope.length();
+    let bytes = ANSWER_BYTES + rope.length();
     share.resize(bytes).map_err(Error::from)?;
     Ok(Whole::within(rope, share)?)
 }

@@ -11,8 +11,8 @@ use etcd_client::proto::{
 use futures::{Stream, StreamExt};
 use tonic::{Status, Streaming};
 
-use crate::shared::Shared;
 use super::streaming::Outgoing;
+use crate::shared::Shared;
 use crate::stopped::stopped;
 
 pub(super) fn grant(shared: &Shared, request: PbLeaseGrantRequest) -> Result<PbLeaseGrantResponse, Status> {

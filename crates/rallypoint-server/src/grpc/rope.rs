@@ -214,8 +214,10 @@ mod tests {
             let records: Vec<_> = sizes.iter().map(|size| record(*size)).collect();
             let mut rope = Rope::of(&fields);
             records.iter().for_each(|record| rope.push_record(2, Arc::clone(record), Form::Whole));
-            let expected =
-                PbRangeResponse { kvs: records.iter().map(|record| as_proto(record)).collect(), ..fields.clone() };
+            let expected = PbRangeResponse {
+                kvs: records.iter().map(|record| as_proto(record)).collect(),
+                ..fields.clone()
+            };
             let mut nested = Rope::default();
             nested.push_message(1, rope);
             let op = PbResponseOp::decode(&bytes(nested)[..]).unwrap();

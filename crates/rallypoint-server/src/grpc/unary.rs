@@ -17,9 +17,9 @@ use http_body::{Body, Frame};
 use prost::Message;
 use tonic::Status;
 
-use super::{Messages, Reply};
-use super::body::{Bounded, REQUEST_BYTES};
+use super::body::{ANSWER_BYTES, Bounded};
 use super::rope::{PREFIX, Rope};
+use super::{Messages, Reply};
 use crate::admission::{Account, Share, counted};
 use crate::mvcc::Error;
 use crate::shared::Shared;
@@ -196,7 +196,7 @@ pub(crate) struct Whole {
 
 impl Whole {
     pub(super) fn new(message: Rope, account: &Account) -> Result<Self, Error> {
-        let bytes = REQUEST_BYTES + message.length();
+        let bytes = ANSWER_BYTES + message.length();
         if bytes > account.capacity() {
             return Err(Error::AnswerTooLarge);
         }

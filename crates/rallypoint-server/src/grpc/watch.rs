@@ -90,7 +90,9 @@ impl Session {
                 }
                 // Without a key, from the first one on.
                 let key = if create.key.is_empty() { vec![0] } else { create.key };
-                let Ok(share) = self.account.take(WATCH_BYTES + key.len() + create.range_end.len()) else {
+                // Its message stays in the buffer that it was read into, for as long as the stream is silent.
+                let keys = 2 * (key.len() + create.range_end.len());
+                let Ok(share) = self.account.take(WATCH_BYTES + keys) else {
                     let reason = "etcdserver: too many requests";
                     return self.shared.write(|state| state.hub.refuse(&state.store, stream, reason));
                 };
@@ -137,7 +139,7 @@ impl Session {
                 }
                 // It stays where it is until there is room. If that takes too long it is compacted, as for any watcher
                 // that is slow.
-                Polled::NoRoom(bytes) => match self.account.take(bytes) {
+                Polled::NoRoom(bytes) => match self.account.take_or_wait(bytes) {
                     Ok(share) => self.share = Some(Arc::new(share)),
                     Err(Full) => self.pause = Some(Box::pin(tokio::time::sleep(PAUSE))),
                 },

@@ -61,8 +61,13 @@ impl http_body::Body for Pieces {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Poll::Ready(next_piece(&mut self.left).map(|piece| Ok(Frame::data(counted(piece, Arc::clone(&self.share))))))
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(
+            next_piece(&mut self.left).map(|piece| Ok(Frame::data(counted(piece, Arc::clone(&self.share))))),
+        )
     }
 
     fn is_end_stream(&self) -> bool {

@@ -10,8 +10,8 @@ use bytes::Bytes;
 use futures::stream;
 use http::{Method, StatusCode, header};
 
-use super::{body, reply};
 use super::service::{Answered, Service};
+use super::{body, reply};
 use crate::admission::{Account, Share, counted};
 use crate::identity::RAFT_TERM;
 use crate::v2::{self, Answer, Error, Event, Path, Watch};

@@ -30,10 +30,7 @@ pub(crate) struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         // A form of 10 MiB is etcd's limit on v2.
-        Limits {
-            body: 10 << 20,
-            body_time: Duration::from_secs(60),
-        }
+        Limits { body: 10 << 20, body_time: Duration::from_secs(60) }
     }
 }
 
@@ -65,12 +62,7 @@ pub(super) struct Answered {
 
 impl Service {
     /// To be called inside a tokio runtime.
-    pub(crate) fn start(
-        identity: Arc<Identity>,
-        v3: V3,
-        limits: Limits,
-        store: Store,
-    ) -> Arc<Self> {
+    pub(crate) fn start(identity: Arc<Identity>, v3: V3, limits: Limits, store: Store) -> Arc<Self> {
         let clock = Clock::new();
         let service = Arc::new(Service {
             identity,

@@ -1,10 +1,12 @@
 //! A client that behaves, beside one that does not.
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use etcd_client::Client;
 use rallypoint::EtcdSettings;
 use rallypoint::etcd::v2;
+use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -32,7 +34,11 @@ impl Report {
         self.took.iter().max().copied().unwrap_or_default()
     }
 
-    async fn asks<T, E: std::fmt::Debug>(&mut self, what: &str, ask: impl Future<Output = Result<T, E>>) -> Option<T> {
+    async fn asks<T, E: std::fmt::Debug>(
+        &mut self,
+        what: &str,
+        ask: impl Future<Output = Result<T, E>>,
+    ) -> Option<T> {
         let began = Instant::now();
         let answer = tokio::time::timeout(PATIENCE, ask).await;
         self.took.push(began.elapsed());
@@ -55,16 +61,21 @@ impl Good {
     /// On an endpoint; `v2` where that is served. Its lease is for so many seconds.
     pub(crate) async fn start(endpoint: &str, v2: bool, ttl: i64) -> Self {
         let (stop, stopped) = watch::channel(false);
-        let client = Client::connect([endpoint], None).await.unwrap();
-        let mut works = vec![
-            tokio::spawn(requests(client.clone(), stopped.clone())),
-            tokio::spawn(lease(client, ttl, stopped.clone())),
-            tokio::spawn(connections(endpoint.to_owned(), stopped.clone())),
-        ];
-        if v2 {
-            works.push(tokio::spawn(files(endpoint.to_owned(), stopped)));
-        }
-        Good { stop, works }
+        let endpoint = endpoint.to_owned();
+        let apart = apart();
+        let works = apart.spawn(async move {
+            let client = Client::connect([&endpoint], None).await.unwrap();
+            let mut works = vec![
+                tokio::spawn(requests(client.clone(), stopped.clone())),
+                tokio::spawn(lease(client, ttl, stopped.clone())),
+                tokio::spawn(connections(endpoint.clone(), stopped.clone())),
+            ];
+            if v2 {
+                works.push(tokio::spawn(files(endpoint, stopped)));
+            }
+            works
+        });
+        Good { stop, works: works.await.unwrap() }
     }
 
     pub(crate) async fn end(self) -> Report {
@@ -77,6 +88,14 @@ impl Good {
         }
         all
     }
+}
+
+/// Threads of its own: it is not to wait for a hostile client that is in the same process.
+fn apart() -> &'static Runtime {
+    static APART: OnceLock<Runtime> = OnceLock::new();
+    APART.get_or_init(|| {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+    })
 }
 
 /// Whether there is time for another round.
@@ -114,7 +133,9 @@ async fn lease(mut client: Client, ttl: i64, mut stopped: watch::Receiver<bool>)
 async fn connections(endpoint: String, mut stopped: watch::Receiver<bool>) -> Report {
     let mut report = Report::default();
     while goes_on(&mut stopped).await {
-        let Some(mut client) = report.asks("connect", Client::connect([&endpoint], None)).await else { continue };
+        let Some(mut client) = report.asks("connect", Client::connect([&endpoint], None)).await else {
+            continue;
+        };
         report.asks("get of a new connection", client.get("good/key", None)).await;
         tokio::time::sleep(PACE * 10).await;
     }
