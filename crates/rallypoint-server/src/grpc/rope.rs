@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
 use crate::mvcc::Record;
@@ -22,6 +22,8 @@ pub(super) struct Rope {
 
 #[derive(Debug)]
 enum Part {
+    /// Small fields, encoded; what comes next is added to them.
+    Fields(Vec<u8>),
     Bytes(Bytes),
     /// A field that is a key with its value.
     Record(Field, Arc<Record>, Form),
@@ -84,7 +86,7 @@ fn field_length(length: usize) -> usize {
 }
 
 /// Writes what stands before the bytes of a field.
-fn put_field(buffer: &mut BytesMut, field: Field, length: usize) {
+fn put_field(buffer: &mut impl BufMut, field: Field, length: usize) {
     const DELIMITED: u8 = 2;
     buffer.put_u8(field << 3 | DELIMITED);
     prost::encode_length_delimiter(length, buffer).expect("the buffer grows");
@@ -93,9 +95,8 @@ fn put_field(buffer: &mut BytesMut, field: Field, length: usize) {
 impl Rope {
     /// With the fields of a message that has no records.
     pub(super) fn of(message: &impl Message) -> Self {
-        let mut rope = Rope::default();
-        rope.push(message.encode_to_vec().into());
-        rope
+        let fields = message.encode_to_vec();
+        Rope { length: fields.len(), parts: VecDeque::from([Part::Fields(fields)]) }
     }
 
     /// The bytes of the message.
@@ -111,41 +112,63 @@ impl Rope {
 
     /// Adds a field that is a message.
     pub(super) fn push_message(&mut self, field: Field, message: Rope) {
-        let mut head = BytesMut::with_capacity(8);
-        put_field(&mut head, field, message.length);
-        self.push(head.freeze());
-        self.length += message.length;
-        self.parts.extend(message.parts);
+        let length = message.length;
+        put_field(self.fields(), field, length);
+        self.length += field_length(length) - length;
+        self.append(message);
     }
 
     /// Adds the fields of another.
-    pub(super) fn append(&mut self, fields: Rope) {
-        self.length += fields.length;
-        self.parts.extend(fields.parts);
+    pub(super) fn append(&mut self, other: Rope) {
+        self.length += other.length;
+        for part in other.parts {
+            match part {
+                Part::Fields(fields) => self.fields().extend_from_slice(&fields),
+                part => self.parts.push_back(part),
+            }
+        }
     }
 
-    fn push(&mut self, bytes: Bytes) {
-        self.length += bytes.len();
-        self.parts.push_back(Part::Bytes(bytes));
+    /// Where fields are added.
+    fn fields(&mut self) -> &mut Vec<u8> {
+        if !matches!(self.parts.back(), Some(Part::Fields(_))) {
+            self.parts.push_back(Part::Fields(Vec::new()));
+        }
+        match self.parts.back_mut() {
+            Some(Part::Fields(fields)) => fields,
+            _ => unreachable!("it was added"),
+        }
     }
 
     /// With gRPC's prefix before it, unless it is too long for that.
     pub(super) fn framed(mut self) -> Option<Self> {
-        let length = u32::try_from(self.length).ok()?;
-        let mut prefix = BytesMut::with_capacity(PREFIX);
-        prefix.put_u8(0);
-        prefix.put_u32(length);
+        let [a, b, c, d] = u32::try_from(self.length).ok()?.to_be_bytes();
         self.length += PREFIX;
-        self.parts.push_front(Part::Bytes(prefix.freeze()));
+        let prefix = [0, a, b, c, d];
+        match self.parts.front_mut() {
+            Some(Part::Fields(fields)) if fields.len() < PIECE => drop(fields.splice(0..0, prefix)),
+            _ => self.parts.push_front(Part::Fields(prefix.to_vec())),
+        }
         Some(self)
     }
 
     /// The next piece, if there is one.
     pub(super) fn next_piece(&mut self) -> Option<Bytes> {
+        if let Some(Part::Fields(fields)) = self.parts.front_mut()
+            && fields.len() == self.length
+            && fields.len() <= PIECE
+        {
+            // All of it, as it is.
+            self.length = 0;
+            let all = std::mem::take(fields);
+            self.parts.clear();
+            return Some(all.into()).filter(|all: &Bytes| !all.is_empty());
+        }
         let mut piece = BytesMut::with_capacity(self.length.min(PIECE));
         while piece.len() < PIECE {
             match self.parts.pop_front() {
                 None => break,
+                Some(Part::Fields(fields)) => self.parts.push_front(Part::Bytes(fields.into())),
                 Some(Part::Record(field, record, form)) => {
                     put_field(&mut piece, field, record_length(&record, form));
                     Head::new(&record, form).encode(&mut piece).expect("the buffer grows");

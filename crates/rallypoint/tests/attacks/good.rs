@@ -114,7 +114,8 @@ async fn requests(mut client: Client, mut stopped: watch::Receiver<bool>) -> Rep
 
 async fn lease(mut client: Client, ttl: i64, mut stopped: watch::Receiver<bool>) -> Report {
     let mut report = Report::default();
-    let id = client.lease_grant(ttl, None).await.unwrap().id();
+    let Some(granted) = report.asks("grant", client.lease_grant(ttl, None)).await else { return report };
+    let id = granted.id();
     let Some((mut keeper, mut kept)) = report.asks("keep alive", client.lease_keep_alive(id)).await else {
         return report;
     };
@@ -144,7 +145,8 @@ async fn connections(endpoint: String, mut stopped: watch::Receiver<bool>) -> Re
 
 async fn files(endpoint: String, mut stopped: watch::Receiver<bool>) -> Report {
     let mut report = Report::default();
-    let client = v2::Client::connect(EtcdSettings::new(&endpoint).unwrap()).await.unwrap();
+    let connecting = v2::Client::connect(EtcdSettings::new(&endpoint).unwrap());
+    let Some(client) = report.asks("v2 connect", connecting).await else { return report };
     while goes_on(&mut stopped).await {
         report.asks("v2 put", client.put("/good", v2::Put::value("value"))).await;
     }

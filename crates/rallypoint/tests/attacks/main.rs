@@ -5,7 +5,7 @@
 //!
 //! ```sh
 //! cargo build --release -p rallypoint
-//! RALLYPOINT_ATTACKS=full RALLYPOINT_ATTACKED=target/release/rallypoint-server \
+//! RALLYPOINT_ATTACKS=full RALLYPOINT_ATTACKED=$PWD/target/release/rallypoint-server \
 //!     cargo test --release -p rallypoint --test attacks -- --nocapture --test-threads=1
 //! ```
 //!
@@ -279,7 +279,7 @@ async fn events_of_v2_that_are_not_read() {
             socket.write_all(head.as_bytes()).await.unwrap();
             watchers.push(socket);
         }
-        for event in 0..size(117, 20) {
+        for event in 0..size(117, 6) {
             put_v2(&serving.endpoint, event % 3, 10 << 20).await;
         }
         watchers
