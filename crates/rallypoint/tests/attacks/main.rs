@@ -30,8 +30,8 @@ use tokio::net::TcpStream;
 
 /// MiB over what it had before.
 const MOST: u64 = 512;
-/// MiB of that which an allocator may keep.
-const KEPT: u64 = 256;
+/// MiB of that which an allocator may keep for the next: pieces of what was freed.
+const KEPT: u64 = 384;
 const RANGE: &str = "/etcdserverpb.KV/Range";
 const TXN: &str = "/etcdserverpb.KV/Txn";
 
