@@ -30,16 +30,34 @@ pub struct Config {
     pub max_txn_ops: usize,
     /// Roughly the bytes of all v3 keys, leases and watches. Over it nothing is added; deletes still work.
     pub quota_bytes: usize,
-    /// Roughly the bytes of all v3 requests that have not come in whole.
+    /// Roughly the bytes held for all clients, beside the data: requests that have not come in whole, answers until they
+    /// have left, watches. Whoever holds the most makes room for the others.
     pub inflight_bytes: usize,
+    /// Connections at a time, if the limit of open files allows for it. Then the one that was idle for the longest makes
+    /// room.
+    pub max_connections: usize,
     /// Past changes of v3 keys that are kept for reads and watches of the past.
     pub history_changes: usize,
     /// Roughly the bytes of those.
     pub history_bytes: usize,
+    /// Where the revisions of v3 and the indices of v2 begin.
+    pub numbering: Numbering,
     /// How often an idle watch that asked for it hears that it missed nothing.
     pub progress_interval: Duration,
     /// How long open requests may go on after the server was told to stop.
     pub stop_timeout: Duration,
+}
+
+/// Where the revisions of v3 and the indices of v2 begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Numbering {
+    /// At the time of day, and all before counts as compacted. What was stored ends with a server; clients of an earlier
+    /// one find their revisions in the past, and not taken by something else.
+    #[default]
+    FromClock,
+    /// Where those of a fresh etcd begin, to be compared with one.
+    FromOne,
 }
 
 /// The certificates of a server.
@@ -80,9 +98,11 @@ impl Default for Config {
             max_request_bytes: 3 << 19,
             max_txn_ops: 128,
             quota_bytes: 2 << 30,
-            inflight_bytes: 512 << 20,
+            inflight_bytes: 256 << 20,
+            max_connections: 16_384,
             history_changes: 1 << 16,
             history_bytes: 64 << 20,
+            numbering: Numbering::FromClock,
             progress_interval: Duration::from_secs(10 * 60),
             stop_timeout: Duration::from_secs(1),
         }

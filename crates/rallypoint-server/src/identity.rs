@@ -1,10 +1,10 @@
-//! Who this server says it is. Constant ids: it is always the one member of the one cluster it serves.
+//! Who this server says it is. What it holds ends with it, so each start is another cluster.
 
-/// The id of the cluster in every answer of both protocols.
-pub(crate) const CLUSTER_ID: u64 = 0x7261_6c6c_7970_6f69;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The id of the one member, which is also the leader.
-pub(crate) const MEMBER_ID: u64 = 0x6e74_5f65_7463_6431;
+use uuid::Uuid;
+
+use crate::Numbering;
 
 /// The raft term, which never changes without an election.
 pub(crate) const RAFT_TERM: u64 = 1;
@@ -12,11 +12,51 @@ pub(crate) const RAFT_TERM: u64 = 1;
 /// The release of etcd whose v3 behaviour this server has; clients choose features by it.
 pub(crate) const ETCD_VERSION: &str = "3.5.30";
 
-/// What a member list says about this server.
+/// What a member list says about this server, and every answer of both protocols.
 #[derive(Debug, Clone)]
 pub(crate) struct Identity {
+    /// The id of the cluster.
+    pub(crate) cluster_id: u64,
+    /// The id of the one member, which is also the leader.
+    pub(crate) member_id: u64,
     /// The name of the member.
     pub(crate) name: String,
     /// URLs where clients reach it.
     pub(crate) client_urls: Vec<String>,
+}
+
+impl Identity {
+    /// One that no other start has.
+    pub(crate) fn new(name: String, client_urls: Vec<String>) -> Self {
+        let (cluster_id, member_id) = Uuid::new_v4().as_u64_pair();
+        Identity { cluster_id, member_id, name, client_urls }
+    }
+}
+
+impl Numbering {
+    /// The number to begin after, unless that is etcd's own.
+    ///
+    /// Microseconds since 1970 stay below 2^53, so that every client's numbers hold them, until the year 2255; and no
+    /// server writes a million times a second, so a later start is always ahead of an earlier one.
+    pub(crate) fn origin(self, now: SystemTime) -> Option<u64> {
+        let since = |now: SystemTime| now.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        match self {
+            Numbering::FromOne => None,
+            Numbering::FromClock => Some(u64::try_from(since(now).as_micros()).unwrap_or(0)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_from_the_clock_grow_and_fit_into_a_double() {
+        let origin = |seconds| Numbering::FromClock.origin(UNIX_EPOCH + Duration::from_secs(seconds));
+        assert_eq!(origin(1_800_000_000), Some(1_800_000_000_000_000));
+        assert!(origin(1_800_000_001) > origin(1_800_000_000));
+        assert!(origin(285 * 365 * 86_400) < Some(1 << 53));
+        assert_eq!(Numbering::FromOne.origin(SystemTime::now()), None);
+    }
 }

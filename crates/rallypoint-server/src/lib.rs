@@ -17,8 +17,10 @@
 //!
 //! Calls go down; nothing below knows what is above it.
 //!
-//! - `serve`: the listener, TLS, and the way to stop. Tells gRPC from the rest. `authority` makes up for clients
-//!   that HTTP/2 would turn away.
+//! - `serve`: the listener, TLS, and the way to stop. `connections`: what speaks on each; tells gRPC from the rest.
+//!   `authority` makes up for clients that HTTP/2 would turn away.
+//!   `fair` has them take turns.
+//! - `admission`: what is held for clients, counted, and who makes room for whom.
 //! - `grpc`: the v3 services, a thin shell. `http`: the v2 API and what monitors ask for, another.
 //! - `shared`: the v3 state behind its one lock, and the task that ends leases.
 //! - `state`: the v3 state, plain data that is told the time: `mvcc` (keys and their history), `lease`, and
@@ -27,9 +29,13 @@
 //! - `managed`: a real etcd as a child process, or this server where there is none.
 //! - `v2`: the tree of the v2 API, plain data too. The two halves share no keys, as in etcd.
 
+mod admission;
 mod authority;
 mod config;
+mod connections;
 mod error;
+mod fair;
+mod files;
 mod grpc;
 mod http;
 mod identity;
@@ -46,8 +52,9 @@ mod tls;
 mod v2;
 mod watch;
 
-pub use config::{Config, Tls};
+pub use config::{Config, Numbering, Tls};
 pub use error::ServerError;
+pub use files::raise_file_limit;
 pub use managed::{BINARY_VARIABLE, EtcdServer, EtcdServerError, EtcdServerOptions};
 pub use on_demand::OnDemand;
 pub use serve::Server;

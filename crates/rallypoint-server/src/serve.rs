@@ -1,47 +1,30 @@
 //! The listener: one port for HTTP/2 and HTTP/1.1, in the clear or over TLS, until it is told to stop.
 
-use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Waker};
-use std::time::Duration;
+use std::time::SystemTime;
 
-use futures::{FutureExt as _, future};
-use http_body_util::Either;
-use hyper::body::Incoming;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
-use tower_service::Service;
 
-use crate::authority::Nameless;
-use crate::grpc::{Budget, Grpc, ReplyBody};
+use crate::admission::Budget;
+use crate::connections::{Connections, Front};
+use crate::grpc::Grpc;
 use crate::identity::Identity;
-use crate::mvcc::Retention;
+use crate::mvcc::{Retention, Store};
 use crate::shared::{Settings, Shared};
 use crate::state::{Limits, State};
 use crate::stopped::stopped;
-use crate::{Config, ServerError, http as http1, metrics, tls};
+use crate::{Config, ServerError, files, http as http1, metrics, tls, v2};
 
 /// What etcd adds to the size of a request for the size of a message.
 const MESSAGE_OVERHEAD: usize = 512 << 10;
-/// Requests on one connection at a time. Every watch may be one of its own.
-const MAX_STREAMS: u32 = 1 << 16;
-/// For a TLS handshake, which an idle connection never ends.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// A client that is silent for so long is asked whether it is still there, as etcd does.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2 * 60 * 60);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
-/// Until the next try after the system had no room for a connection.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Connections that may wait to be taken in: all nodes of a job come at once. The system may allow less.
+const BACKLOG: u32 = 4096;
 
 /// A running server. Dropped, it stops at once.
 #[derive(Debug)]
@@ -119,10 +102,12 @@ impl Drop for Server {
 }
 
 fn listen(address: SocketAddr) -> Result<TcpListener, ServerError> {
-    let bound = std::net::TcpListener::bind(address).and_then(|listener| {
-        listener.set_nonblocking(true)?;
-        TcpListener::from_std(listener)
-    });
+    let bound = (|| {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    })();
     bound.map_err(|source| match source.kind() {
         io::ErrorKind::AddrInUse => ServerError::AddressInUse { address, source },
         _ => ServerError::Listen { address, source },
@@ -153,7 +138,8 @@ impl Prepared {
         tracing::info!(%address, "serving etcd's v3 and v2 protocols; all data is in memory and ends with this process");
         let (stop, stopping) = watch::channel(false);
         let (front, shared, v2) = front(url, &config, stopping.clone());
-        let connections = Connections { front, tls, stopping };
+        let budget = Budget::new(config.inflight_bytes, files::connections_within(config.max_connections));
+        let connections = Connections { front, tls, budget, stopping };
         let mut tasks = JoinSet::new();
         tokio::select! {
             () = shutdown => {}
@@ -179,7 +165,7 @@ fn front(
     stopping: watch::Receiver<bool>,
 ) -> (Front, Arc<Shared>, Arc<http1::Service>) {
     let client_urls = if config.advertise.is_empty() { vec![url] } else { config.advertise.clone() };
-    let identity = Identity { name: config.name.clone(), client_urls };
+    let identity = Identity::new(config.name.clone(), client_urls);
     let limits = Limits {
         request_bytes: config.max_request_bytes,
         txn_ops: config.max_txn_ops,
@@ -192,139 +178,21 @@ fn front(
         fragment_bytes: message_bytes,
         progress_interval: config.progress_interval,
     };
-    let shared = Arc::new(Shared::new(State::new(limits, retention), identity.clone(), settings));
-    let budget = Arc::new(Budget::new(config.inflight_bytes, message_bytes));
-    let numbers = Arc::clone(&shared);
-    let v2_limits = http1::Limits::within(config.quota_bytes, config.inflight_bytes);
-    let v2 = http1::Service::start(Arc::new(identity), Arc::new(move || metrics::v3(&numbers)), v2_limits);
-    let grpc = Grpc::new(Arc::clone(&shared), budget, stopping);
-    (Front { grpc, http: http1::router(Arc::clone(&v2)) }, shared, v2)
-}
-
-/// Tells the two protocols apart.
-#[derive(Debug, Clone)]
-struct Front {
-    grpc: Grpc,
-    http: axum::Router,
-}
-
-type Answer = http::Response<Either<ReplyBody, axum::body::Body>>;
-
-impl Front {
-    /// Small and free to move, so that hyper's part of a request is too.
-    fn call(
-        &self,
-        request: http::Request<Incoming>,
-    ) -> impl Future<Output = Result<Answer, Infallible>> + Send + Unpin + use<> {
-        if Grpc::is_for_us(&request) {
-            let reply = self.grpc.call(request);
-            return future::Either::Left(reply.map(|reply| Ok(reply.map(Either::Left))));
-        }
-        let mut http = self.http.clone();
-        let answer = async move {
-            let answer = http.call(request.map(axum::body::Body::new)).await?;
-            Ok(answer.map(Either::Right))
-        };
-        future::Either::Right(answer.boxed())
-    }
-}
-
-/// Takes connections in and serves them.
-struct Connections {
-    front: Front,
-    tls: Option<TlsAcceptor>,
-    stopping: watch::Receiver<bool>,
-}
-
-impl Connections {
-    /// Never ends by itself.
-    async fn accept(&self, listener: &TcpListener, tasks: &mut JoinSet<()>, open: &watch::Sender<usize>) {
-        loop {
-            open.send_replace(tasks.len());
-            tokio::select! {
-                accepted = listener.accept() => match accepted {
-                    Ok((socket, _)) => {
-                        tasks.spawn(connection(socket, self.front.clone(), self.tls.clone(), self.stopping.clone()));
-                    }
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot take a connection in");
-                        // The system is out of something; a loop would only keep it from recovering.
-                        tokio::time::sleep(ACCEPT_PAUSE).await;
-                    }
-                },
-                Some(_) = tasks.join_next() => {}
-            }
-        }
-    }
-}
-
-async fn connection(
-    socket: TcpStream,
-    front: Front,
-    tls: Option<TlsAcceptor>,
-    mut stopping: watch::Receiver<bool>,
-) {
-    // Answers are small and waited for. It fails only on a connection that is gone.
-    let _ = socket.set_nodelay(true);
-    match tls {
-        None => speak(socket, front, stopping).await,
-        Some(tls) => {
-            let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(socket));
-            let accepted = tokio::select! {
-                accepted = handshake => accepted,
-                () = stopped(&mut stopping) => return,
-            };
-            match accepted {
-                Ok(Ok(socket)) => speak(socket, front, stopping).await,
-                Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
-                Err(_) => tracing::debug!("TLS handshake took too long"),
-            }
-        }
-    }
-}
-
-/// Serves one connection until it ends, or until the server stops and its requests have ended.
-async fn speak<S>(socket: S, front: Front, mut stopping: watch::Receiver<bool>)
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let mut http = auto::Builder::new(InPlace);
-    http.http1().timer(TokioTimer::new());
-    http.http2()
-        .timer(TokioTimer::new())
-        .auto_date_header(false)
-        .max_concurrent_streams(MAX_STREAMS)
-        .keep_alive_interval(KEEPALIVE_INTERVAL)
-        .keep_alive_timeout(KEEPALIVE_TIMEOUT);
-    let service = service_fn(move |request| front.call(request));
-    let connection = http.serve_connection(TokioIo::new(Nameless::new(socket)), service);
-    tokio::pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = stopped(&mut stopping) => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    let v2_store = v2::Limits { nodes: config.quota_bytes, ..v2::Limits::default() };
+    let (store, v2_store) = match config.numbering.origin(SystemTime::now()) {
+        None => (Store::new(retention), v2::Store::new(v2_store)),
+        Some(origin) => {
+            let store = Store::starting_at(retention, origin.cast_signed());
+            (store, v2::Store::starting_at(v2_store, origin))
         }
     };
-    if let Err(error) = ended {
-        tracing::debug!(%error, "a connection ended badly");
-    }
-}
-
-/// Runs a request where it came in, and makes a task of it only if it has to wait.
-///
-/// Most have come in whole and are answered at once; a task for each would cost more than its answer.
-#[derive(Debug, Clone, Copy)]
-struct InPlace;
-
-impl<F> hyper::rt::Executor<F> for InPlace
-where
-    F: Future<Output = ()> + Send + Unpin + 'static,
-{
-    fn execute(&self, mut request: F) {
-        // The task polls it again, with a waker of its own.
-        if Pin::new(&mut request).poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-            tokio::spawn(request);
-        }
-    }
+    let shared = Arc::new(Shared::new(State::new(limits, store), identity.clone(), settings));
+    let (numbers, quota) = (Arc::clone(&shared), Arc::clone(&shared));
+    let v3 = http1::V3 {
+        metrics: Box::new(move || metrics::v3(&numbers)),
+        is_full: Box::new(move || quota.read(State::is_full)),
+    };
+    let v2 = http1::Service::start(Arc::new(identity), v3, http1::Limits::default(), v2_store);
+    let grpc = Grpc::new(Arc::clone(&shared), message_bytes, stopping);
+    (Front::new(grpc, http1::router(Arc::clone(&v2))), shared, v2)
 }

@@ -3,9 +3,10 @@
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
+use etcd_client::proto::PbResponseHeader;
 use tokio::sync::Notify;
 
-use crate::identity::Identity;
+use crate::identity::{Identity, RAFT_TERM};
 use crate::mvcc::Error;
 use crate::state::State;
 
@@ -32,6 +33,12 @@ pub(crate) struct Settings {
 impl Shared {
     pub(crate) fn new(state: State, identity: Identity, settings: Settings) -> Self {
         Shared { state: Mutex::new(state), identity, settings, sooner: Notify::new() }
+    }
+
+    /// The header of an answer.
+    pub(crate) fn header_at(&self, revision: i64) -> PbResponseHeader {
+        let Identity { cluster_id, member_id, .. } = self.identity;
+        PbResponseHeader { cluster_id, member_id, revision, raft_term: RAFT_TERM }
     }
 
     pub(crate) fn read<R>(&self, read: impl FnOnce(&State) -> R) -> R {
@@ -67,6 +74,8 @@ impl Shared {
         loop {
             match self.write(|state| state.expire(Instant::now())) {
                 None => self.sooner.notified().await,
+                // There are more. Others come first.
+                Some(deadline) if deadline <= Instant::now() => tokio::task::yield_now().await,
                 Some(deadline) => tokio::select! {
                     () = tokio::time::sleep_until(deadline.into()) => {}
                     () = self.sooner.notified() => {}

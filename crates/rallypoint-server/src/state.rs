@@ -5,14 +5,11 @@
 
 use std::time::Instant;
 
-use etcd_client::proto::{
-    PbDeleteRequest, PbDeleteResponse, PbPutRequest, PbPutResponse, PbRangeRequest, PbRangeResponse,
-    PbTxnRequest, PbTxnResponse,
-};
+use etcd_client::proto::{PbDeleteRequest, PbPutRequest, PbRangeRequest, PbTxnRequest};
 use prost::Message;
 
 use crate::lease::{Leases, TimeToLive};
-use crate::mvcc::{self, Error, Retention, Span, Store};
+use crate::mvcc::{self, DeleteDone, Error, PutDone, Reading, Span, Store, TxnDone};
 use crate::watch::{Hub, StreamKey, WatchRequest};
 
 /// What a client may ask for at most.
@@ -29,6 +26,9 @@ pub(crate) struct Limits {
 /// What etcd adds to a request before it compares its size with the limit.
 const ENVELOPE: usize = 19;
 
+/// Leases that are ended before others get at the state.
+const EXPIRE_AT_ONCE: usize = 100;
+
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) store: Store,
@@ -38,8 +38,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn new(limits: Limits, retention: Retention) -> Self {
-        State { store: Store::new(retention), leases: Leases::default(), hub: Hub::default(), limits }
+    pub(crate) fn new(limits: Limits, store: Store) -> Self {
+        State { store, leases: Leases::default(), hub: Hub::default(), limits }
     }
 
     /// Roughly the memory of all it holds.
@@ -47,30 +47,42 @@ impl State {
         self.store.weight() + self.leases.weight() + self.hub.weight()
     }
 
-    pub(crate) fn range(&self, request: &PbRangeRequest) -> Result<PbRangeResponse, Error> {
-        mvcc::check_range(request)?;
-        mvcc::range(&self.store, request)
+    /// Begins a read.
+    pub(crate) fn range(&self, request: PbRangeRequest) -> Result<Reading, Error> {
+        mvcc::check_range(&request)?;
+        Reading::new(&self.store, request)
     }
 
-    pub(crate) fn put(&mut self, request: PbPutRequest) -> Result<PbPutResponse, Error> {
+    /// Like every write, it is taken back if it cannot be `answer`ed.
+    pub(crate) fn put<T>(
+        &mut self,
+        request: PbPutRequest,
+        answer: impl FnOnce(PutDone) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         mvcc::check_put(&request)?;
         self.check_size(&request)?;
         self.make_room()?;
         let leases = &self.leases;
-        let response = mvcc::put(&mut self.store, request, &|id| leases.contains(id))?;
-        self.commit();
-        Ok(response)
+        let done = mvcc::put(&mut self.store, request, &|id| leases.contains(id));
+        self.end(done.and_then(answer))
     }
 
-    pub(crate) fn delete(&mut self, request: &PbDeleteRequest) -> Result<PbDeleteResponse, Error> {
+    pub(crate) fn delete<T>(
+        &mut self,
+        request: &PbDeleteRequest,
+        answer: impl FnOnce(DeleteDone) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         mvcc::check_delete(request)?;
         self.check_size(request)?;
-        let response = mvcc::delete(&mut self.store, request);
-        self.commit();
-        Ok(response)
+        let done = mvcc::delete(&mut self.store, request);
+        self.end(answer(done))
     }
 
-    pub(crate) fn txn(&mut self, request: PbTxnRequest) -> Result<PbTxnResponse, Error> {
+    pub(crate) fn txn<T>(
+        &mut self,
+        request: PbTxnRequest,
+        answer: impl FnOnce(TxnDone) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         mvcc::check_txn(&request, self.limits.txn_ops)?;
         if !mvcc::is_read_only(&request) {
             self.check_size(&request)?;
@@ -79,16 +91,17 @@ impl State {
             }
         }
         let leases = &self.leases;
-        match mvcc::txn(&mut self.store, request, &|id| leases.contains(id)) {
-            Ok(response) => {
-                self.commit();
-                Ok(response)
-            }
-            Err(error) => {
-                self.store.rollback();
-                Err(error)
-            }
+        let done = mvcc::txn(&mut self.store, request, &|id| leases.contains(id));
+        self.end(done.and_then(answer))
+    }
+
+    /// Ends a write that can be answered, or takes it back.
+    fn end<T>(&mut self, answer: Result<T, Error>) -> Result<T, Error> {
+        match &answer {
+            Ok(_) => self.commit(),
+            Err(_) => self.store.rollback(),
         }
+        answer
     }
 
     pub(crate) fn compact(&mut self, revision: i64) -> Result<(), Error> {
@@ -116,9 +129,10 @@ impl State {
         self.leases.time_to_live(now, id, with_keys)
     }
 
-    /// Revokes the leases whose time is up; when the next one's is.
+    /// Revokes leases whose time is up, some at a time; when the next one's is.
     pub(crate) fn expire(&mut self, now: Instant) -> Option<Instant> {
-        while let Some(id) = self.leases.expired(now) {
+        for _ in 0..EXPIRE_AT_ONCE {
+            let Some(id) = self.leases.expired(now) else { break };
             self.revoke(id).expect("a lease that expires exists");
         }
         self.leases.next_deadline()
@@ -146,6 +160,11 @@ impl State {
             return Err(Error::RequestTooLarge);
         }
         Ok(())
+    }
+
+    /// Whether nothing more is taken in. What can be forgotten does not count.
+    pub(crate) fn is_full(&self) -> bool {
+        self.weight() > self.limits.quota_bytes && !self.store.has_past()
     }
 
     /// Whether there is room for more. The past goes before anything is refused.

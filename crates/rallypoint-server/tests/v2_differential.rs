@@ -55,7 +55,7 @@ async fn this_server_and_etcd_answer_alike() {
 }
 
 async fn compare(seed: u64) {
-    let (etcd, ours) = (Target::etcd(Version::V34).await, Target::embedded().await);
+    let (etcd, ours) = (Target::etcd(Version::V34).await, Target::embedded_fresh().await);
     let mut rng = Rng::with_seed(seed);
     let mut watches = Vec::new();
     let index = |answer: &Answer| answer.index.unwrap_or(0);

@@ -191,6 +191,16 @@ async fn a_full_store_takes_deletes_and_nothing_else() {
     assert_eq!(client.grant(0, 60).await.unwrap_err().code(), Code::ResourceExhausted);
     let mut watcher = client.watcher(Watch::key("k")).await;
     assert!(watcher.next().await.canceled);
+    let health = async || {
+        let port = target.url().rsplit_once(':').unwrap().1.parse().unwrap();
+        let ask = move || rallypoint_testkit::http_get(port, "/health", Duration::from_secs(20));
+        tokio::task::spawn_blocking(ask).await.unwrap().unwrap()
+    };
+    let full = health().await;
+    assert!(
+        full.contains(" 503 ") && full.contains(r#""health":"false","reason":"ALARM NOSPACE""#),
+        "{full}"
+    );
     let all =
         etcd_client::proto::PbDeleteRequest { key: "k/".into(), range_end: "k0".into(), prev_kv: false };
     assert_eq!(client.delete(all).await.unwrap().deleted, stored);
@@ -198,6 +208,94 @@ async fn a_full_store_takes_deletes_and_nothing_else() {
     for _ in 0..200 {
         client.put_kv("other", &"v".repeat(1000)).await;
     }
+    let well = health().await;
+    assert!(well.contains(" 200 ") && well.contains(r#""health":"true""#), "{well}");
+}
+
+/// A large read is done in steps, and others come in between.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_read_sees_one_revision_whatever_is_written_meanwhile() {
+    const KEYS: usize = 10_000;
+    let target = Target::ours_with(|config| config.history_changes = KEYS);
+    let client = target.client().await;
+    let puts = (0..KEYS).map(|key| client.put(put(&format!("m/{key:05}"), "v")));
+    futures::future::join_all(puts).await.into_iter().for_each(|done| drop(done.unwrap()));
+    let writer = Raw::connect(target.url()).await;
+    let writes = tokio::spawn(async move {
+        for round in 0..300 {
+            // At both ends, together.
+            let ops = ["a", "z"].map(|key| PbTxnOpRequest::RequestPut(put(key, &round.to_string())));
+            let success = ops.map(|op| PbTxnRequestOp { request: Some(op) }).to_vec();
+            writer.txn(PbTxnRequest { success, ..Default::default() }).await.unwrap();
+        }
+    });
+    for target in [0, 3].repeat(3) {
+        let all = PbRangeRequest {
+            key: "a".into(),
+            range_end: vec![0],
+            sort_target: target,
+            sort_order: 2 * i32::from(target > 0),
+            ..Default::default()
+        };
+        let mut found = client.range(all).await.unwrap();
+        found.kvs.sort_by(|one, other| one.key.cmp(&other.key));
+        assert_eq!(usize::try_from(found.count).unwrap(), found.kvs.len());
+        if found.kvs.len() > KEYS {
+            assert_eq!(found.kvs.len(), KEYS + 2);
+            assert_eq!(found.kvs[0].value, found.kvs[KEYS + 1].value);
+        }
+    }
+    writes.await.unwrap();
+}
+
+fn put(key: &str, value: &str) -> PbPutRequest {
+    PbPutRequest { key: key.into(), value: value.into(), ..Default::default() }
+}
+
+#[tokio::test]
+async fn what_cannot_be_answered_is_not_carried_out() {
+    let target = Target::ours_with(|config| config.inflight_bytes = 4 << 20);
+    let client = target.client().await;
+    for key in ["d/1", "d/2", "d/3", "d/4", "d/5"] {
+        client.put_kv(key, &"v".repeat(1 << 20)).await;
+    }
+    let delete =
+        etcd_client::proto::PbDeleteRequest { key: "d/".into(), range_end: "d0".into(), prev_kv: true };
+    assert_eq!(client.delete(delete.clone()).await.unwrap_err().code(), Code::ResourceExhausted);
+    let ops =
+        [PbTxnOpRequest::RequestPut(put("new", "1")), PbTxnOpRequest::RequestDeleteRange(delete.clone())];
+    let success = ops.map(|op| PbTxnRequestOp { request: Some(op) }).to_vec();
+    let status = client.txn(PbTxnRequest { success, ..Default::default() }).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    let count =
+        PbRangeRequest { key: "a".into(), range_end: vec![0], count_only: true, ..Default::default() };
+    assert_eq!(client.range(count).await.unwrap().count, 5);
+    let delete = etcd_client::proto::PbDeleteRequest { prev_kv: false, ..delete };
+    assert_eq!(client.delete(delete).await.unwrap().deleted, 5);
+}
+
+#[tokio::test]
+async fn a_transaction_that_looks_at_too_much_is_refused_whole() {
+    let target = Target::ours();
+    let client = target.client().await;
+    let puts = (0..2000).map(|key| client.put(put(&format!("m/{key:05}"), "v")));
+    futures::future::join_all(puts).await.into_iter().for_each(|done| drop(done.unwrap()));
+    let count =
+        PbRangeRequest { key: "m/".into(), range_end: "m0".into(), count_only: true, ..Default::default() };
+    let txn = |times: usize| {
+        let mut ops = vec![PbTxnOpRequest::RequestPut(put("new", "1"))];
+        ops.extend(vec![PbTxnOpRequest::RequestRange(count.clone()); times]);
+        let success = ops.into_iter().map(|op| PbTxnRequestOp { request: Some(op) }).collect();
+        PbTxnRequest { success, ..Default::default() }
+    };
+    let status = client.txn(txn(60)).await.unwrap_err();
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::InvalidArgument, "etcdserver: request is too large")
+    );
+    let get = PbRangeRequest { key: "new".into(), ..Default::default() };
+    assert!(client.range(get).await.unwrap().kvs.is_empty());
+    assert!(client.txn(txn(40)).await.is_ok());
 }
 
 #[tokio::test]
@@ -227,10 +325,11 @@ async fn a_watcher_that_does_not_read_holds_nobody_up_and_is_told_what_it_missed
 async fn a_job_of_weeks_does_not_fill_the_memory() {
     let target = Target::ours_with(|config| config.history_changes = 100);
     let client = target.client().await;
-    for _ in 0..1000 {
+    let first = client.put_kv("k", "1").await;
+    for _ in 1..1000 {
         client.put_kv("k", "1").await;
     }
-    let old = PbRangeRequest { key: "k".into(), revision: 10, ..Default::default() };
+    let old = PbRangeRequest { key: "k".into(), revision: first + 8, ..Default::default() };
     assert_eq!(client.range(old).await.unwrap_err().code(), Code::OutOfRange);
     let now = client.range(PbRangeRequest { key: "k".into(), ..Default::default() }).await.unwrap();
     assert_eq!(now.kvs[0].version, 1000);

@@ -13,6 +13,7 @@ use etcd_client::proto::{
     PbTxnOpRequest, PbTxnOpResponse, PbTxnRequest, PbTxnRequestOp, PbTxnResponse,
 };
 use fastrand::Rng;
+use rallypoint_server::Numbering;
 use rallypoint_testkit::Version;
 use tonic::Status;
 use v3_support::{Raw, Target, Watch, Watcher};
@@ -30,7 +31,9 @@ async fn random_requests_get_the_answers_of_etcd() {
     for seed in seeds {
         // Each its own: revisions and leases would carry over.
         let etcd = Target::real(Version::V35);
-        let ours = Target::ours_with(|config| config.history_changes = usize::MAX);
+        let ours = Target::ours_with(|config| {
+            (config.history_changes, config.numbering) = (usize::MAX, Numbering::FromOne);
+        });
         Pair { ours: ours.client().await, etcd: etcd.client().await }.run(seed, steps).await;
     }
 }

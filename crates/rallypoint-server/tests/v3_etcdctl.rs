@@ -7,7 +7,7 @@ mod v3_support;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Output, Stdio};
 
-use rallypoint_server::Server;
+use rallypoint_server::{Config, Numbering, Server};
 use rallypoint_testkit::Version;
 use v3_support::Target;
 
@@ -69,7 +69,8 @@ async fn etcdctl_3_5_works() {
 }
 
 async fn works(version: Version) {
-    let Target::Ours(server) = Target::ours() else { unreachable!() };
+    let numbers = |config: &mut Config| config.numbering = Numbering::FromOne;
+    let Target::Ours(server) = Target::ours_with(numbers) else { unreachable!() };
     let ctl = Ctl { version, server };
     tokio::task::spawn_blocking(move || everything(&ctl)).await.unwrap();
 }

@@ -7,6 +7,7 @@ mod v3_support;
 use std::error::Error;
 use std::time::Duration;
 
+use etcd_client::proto::{PbStatusRequest, PbStatusResponse};
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
 use rallypoint_server::{Config, Server, ServerError, Tls};
 use rallypoint_testkit::Certs;
@@ -92,6 +93,28 @@ async fn a_thousand_watches_may_each_have_a_stream_on_one_connection() {
     for watcher in &mut watchers {
         assert_eq!(watcher.events_until(revision).await.len(), 1);
     }
+}
+
+/// More at once than h2 lets a client do by default.
+#[tokio::test]
+async fn thousands_of_watches_may_be_opened_at_once() {
+    let target = Target::ours();
+    let client = target.client().await;
+    let watching = (0..6000).map(|_| client.watching(Watch::key("a")));
+    let mut watchers = futures::future::join_all(watching).await;
+    let revision = client.put_kv("a", "1").await;
+    for watcher in &mut watchers {
+        assert_eq!(watcher.events_until(revision).await.len(), 1);
+    }
+}
+
+/// etcdctl divides by it.
+#[tokio::test]
+async fn an_empty_server_has_a_size() {
+    let client = Target::ours();
+    let status: PbStatusResponse =
+        client.client().await.unary("/etcdserverpb.Maintenance/Status", PbStatusRequest {}).await.unwrap();
+    assert!(status.db_size > 0 && status.db_size_in_use > 0, "{status:?}");
 }
 
 #[tokio::test]

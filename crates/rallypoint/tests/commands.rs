@@ -38,9 +38,12 @@ impl Serving {
         Serving { child, endpoint, log }
     }
 
+    fn signal(&self, signal: &str) -> bool {
+        Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap().success()
+    }
+
     fn terminate(mut self) -> Option<i32> {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        assert!(self.signal("-TERM"));
         // A full pipe would keep it from ending.
         std::io::copy(&mut self.log, &mut std::io::sink()).unwrap();
         self.child.wait().unwrap().code()
@@ -68,6 +71,8 @@ async fn both_commands_serve_and_stop_in_good_order() {
         let settings = EtcdSettings::new(&serving.endpoint).unwrap();
         let store = EtcdStore::connect(settings, "/x").await.unwrap();
         assert_eq!(store.add(b"c", 2).await.unwrap(), 2);
+        assert!(serving.signal("-HUP"));
+        assert_eq!(store.add(b"c", 2).await.unwrap(), 4, "it goes on");
         let began = Instant::now();
         assert_eq!(serving.terminate(), Some(0));
         assert!(began.elapsed() < Duration::from_secs(5));

@@ -7,22 +7,25 @@ use etcd_client::proto::{
 };
 use tonic::Status;
 
-use super::header_at;
-use crate::identity::{ETCD_VERSION, MEMBER_ID, RAFT_TERM};
+use crate::identity::{ETCD_VERSION, RAFT_TERM};
 use crate::shared::Shared;
+
+/// The size of the file of an empty etcd.
+const EMPTY_BYTES: i64 = 20_480;
 
 pub(super) fn status(shared: &Shared, _: PbStatusRequest) -> Result<PbStatusResponse, Status> {
     let (revision, weight) = shared.read(|state| (state.store.revision(), state.weight()));
-    let bytes = i64::try_from(weight).unwrap_or(i64::MAX);
+    // A file is never empty, and etcdctl divides by its size.
+    let bytes = i64::try_from(weight).unwrap_or(i64::MAX).max(EMPTY_BYTES);
     // Without a raft log, the revision counts what was applied.
     let index = revision.unsigned_abs();
     Ok(PbStatusResponse {
-        header: Some(header_at(revision)),
+        header: Some(shared.header_at(revision)),
         version: ETCD_VERSION.to_owned(),
         db_size: bytes,
         db_size_in_use: bytes,
         db_size_quota: i64::try_from(shared.settings.quota_bytes).unwrap_or(i64::MAX),
-        leader: MEMBER_ID,
+        leader: shared.identity.member_id,
         raft_index: index,
         raft_applied_index: index,
         raft_term: RAFT_TERM,
@@ -36,20 +39,20 @@ pub(super) fn alarm(shared: &Shared, request: PbAlarmRequest) -> Result<PbAlarmR
     if request.action == ACTIVATE {
         return Err(Status::unimplemented("an embedded server has no alarms"));
     }
-    let header = header_at(shared.read(|state| state.store.revision()));
+    let header = shared.header_at(shared.read(|state| state.store.revision()));
     Ok(PbAlarmResponse { header: Some(header), alarms: Vec::new() })
 }
 
 /// There is no file to be made smaller.
 pub(super) fn defragment(shared: &Shared, _: PbDefragmentRequest) -> Result<PbDefragmentResponse, Status> {
-    let header = header_at(shared.read(|state| state.store.revision()));
+    let header = shared.header_at(shared.read(|state| state.store.revision()));
     Ok(PbDefragmentResponse { header: Some(header) })
 }
 
 pub(super) fn members(shared: &Shared, _: PbMemberListRequest) -> Result<PbMemberListResponse, Status> {
-    let header = header_at(shared.read(|state| state.store.revision()));
+    let header = shared.header_at(shared.read(|state| state.store.revision()));
     let member = PbMember {
-        id: MEMBER_ID,
+        id: shared.identity.member_id,
         name: shared.identity.name.clone(),
         client_ur_ls: shared.identity.client_urls.clone(),
         ..Default::default()

@@ -1,80 +1,31 @@
-//! Bounds on what is held for clients: each message they send, all that have not come in whole, and large
-//! answers that they do not read.
+//! Bounds on what clients send: each message, and all that have not come in whole.
 
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::{Body, Frame};
 use tonic::Status;
 
+use super::rope::PREFIX;
+use crate::admission::{Account, Share};
 use crate::mvcc::Error;
 
-/// Before each message of gRPC: a flag, and the length in four bytes.
-pub(super) const PREFIX: usize = 5;
-/// Roughly the memory of a request besides its messages.
-const REQUEST_BYTES: usize = 4096;
-
-/// Answers below it are not counted: there are only so many requests.
-const SMALL_BYTES: usize = 4096;
-
-/// Memory that requests of all clients together may take, and the answers to them.
-#[derive(Debug)]
-pub(crate) struct Budget {
-    left: AtomicUsize,
-    message_bytes: usize,
-}
-
-impl Budget {
-    /// Of so many bytes in all, and so many for one message.
-    pub(crate) fn new(bytes: usize, message_bytes: usize) -> Self {
-        Budget { left: AtomicUsize::new(bytes), message_bytes }
-    }
-
-    fn take(&self, bytes: usize) -> Result<(), Status> {
-        let taken =
-            self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
-        taken.map(drop).map_err(|_| Error::TooManyRequests.into())
-    }
-
-    fn give_back(&self, bytes: usize) {
-        self.left.fetch_add(bytes, Ordering::Relaxed);
-    }
-}
-
-/// A part of the budget, given back when dropped.
-#[derive(Debug)]
-pub(super) struct Share {
-    budget: Arc<Budget>,
-    bytes: usize,
-}
-
-impl Share {
-    /// For an answer of so many bytes, if that is worth counting.
-    pub(super) fn for_answer(budget: &Arc<Budget>, bytes: usize) -> Result<Option<Self>, Status> {
-        if bytes <= SMALL_BYTES {
-            return Ok(None);
-        }
-        budget.take(bytes)?;
-        Ok(Some(Share { budget: Arc::clone(budget), bytes }))
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.budget.give_back(self.bytes);
-    }
-}
+/// Roughly the memory of a request besides its messages: measured, with many.
+pub(super) const REQUEST_BYTES: usize = 1536;
+/// Roughly the memory of an answer besides its message: the stream, its task, its headers and trailers, and what an
+/// allocator loses on all of them.
+pub(super) const ANSWER_BYTES: usize = 6 << 10;
 
 /// The body of a request, as far as its messages are within bounds.
 #[derive(Debug)]
 pub(crate) struct Bounded<B> {
     inner: B,
-    budget: Arc<Budget>,
-    /// Taken from the budget.
-    taken: usize,
+    account: Account,
+    /// For the request, and for what came of a message.
+    share: Share,
+    /// Bytes that a message may have.
+    max_bytes: usize,
     prefix: [u8; PREFIX],
     /// Of the prefix, how many bytes came.
     prefix_read: usize,
@@ -83,24 +34,18 @@ pub(crate) struct Bounded<B> {
 }
 
 impl<B> Bounded<B> {
-    pub(super) fn new(inner: B, budget: Arc<Budget>) -> Result<Self, Status> {
-        budget.take(REQUEST_BYTES)?;
-        Ok(Bounded {
-            inner,
-            budget,
-            taken: REQUEST_BYTES,
-            prefix: [0; PREFIX],
-            prefix_read: 0,
-            message_left: 0,
-        })
+    pub(super) fn new(inner: B, account: Account, max_bytes: usize) -> Result<Self, Status> {
+        let share = account.take(REQUEST_BYTES).map_err(Error::from)?;
+        Ok(Bounded { inner, account, share, max_bytes, prefix: [0; PREFIX], prefix_read: 0, message_left: 0 })
     }
 
-    pub(super) fn budget(&self) -> &Arc<Budget> {
-        &self.budget
+    /// Whom it is counted for.
+    pub(super) fn account(&self) -> &Account {
+        &self.account
     }
 
     /// Follows the messages through a piece of the body.
-    fn account(&mut self, mut piece: &[u8]) -> Result<(), Status> {
+    fn follow(&mut self, mut piece: &[u8]) -> Result<(), Status> {
         let whole = piece.len();
         let mut completed = false;
         while !piece.is_empty() {
@@ -119,7 +64,7 @@ impl<B> Bounded<B> {
                 self.prefix_read = 0;
                 let [_, length @ ..] = self.prefix;
                 self.message_left = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
-                let max = self.budget.message_bytes;
+                let max = self.max_bytes;
                 if self.message_left > max {
                     let length = self.message_left;
                     return Err(Status::resource_exhausted(format!(
@@ -131,11 +76,9 @@ impl<B> Bounded<B> {
         }
         if completed {
             // What came before is on its way to a handler. The rest of the piece is small.
-            self.budget.give_back(self.taken - REQUEST_BYTES);
-            self.taken = REQUEST_BYTES;
+            self.share.shrink_to(REQUEST_BYTES);
         } else {
-            self.budget.take(whole)?;
-            self.taken += whole;
+            self.share.grow(whole).map_err(Error::from)?;
         }
         Ok(())
     }
@@ -156,7 +99,7 @@ where
         let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx)).map(|frame| {
             let frame = frame.map_err(Into::into)?;
             if let Some(piece) = frame.data_ref() {
-                self.account(piece)?;
+                self.follow(piece)?;
             }
             Ok(frame)
         });
@@ -172,12 +115,6 @@ where
     }
 }
 
-impl<B> Drop for Bounded<B> {
-    fn drop(&mut self) {
-        self.budget.give_back(self.taken);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -190,7 +127,7 @@ mod tests {
     }
 
     fn bounded(bytes: usize, message_bytes: usize) -> Bounded<()> {
-        Bounded::new((), Arc::new(Budget::new(bytes, message_bytes))).unwrap()
+        Bounded::new((), Account::alone(bytes), message_bytes).unwrap()
     }
 
     #[test]
@@ -199,30 +136,32 @@ mod tests {
         for piece in 1..sent.len() {
             let mut body = bounded(REQUEST_BYTES + 200, 100);
             for piece in sent.chunks(piece) {
-                body.account(piece).unwrap();
+                body.follow(piece).unwrap();
             }
-            assert_eq!((body.message_left, body.prefix_read, body.taken), (0, 0, REQUEST_BYTES));
+            assert_eq!((body.message_left, body.prefix_read), (0, 0));
+            // What is left of the budget is all but the request's own.
+            body.account.take(200).unwrap();
         }
     }
 
     #[test]
     fn a_message_that_is_too_large_is_refused_by_its_prefix() {
-        let status = bounded(1 << 20, 100).account(&message(101)[..PREFIX]).unwrap_err();
+        let status = bounded(1 << 20, 100).follow(&message(101)[..PREFIX]).unwrap_err();
         assert_eq!(status.code(), tonic::Code::ResourceExhausted);
         assert_eq!(status.message(), "grpc: received message larger than max (101 vs. 100)");
     }
 
     #[test]
     fn messages_that_never_end_use_up_the_budget_until_they_are_dropped() {
-        let budget = Arc::new(Budget::new(2 * REQUEST_BYTES + 1000, 2000));
-        let mut one = Bounded::new((), Arc::clone(&budget)).unwrap();
-        one.account(&message(2000)[..800]).unwrap();
-        let mut two = Bounded::new((), Arc::clone(&budget)).unwrap();
-        assert_eq!(two.account(&message(2000)[..800]).unwrap_err().code(), tonic::Code::ResourceExhausted);
-        assert!(Bounded::new((), Arc::clone(&budget)).is_err());
+        let account = Account::alone(2 * REQUEST_BYTES + 1000);
+        let mut one = Bounded::new((), account.clone(), 2000).unwrap();
+        one.follow(&message(2000)[..800]).unwrap();
+        let mut two = Bounded::new((), account.clone(), 2000).unwrap();
+        assert_eq!(two.follow(&message(2000)[..800]).unwrap_err().code(), tonic::Code::ResourceExhausted);
+        assert!(Bounded::new((), account.clone(), 2000).is_err());
         drop(one);
-        two.account(&message(2000)[..800]).unwrap();
+        two.follow(&message(2000)[..800]).unwrap();
         drop(two);
-        assert_eq!(budget.left.load(Ordering::Relaxed), 2 * REQUEST_BYTES + 1000);
+        account.take(2 * REQUEST_BYTES + 1000).unwrap();
     }
 }

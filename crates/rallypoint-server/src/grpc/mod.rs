@@ -1,11 +1,13 @@
 //! The v3 protocol: a table of methods, and a thin shell around each.
 
 mod admin;
+mod answer;
 mod body;
-mod codec;
 mod kv;
 mod lease;
+mod rope;
 mod status;
+mod streaming;
 mod unary;
 mod watch;
 
@@ -18,21 +20,22 @@ use http::{Request, Response, header};
 use tonic::Status;
 
 use body::Bounded;
-pub(crate) use body::Budget;
+pub(crate) use streaming::Messages;
 pub(crate) use unary::{Replying, Whole};
 
-use crate::identity::{CLUSTER_ID, MEMBER_ID, RAFT_TERM};
+use crate::admission::Account;
 use crate::shared::Shared;
 
 /// An answer of one message, or of a stream of them.
-pub(crate) type ReplyBody = http_body_util::Either<Whole, tonic::body::Body>;
+pub(crate) type ReplyBody = http_body_util::Either<Whole, Messages>;
 pub(crate) type Reply = Response<ReplyBody>;
 
 /// Answers gRPC requests.
 #[derive(Debug, Clone)]
 pub(crate) struct Grpc {
     shared: Arc<Shared>,
-    budget: Arc<Budget>,
+    /// Bytes that a message of a client may have.
+    message_bytes: usize,
     /// Becomes true when the server stops.
     stopping: tokio::sync::watch::Receiver<bool>,
 }
@@ -40,10 +43,10 @@ pub(crate) struct Grpc {
 impl Grpc {
     pub(crate) fn new(
         shared: Arc<Shared>,
-        budget: Arc<Budget>,
+        message_bytes: usize,
         stopping: tokio::sync::watch::Receiver<bool>,
     ) -> Self {
-        Grpc { shared, budget, stopping }
+        Grpc { shared, message_bytes, stopping }
     }
 
     /// Whether a request is one of gRPC's: etcd tells them from the others in the same way.
@@ -55,13 +58,14 @@ impl Grpc {
                 .is_some_and(|content| content.as_bytes().starts_with(b"application/grpc"))
     }
 
-    pub(crate) fn call<B>(&self, request: Request<B>) -> Replying
+    /// Answers a request, which is counted for this account.
+    pub(crate) fn call<B>(&self, request: Request<B>, account: &Account) -> Replying
     where
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let (head, body) = request.into_parts();
-        let body = match Bounded::new(body, Arc::clone(&self.budget)) {
+        let body = match Bounded::new(body, account.clone(), self.message_bytes) {
             Ok(body) => body,
             Err(status) => return Either::Left(ready(unary::refusal(status))),
         };
@@ -77,16 +81,16 @@ impl Grpc {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let Grpc { shared, stopping, .. } = self;
-        let reply = match request.uri().path() {
+        let account = request.body().account().clone();
+        match request.uri().path() {
             "/etcdserverpb.Watch/Watch" => {
-                codec::streaming(request, |inbound| watch::Session::new(shared, inbound)).await
+                streaming::serve(request, |inbound| watch::Session::new(shared, account, inbound)).await
             }
             "/etcdserverpb.Lease/LeaseKeepAlive" => {
-                codec::streaming(request, |inbound| lease::keep_alive(shared, inbound, stopping)).await
+                streaming::serve(request, |inbound| lease::keep_alive(shared, inbound, stopping)).await
             }
-            path => unknown(path).into_http(),
-        };
-        reply.map(http_body_util::Either::Right)
+            path => unary::refusal(unknown(path)),
+        }
     }
 }
 
@@ -94,47 +98,39 @@ impl Grpc {
 fn handler(path: &str) -> Option<unary::Handler> {
     use unary::answer;
     Some(match path {
-        "/etcdserverpb.KV/Range" => {
-            |shared, budget, message| answer(message, budget, |range| kv::range(shared, &range))
-        }
-        "/etcdserverpb.KV/Put" => {
-            |shared, budget, message| answer(message, budget, |put| kv::put(shared, put))
-        }
-        "/etcdserverpb.KV/DeleteRange" => {
-            |shared, budget, message| answer(message, budget, |delete| kv::delete(shared, &delete))
-        }
-        "/etcdserverpb.KV/Txn" => {
-            |shared, budget, message| answer(message, budget, |txn| kv::txn(shared, txn))
-        }
+        "/etcdserverpb.KV/Range" => kv::range,
+        "/etcdserverpb.KV/Put" => kv::put,
+        "/etcdserverpb.KV/DeleteRange" => kv::delete,
+        "/etcdserverpb.KV/Txn" => kv::txn,
         "/etcdserverpb.KV/Compact" => {
-            |shared, budget, message| answer(message, budget, |compact| kv::compact(shared, compact))
+            |shared, account, message| answer(message, account, |ask| kv::compact(shared, ask))
         }
         "/etcdserverpb.Lease/LeaseGrant" => {
-            |shared, budget, message| answer(message, budget, |grant| lease::grant(shared, grant))
+            |shared, account, message| answer(message, account, |ask| lease::grant(shared, ask))
         }
         "/etcdserverpb.Lease/LeaseRevoke" => {
-            |shared, budget, message| answer(message, budget, |revoke| lease::revoke(shared, revoke))
+            |shared, account, message| answer(message, account, |ask| lease::revoke(shared, ask))
         }
         "/etcdserverpb.Lease/LeaseTimeToLive" => {
-            |shared, budget, message| answer(message, budget, |lease| lease::time_to_live(shared, lease))
+            |shared, account, message| answer(message, account, |ask| lease::time_to_live(shared, ask))
         }
         "/etcdserverpb.Lease/LeaseLeases" => {
-            |shared, budget, message| answer(message, budget, |ask| lease::list(shared, ask))
+            |shared, account, message| answer(message, account, |ask| lease::list(shared, ask))
         }
         "/etcdserverpb.Maintenance/Status" => {
-            |shared, budget, message| answer(message, budget, |ask| admin::status(shared, ask))
+            |shared, account, message| answer(message, account, |ask| admin::status(shared, ask))
         }
         "/etcdserverpb.Maintenance/Alarm" => {
-            |shared, budget, message| answer(message, budget, |ask| admin::alarm(shared, ask))
+            |shared, account, message| answer(message, account, |ask| admin::alarm(shared, ask))
         }
         "/etcdserverpb.Maintenance/Defragment" => {
-            |shared, budget, message| answer(message, budget, |ask| admin::defragment(shared, ask))
+            |shared, account, message| answer(message, account, |ask| admin::defragment(shared, ask))
         }
         "/etcdserverpb.Cluster/MemberList" => {
-            |shared, budget, message| answer(message, budget, |ask| admin::members(shared, ask))
+            |shared, account, message| answer(message, account, |ask| admin::members(shared, ask))
         }
         "/grpc.health.v1.Health/Check" => {
-            |_, budget, message| answer(message, budget, |ask| admin::health(&ask))
+            |_, account, message| answer(message, account, |ask| admin::health(&ask))
         }
         _ => return None,
     })
@@ -156,14 +152,4 @@ fn unknown(path: &str) -> Status {
     } else {
         format!("unknown service {service}")
     })
-}
-
-/// The header of an answer.
-fn header_at(revision: i64) -> etcd_client::proto::PbResponseHeader {
-    etcd_client::proto::PbResponseHeader {
-        cluster_id: CLUSTER_ID,
-        member_id: MEMBER_ID,
-        revision,
-        raft_term: RAFT_TERM,
-    }
 }

@@ -18,7 +18,7 @@ impl From<Error> for Status {
             Error::Compacted | Error::FutureRevision | Error::LeaseTtlTooLarge => Code::OutOfRange,
             Error::LeaseNotFound => Code::NotFound,
             Error::LeaseExists => Code::FailedPrecondition,
-            Error::NoSpace | Error::TooManyRequests => Code::ResourceExhausted,
+            Error::NoSpace | Error::TooManyRequests | Error::AnswerTooLarge => Code::ResourceExhausted,
         };
         Status::new(code, error.to_string())
     }

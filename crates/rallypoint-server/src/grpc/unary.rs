@@ -7,8 +7,9 @@ use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
 
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, Either, Ready, ready as done};
 use http::{HeaderMap, HeaderValue, Response, header};
@@ -16,12 +17,21 @@ use http_body::{Body, Frame};
 use prost::Message;
 use tonic::Status;
 
-use super::Reply;
-use super::body::{Bounded, Budget, PREFIX, Share};
+use super::body::{ANSWER_BYTES, Bounded};
+use super::rope::{PREFIX, Rope};
+use super::{Messages, Reply};
+use crate::admission::{Account, Share, counted};
+use crate::mvcc::Error;
 use crate::shared::Shared;
 
+/// For a message to come in whole.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// What answers the message of a request.
-pub(super) type Handler = fn(&Shared, &Arc<Budget>, Bytes) -> Result<Whole, Status>;
+pub(super) type Handler = fn(&Arc<Shared>, &Account, Bytes) -> Answering;
+
+/// An answer that is there, or takes some steps. Large, but most often there at once.
+pub(super) type Answering = Either<Ready<Result<Whole, Status>>, BoxFuture<'static, Result<Whole, Status>>>;
 
 /// A reply that is there, or will be.
 pub(crate) type Replying = Either<Ready<Reply>, BoxFuture<'static, Reply>>;
@@ -43,12 +53,24 @@ where
     let mut request = OneMessage::new(body);
     // Whoever waits for it polls it again, with a waker of its own.
     if let Poll::Ready(message) = request.poll(&mut Context::from_waker(Waker::noop())) {
-        return Either::Left(done(reply(message, shared, request.body.budget(), handle)));
+        let answering = match message {
+            Ok(message) => handle(shared, request.body.account(), message),
+            Err(status) => at_once(Err(status)),
+        };
+        return match answering {
+            Either::Left(answer) => Either::Left(done(reply(answer.into_inner()))),
+            // The request stays counted for as long as it takes.
+            Either::Right(later) => Either::Right(async move { (reply(later.await), request).0 }.boxed()),
+        };
     }
     let shared = Arc::clone(shared);
     let later = async move {
-        let message = poll_fn(|cx| request.poll(cx)).await;
-        reply(message, &shared, request.body.budget(), handle)
+        let message = tokio::time::timeout(MESSAGE_TIMEOUT, poll_fn(|cx| request.poll(cx))).await;
+        let late = || Err(Status::deadline_exceeded(format!("no message within {MESSAGE_TIMEOUT:?}")));
+        match message.unwrap_or_else(|_| late()) {
+            Ok(message) => reply(handle(&shared, request.body.account(), message).await),
+            Err(status) => refusal(status),
+        }
     };
     Either::Right(later.boxed())
 }
@@ -56,24 +78,33 @@ where
 /// Decodes a message, hands it over and encodes the answer.
 pub(super) fn answer<In, Out>(
     message: Bytes,
-    budget: &Arc<Budget>,
+    account: &Account,
     handle: impl FnOnce(In) -> Result<Out, Status>,
-) -> Result<Whole, Status>
+) -> Answering
 where
     In: Message + Default,
     Out: Message,
 {
-    let message = In::decode(message).map_err(|error| Status::internal(error.to_string()))?;
-    Whole::new(&handle(message)?, budget)
+    let answer = decode(message).and_then(handle);
+    at_once(answer.and_then(|answer| Ok(Whole::new(Rope::of(&answer), account)?)))
+}
+
+pub(super) fn decode<In: Message + Default>(message: Bytes) -> Result<In, Status> {
+    In::decode(message).map_err(|error| Status::internal(error.to_string()))
+}
+
+pub(super) fn at_once(answer: Result<Whole, Status>) -> Answering {
+    Either::Left(done(answer))
 }
 
 /// A reply that says no.
 pub(super) fn refusal(status: Status) -> Reply {
-    status.into_http::<tonic::body::Body>().map(http_body_util::Either::Right)
+    // The status is in the headers, and there is nothing behind them.
+    status.into_http::<tonic::body::Body>().map(|_| http_body_util::Either::Right(Messages::ended()))
 }
 
-fn reply(message: Result<Bytes, Status>, shared: &Shared, budget: &Arc<Budget>, handle: Handler) -> Reply {
-    match message.and_then(|message| handle(shared, budget, message)) {
+fn reply(answer: Result<Whole, Status>) -> Reply {
+    match answer {
         Ok(answer) => {
             let mut response = Response::new(http_body_util::Either::Left(answer));
             let grpc = HeaderValue::from_static("application/grpc");
@@ -85,7 +116,7 @@ fn reply(message: Result<Bytes, Status>, shared: &Shared, budget: &Arc<Budget>, 
 }
 
 /// Compressed messages are not understood, and no client sends any that was not told to.
-fn check_encoding(headers: &HeaderMap) -> Result<(), Status> {
+pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), Status> {
     match headers.get("grpc-encoding") {
         Some(encoding) if encoding != "identity" => Err(Status::unimplemented(format!(
             "grpc: Decompressor is not installed for grpc-encoding {encoding:?}"
@@ -153,29 +184,29 @@ fn message(bytes: &[u8]) -> Option<&[u8]> {
     rest.get(..usize::try_from(u32::from_be_bytes(length)).ok()?)
 }
 
-/// The body of an answer: its message, and the good end that gRPC says in trailers. Its part of the budget is
-/// held until it is sent or given up.
+/// The body of an answer: its message, and the good end that gRPC says in trailers.
+///
+/// It is counted from before it is built until its last byte has left, or is given up.
 #[derive(Debug)]
 pub(crate) struct Whole {
-    message: Option<Bytes>,
+    message: Rope,
+    share: Arc<Share>,
     is_ended: bool,
-    _share: Option<Share>,
 }
 
 impl Whole {
-    fn new(message: &impl Message, budget: &Arc<Budget>) -> Result<Self, Status> {
-        let length = message.encoded_len();
-        let Ok(prefix) = u32::try_from(length) else {
-            return Err(Status::resource_exhausted(format!(
-                "the answer has {length} bytes, more than gRPC allows"
-            )));
-        };
-        let share = Share::for_answer(budget, length)?;
-        let mut bytes = BytesMut::with_capacity(PREFIX + length);
-        bytes.put_u8(0);
-        bytes.put_u32(prefix);
-        message.encode(&mut bytes).expect("there is room for it");
-        Ok(Whole { message: Some(bytes.freeze()), is_ended: false, _share: share })
+    pub(super) fn new(message: Rope, account: &Account) -> Result<Self, Error> {
+        let bytes = ANSWER_BYTES + message.length();
+        if bytes > account.capacity() {
+            return Err(Error::AnswerTooLarge);
+        }
+        Self::within(message, account.take(bytes)?)
+    }
+
+    /// The same, of what was taken already.
+    pub(super) fn within(message: Rope, share: Share) -> Result<Self, Error> {
+        let message = message.framed().ok_or(Error::AnswerTooLarge)?;
+        Ok(Whole { message, share: Arc::new(share), is_ended: false })
     }
 }
 
@@ -187,8 +218,9 @@ impl Body for Whole {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        if let Some(message) = self.message.take() {
-            return Poll::Ready(Some(Ok(Frame::data(message))));
+        if let Some(piece) = self.message.next_piece() {
+            let piece = counted(piece, Arc::clone(&self.share));
+            return Poll::Ready(Some(Ok(Frame::data(piece))));
         }
         if mem::replace(&mut self.is_ended, true) {
             return Poll::Ready(None);
@@ -226,7 +258,7 @@ mod tests {
 
     fn read(bytes: &[u8], size: usize) -> Result<Bytes, Status> {
         let pieces = bytes.chunks(size).map(Bytes::copy_from_slice).collect();
-        let body = Bounded::new(Pieces(pieces), Arc::new(Budget::new(1 << 20, 100))).unwrap();
+        let body = Bounded::new(Pieces(pieces), Account::alone(1 << 20), 100).unwrap();
         match OneMessage::new(body).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(message) => message,
             Poll::Pending => unreachable!("all pieces are there"),

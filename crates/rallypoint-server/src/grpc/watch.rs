@@ -2,22 +2,32 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
-use etcd_client::proto::{PbEvent, PbKeyValue, PbWatchRequest, PbWatchRequestUnion, PbWatchResponse};
-use etcd_client::{EventType, WatchFilterType};
+use etcd_client::WatchFilterType;
+use etcd_client::proto::{PbWatchRequest, PbWatchRequestUnion, PbWatchResponse};
 use futures::Stream;
-use prost::Message as _;
-use tokio::time::{Interval, MissedTickBehavior, interval_at};
+use tokio::time::{Interval, MissedTickBehavior, Sleep, interval_at};
 use tonic::{Status, Streaming};
 
-use super::header_at;
-use crate::mvcc::{Record, Span};
+use super::answer;
+use super::rope::Rope;
+use super::streaming::Outgoing;
+use crate::admission::{Account, Full, Share};
+use crate::mvcc::Span;
 use crate::shared::Shared;
-use crate::watch::{Filter, Message, Polled, StreamKey, Told, WatchRequest};
+use crate::watch::{Filter, Message, Polled, StreamKey, WatchRequest};
 
 /// Answers that may wait before requests do.
 const MAX_ANSWERS_WAITING: usize = 64;
+
+/// Roughly the memory of a watch beside its keys.
+const WATCH_BYTES: usize = 1024;
+/// Messages up to it are not counted: a stream has only one or two.
+const SMALL_BYTES: usize = 4096;
+/// Until the next try, when there was no room for a message.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// One stream of watches. It is asked for the next message when the connection can take one, and only then
 /// looks for it.
@@ -26,16 +36,31 @@ pub(super) struct Session {
     stream: StreamKey,
     /// None when the client has no more requests. Its watches go on.
     inbound: Option<Streaming<PbWatchRequest>>,
+    /// Whom its watches and messages are counted for.
+    account: Account,
     /// The rest of a message that was cut, last piece first.
-    fragments: Vec<PbWatchResponse>,
+    fragments: Vec<Rope>,
+    /// What was taken for the next message, or the one that is being sent.
+    share: Option<Arc<Share>>,
+    /// Until there may be room for the next message.
+    pause: Option<Pin<Box<Sleep>>>,
     /// Ticks once a watch wants to hear of its progress.
     progress: Option<Interval>,
 }
 
 impl Session {
-    pub(super) fn new(shared: Arc<Shared>, inbound: Streaming<PbWatchRequest>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, account: Account, inbound: Streaming<PbWatchRequest>) -> Self {
         let stream = shared.write(|state| state.hub.open());
-        Session { shared, stream, inbound: Some(inbound), fragments: Vec::new(), progress: None }
+        Session {
+            shared,
+            stream,
+            inbound: Some(inbound),
+            account,
+            fragments: Vec::new(),
+            share: None,
+            pause: None,
+            progress: None,
+        }
     }
 
     /// Carries out the requests that came, unless the client does not read the answers.
@@ -65,6 +90,12 @@ impl Session {
                 }
                 // Without a key, from the first one on.
                 let key = if create.key.is_empty() { vec![0] } else { create.key };
+                // Its message stays in the buffer that it was read into, for as long as the stream is silent.
+                let keys = 2 * (key.len() + create.range_end.len());
+                let Ok(share) = self.account.take(WATCH_BYTES + keys) else {
+                    let reason = "etcdserver: too many requests";
+                    return self.shared.write(|state| state.hub.refuse(&state.store, stream, reason));
+                };
                 let request = WatchRequest {
                     id: create.watch_id,
                     span: Span::new(key.into(), create.range_end.into()),
@@ -76,6 +107,7 @@ impl Session {
                     prev_kv: create.prev_kv,
                     fragment: create.fragment,
                     progress_notify: create.progress_notify,
+                    share: Some(share),
                 };
                 self.shared.write(|state| state.watch(stream, request));
             }
@@ -90,40 +122,64 @@ impl Session {
     }
 }
 
+impl Session {
+    /// The next message, whose parts then wait to be sent, last first.
+    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        loop {
+            if let Some(pause) = &mut self.pause {
+                ready!(pause.as_mut().poll(cx));
+                self.pause = None;
+            }
+            let room = self.share.as_ref().map_or(SMALL_BYTES, |share| share.bytes());
+            match self.shared.write(|state| state.hub.poll(&state.store, self.stream, room, cx.waker())) {
+                Polled::Message(message) => {
+                    self.fragments = to_proto(&self.shared, message);
+                    self.fragments.reverse();
+                    return Poll::Ready(Ok(()));
+                }
+                // It stays where it is until there is room. If that takes too long it is compacted, as for any watcher
+                // that is slow.
+                Polled::NoRoom(bytes) => match self.account.take_or_wait(bytes) {
+                    Ok(share) => self.share = Some(Arc::new(share)),
+                    Err(Full) => self.pause = Some(Box::pin(tokio::time::sleep(PAUSE))),
+                },
+                Polled::Again => {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                Polled::Pending => return Poll::Pending,
+                Polled::Closed => {
+                    return Poll::Ready(Err(Status::unavailable("etcdserver: server stopped")));
+                }
+            }
+        }
+    }
+}
+
 impl Stream for Session {
-    type Item = Result<PbWatchResponse, Status>;
+    type Item = Result<Outgoing, Status>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
-        if let Some(fragment) = this.fragments.pop() {
-            return Poll::Ready(Some(Ok(fragment)));
-        }
-        if let Err(status) = this.take_requests(cx) {
-            return Poll::Ready(Some(Err(status)));
-        }
-        if let Some(progress) = &mut this.progress
-            && progress.poll_tick(cx).is_ready()
-        {
-            this.shared.write(|state| state.hub.notify_progress(&state.store, this.stream));
-            // Ticks again only when asked again.
-            cx.waker().wake_by_ref();
-        }
-        match this.shared.write(|state| state.hub.poll(&state.store, this.stream, cx.waker())) {
-            Polled::Message(message) => {
-                let mut response = to_proto(message);
-                if response.fragment {
-                    this.fragments = cut(response, this.shared.settings.fragment_bytes);
-                    response = this.fragments.pop().expect("a message has at least one piece");
-                }
-                Poll::Ready(Some(Ok(response)))
+        if this.fragments.is_empty() {
+            // It was for the message before.
+            this.share = None;
+            if let Err(status) = this.take_requests(cx) {
+                return Poll::Ready(Some(Err(status)));
             }
-            Polled::Again => {
+            if let Some(progress) = &mut this.progress
+                && progress.poll_tick(cx).is_ready()
+            {
+                this.shared.write(|state| state.hub.notify_progress(&state.store, this.stream));
+                // Ticks again only when asked again.
                 cx.waker().wake_by_ref();
-                Poll::Pending
             }
-            Polled::Pending => Poll::Pending,
-            Polled::Closed => Poll::Ready(Some(Err(Status::unavailable("etcdserver: server stopped")))),
+            if let Err(status) = ready!(this.poll_message(cx)) {
+                return Poll::Ready(Some(Err(status)));
+            }
         }
+        let message = this.fragments.pop().expect("a message has at least one part");
+        Poll::Ready(Some(Ok(Outgoing { message, share: this.share.clone() })))
     }
 }
 
@@ -133,13 +189,13 @@ impl Drop for Session {
     }
 }
 
-fn to_proto(message: Message) -> PbWatchResponse {
+fn to_proto(shared: &Shared, message: Message) -> Vec<Rope> {
     let response = |id: i64, revision: i64| PbWatchResponse {
-        header: Some(header_at(revision)),
+        header: Some(shared.header_at(revision)),
         watch_id: id,
         ..Default::default()
     };
-    match message {
+    let answer = match message {
         Message::Created { id, revision } => PbWatchResponse { created: true, ..response(id, revision) },
         Message::Refused { revision, reason } => PbWatchResponse {
             created: true,
@@ -152,51 +208,10 @@ fn to_proto(message: Message) -> PbWatchResponse {
             PbWatchResponse { canceled: true, compact_revision, ..response(id, 0) }
         }
         Message::Progress { id, revision } => response(id, revision),
-        Message::Events { id, revision, events, fragment } => PbWatchResponse {
-            events: events.into_iter().map(event).collect(),
-            fragment,
-            ..response(id, revision)
-        },
-    }
-}
-
-fn event(told: Told) -> PbEvent {
-    let Told { record, prev } = told;
-    let (kind, kv) = if record.is_deletion() {
-        (EventType::Delete, deletion(&record))
-    } else {
-        (EventType::Put, record.to_proto())
-    };
-    PbEvent { r#type: kind as i32, kv: Some(kv), prev_kv: prev.map(|prev| prev.to_proto()) }
-}
-
-fn deletion(record: &Record) -> PbKeyValue {
-    PbKeyValue { key: record.key.to_vec(), mod_revision: record.mod_revision, ..Default::default() }
-}
-
-/// Cuts a message into pieces below a size, though never within an event; the last piece first.
-fn cut(mut whole: PbWatchResponse, max_bytes: usize) -> Vec<PbWatchResponse> {
-    whole.fragment = false;
-    if whole.encoded_len() < max_bytes || whole.events.len() < 2 {
-        return vec![whole];
-    }
-    let events = std::mem::take(&mut whole.events);
-    let mut pieces = Vec::new();
-    let mut piece = PbWatchResponse { fragment: true, ..whole.clone() };
-    let empty = piece.encoded_len();
-    let mut bytes = empty;
-    for event in events {
-        // The event, its tag and its length.
-        let size = event.encoded_len() + 1 + prost::length_delimiter_len(event.encoded_len());
-        if !piece.events.is_empty() && bytes + size >= max_bytes {
-            pieces.push(std::mem::replace(&mut piece, PbWatchResponse { fragment: true, ..whole.clone() }));
-            bytes = empty;
+        Message::Events { id, revision, events, fragment } => {
+            let fragment = fragment.then_some(shared.settings.fragment_bytes);
+            return answer::events(&response(id, revision), events, fragment);
         }
-        bytes += size;
-        piece.events.push(event);
-    }
-    piece.fragment = false;
-    pieces.push(piece);
-    pieces.reverse();
-    pieces
+    };
+    vec![Rope::of(&answer)]
 }

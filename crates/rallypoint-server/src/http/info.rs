@@ -7,23 +7,24 @@ use serde_json::{Value, json};
 
 use super::service::Service;
 use super::{metrics, reply};
-use crate::identity::{ETCD_VERSION, MEMBER_ID};
+use crate::identity::ETCD_VERSION;
 use crate::v2::{Action, Stats};
 
 /// Serves every path but those of keys.
 pub(super) fn serve(service: &Service, path: &[u8], request: &Request) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
+    let from_cluster = |response| reply::from_cluster(&service.identity, response);
     let response = match path {
         b"/v2/machines" => reply::text(client_urls(service, host).join(", ")),
         b"/v2/members" | b"/v2/members/" => {
-            reply::from_cluster(line(&json!({ "members": [member(service, host)] })))
+            from_cluster(line(&json!({ "members": [member(service, host)] })))
         }
-        b"/v2/members/leader" => reply::from_cluster(line(&member(service, host))),
+        b"/v2/members/leader" => from_cluster(line(&member(service, host))),
         b"/v2/stats/self" => object(&self_stats(service)),
-        b"/v2/stats/leader" => object(&json!({ "leader": id(), "followers": {} })),
+        b"/v2/stats/leader" => object(&json!({ "leader": id(service), "followers": {} })),
         b"/v2/stats/store" => object(&store_stats(service)),
         b"/version" => object(&json!({ "etcdserver": ETCD_VERSION, "etcdcluster": cluster_version() })),
-        b"/health" => object(&json!({ "health": "true", "reason": "" })),
+        b"/health" => health(service),
         b"/metrics" => metrics::serve(service),
         _ => return reply::not_found(),
     };
@@ -34,6 +35,16 @@ pub(super) fn serve(service: &Service, path: &[u8], request: &Request) -> Respon
     reply::allow(request.method(), allowed).map_or_else(|refused| *refused, |()| response)
 }
 
+/// A server that takes nothing more in is not well, as etcd has it.
+fn health(service: &Service) -> Response {
+    let is_full = (service.v3.is_full)() || service.store().is_full();
+    let (status, health, reason) = match is_full {
+        true => (StatusCode::SERVICE_UNAVAILABLE, "false", "ALARM NOSPACE"),
+        false => (StatusCode::OK, "true", ""),
+    };
+    reply::json(status, json!({ "health": health, "reason": reason }).to_string())
+}
+
 fn object(value: &Value) -> Response {
     reply::json(StatusCode::OK, value.to_string())
 }
@@ -42,8 +53,8 @@ fn line(value: &Value) -> Response {
     reply::json(StatusCode::OK, format!("{value}\n"))
 }
 
-fn id() -> String {
-    format!("{MEMBER_ID:x}")
+fn id(service: &Service) -> String {
+    format!("{:x}", service.identity.member_id)
 }
 
 /// The release without its patch.
@@ -55,7 +66,7 @@ fn cluster_version() -> String {
 fn member(service: &Service, host: Option<&str>) -> Value {
     let urls = client_urls(service, host);
     // No peers to talk to: what stands there is for show.
-    json!({ "id": id(), "name": service.identity.name, "peerURLs": urls, "clientURLs": urls })
+    json!({ "id": id(service), "name": service.identity.name, "peerURLs": urls, "clientURLs": urls })
 }
 
 fn client_urls(service: &Service, host: Option<&str>) -> Vec<String> {
@@ -81,10 +92,10 @@ fn self_stats(service: &Service) -> Value {
     let (started, uptime) = (service.started.to_string(), service.now().since(service.started));
     json!({
         "name": service.identity.name,
-        "id": id(),
+        "id": id(service),
         "state": "StateLeader",
         "startTime": started,
-        "leaderInfo": { "leader": id(), "uptime": format!("{uptime:?}"), "startTime": started },
+        "leaderInfo": { "leader": id(service), "uptime": format!("{uptime:?}"), "startTime": started },
         "recvAppendRequestCnt": 0,
         "sendAppendRequestCnt": 0,
     })

@@ -9,15 +9,12 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures::stream;
 use http::{Method, StatusCode, header};
-use http_body::Body as _;
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
-use tokio::sync::SemaphorePermit;
-use tokio::time::timeout;
 
-use super::reply;
 use super::service::{Answered, Service};
+use super::{body, reply};
+use crate::admission::{Account, Share, counted};
 use crate::identity::RAFT_TERM;
-use crate::v2::{self, Answer, Code, Error, Path, Watch};
+use crate::v2::{self, Answer, Error, Event, Path, Watch};
 
 /// Serves a request on `key`, whose escapes are undone.
 pub(super) async fn serve(service: &Arc<Service>, key: &[u8], request: Request) -> Response {
@@ -25,67 +22,91 @@ pub(super) async fn serve(service: &Arc<Service>, key: &[u8], request: Request) 
     if let Err(response) = reply::allow(request.method(), &allowed) {
         return *response;
     }
-    reply::from_cluster(answer(service, key, request).await.unwrap_or_else(|error| {
+    let response = answer(service, key, request).await.unwrap_or_else(|error| {
         let response = reply::json(error.status(), error.to_json());
         reply::with_number(response, "x-etcd-index", error.index)
-    }))
+    });
+    reply::from_cluster(&service.identity, response)
 }
 
 async fn answer(service: &Arc<Service>, key: &[u8], request: Request) -> Result<Response, Error> {
-    let (head, body) = request.into_parts();
+    let (head, incoming) = request.into_parts();
+    let account = head.extensions.get::<Account>().expect("every connection has one");
+    let mut share = body::take(account, 0)?;
     let content_type = head.headers.get(header::CONTENT_TYPE).map(http::HeaderValue::as_bytes);
     // Go reads no form from other methods.
     let writes = matches!(head.method, Method::PUT | Method::POST);
-    let (body, _room) =
-        if writes && v2::is_form(content_type)? { read(service, body).await? } else { Default::default() };
+    let form = if writes && v2::is_form(content_type)? {
+        body::read(&service.limits, incoming, &mut share).await?
+    } else {
+        Bytes::new()
+    };
     let query = head.uri.query().unwrap_or_default();
-    let request = v2::Request::parse(&head.method, Path::clean(key), query.as_bytes(), &body)?;
+    let request = v2::Request::parse(&head.method, Path::clean(key), query.as_bytes(), &form)?;
+    drop(form);
     let no_value = request.no_value;
     let Answered { answer, index, raft_index } = service.apply(request)?;
     let response = match answer {
         Answer::Event(event) => {
             let status = if event.is_new_node() { StatusCode::CREATED } else { StatusCode::OK };
-            let body = if no_value { event.to_json_without_nodes() } else { event.to_json() };
-            reply::json(status, body)
+            reply::json(status, event_body(&event, no_value, share)?)
         }
-        Answer::Watch(watch) => reply::json(StatusCode::OK, events(Arc::clone(service), watch)),
+        Answer::Watch(watch) => {
+            share.shrink_to(body::REQUEST_BYTES);
+            reply::json(StatusCode::OK, events(Arc::clone(service), account.clone(), share, watch))
+        }
     };
     let response = reply::with_number(response, "x-etcd-index", index);
     let response = reply::with_number(response, "x-raft-index", raft_index);
     Ok(reply::with_number(response, "x-raft-term", RAFT_TERM))
 }
 
-/// The body, and the room that it takes until the request is carried out.
-async fn read(service: &Service, body: Body) -> Result<(Bytes, Option<SemaphorePermit<'_>>), Error> {
-    let limits = &service.limits;
-    // One that does not say how large it is may become as large as any.
-    let size = body.size_hint().upper().and_then(|size| usize::try_from(size).ok()).unwrap_or(usize::MAX);
-    let kibibytes = u32::try_from(size.min(limits.body).div_ceil(1 << 10)).unwrap_or(u32::MAX);
-    let room = service.room.try_acquire_many(kibibytes).map_err(|_| {
-        let cause = format!("too many requests: their bodies are limited to {} bytes", limits.bodies);
-        Error::new(Code::Internal, cause, 0)
-    })?;
-    let failed = |cause: String| Error::parse(Code::InvalidForm, cause);
-    match timeout(limits.body_time, Limited::new(body, limits.body).collect()).await {
-        Ok(Ok(body)) => Ok((body.to_bytes(), Some(room))),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(failed("http: POST too large".to_owned())),
-        Ok(Err(error)) => Err(failed(error.to_string())),
-        Err(_) => Err(failed(format!("the body did not arrive within {:?}", limits.body_time))),
-    }
+/// The answer to a request, which is counted before it is built.
+fn event_body(event: &Event, no_value: bool, mut share: Share) -> Result<Body, Error> {
+    share.resize(body::REQUEST_BYTES + event.weight_below()).map_err(body::full)?;
+    let json = if no_value { event.to_json_without_nodes() } else { event.to_json() };
+    // Escapes make it longer.
+    share.resize(body::REQUEST_BYTES + json.len()).map_err(body::full)?;
+    Ok(body::answer(json, share))
 }
 
 /// The events of a watch, a line each, until it has had its one or was cut off. When the client goes, so does
 /// the watch.
-fn events(service: Arc<Service>, watch: Watch) -> Body {
-    Body::from_stream(stream::unfold(Watching { service, watch }, |mut watching| async {
-        let event = watching.watch.events.recv().await?;
-        Some((Ok::<_, Infallible>(event.to_json()), watching))
+fn events(service: Arc<Service>, account: Account, share: Share, watch: Watch) -> Body {
+    let watching = Watching { service, watch, account, sending: None, _share: share };
+    Body::from_stream(stream::unfold(watching, |mut watching| async {
+        let piece = watching.next_piece().await?;
+        Some((Ok::<_, Infallible>(piece), watching))
     }))
 }
 
 struct Watching {
     service: Arc<Service>,
     watch: Watch,
+    account: Account,
+    /// The rest of an event, and what was taken for it.
+    sending: Option<(Bytes, Arc<Share>)>,
+    _share: Share,
+}
+
+impl Watching {
+    /// The next piece of an event. One for which there is no room ends the watch, as one that comes too fast does: the
+    /// client can come back with the index it has.
+    async fn next_piece(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some((left, share)) = &mut self.sending
+                && let Some(piece) = body::next_piece(left)
+            {
+                return Some(counted(piece, Arc::clone(share)));
+            }
+            self.sending = None;
+            let event = self.watch.next().await?;
+            let mut share = self.account.take(event.weight_below()).ok()?;
+            let json = event.to_json();
+            share.resize(json.len()).ok()?;
+            self.sending = Some((json, Arc::new(share)));
+        }
+    }
 }
 
 impl Drop for Watching {

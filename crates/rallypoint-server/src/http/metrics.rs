@@ -30,7 +30,7 @@ pub(super) fn serve(service: &Service) -> Response {
     // The text of v3 may take a lock of its own.
     drop(store);
     text.requests(&stats);
-    reply::text(text.0 + &(service.v3_metrics)())
+    reply::text(text.0 + &(service.v3.metrics)())
 }
 
 #[derive(Default)]

@@ -4,6 +4,7 @@
 //! about the server itself, [`metrics`] writes Prometheus' text, [`service`] holds the store with its clock
 //! and ends what has a TTL, [`reply`] has what they share.
 
+mod body;
 mod info;
 mod keys;
 mod metrics;
@@ -16,9 +17,10 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::Response;
 
+use crate::admission::Account;
 use crate::identity::Identity;
 use crate::v2::{self, unescape_percent};
-pub(crate) use service::{Limits, Service};
+pub(crate) use service::{Limits, Service, V3};
 
 /// Everything that is not gRPC.
 pub(crate) fn router(service: Arc<Service>) -> Router {
@@ -52,9 +54,12 @@ fn unclean(path: &[u8]) -> Option<Vec<u8>> {
 
 /// The v2 API alone, for tests of it.
 #[doc(hidden)]
-pub fn v2_alone(client_url: String, max_watchers: usize, max_body: usize, max_bodies: usize) -> Router {
-    let identity = Identity { name: "default".to_owned(), client_urls: vec![client_url] };
+pub fn v2_alone(client_url: String, max_watchers: usize, max_body: usize, max_held: usize) -> Router {
+    let identity = Identity::new("default".to_owned(), vec![client_url]);
     let store = v2::Limits { watchers: max_watchers, ..v2::Limits::default() };
-    let limits = Limits { body: max_body, bodies: max_bodies, store, ..Limits::default() };
-    router(Service::start(identity.into(), Arc::new(String::new), limits))
+    let v3 = V3 { metrics: Box::new(String::new), is_full: Box::new(|| false) };
+    let limits = Limits { body: max_body, ..Limits::default() };
+    let service = Service::start(identity.into(), v3, limits, v2::Store::new(store));
+    // All connections have one account.
+    router(service).layer(axum::Extension(Account::alone(max_held)))
 }

@@ -5,7 +5,7 @@ use axum::response::Response;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 
-use crate::identity::CLUSTER_ID;
+use crate::identity::Identity;
 
 const CLUSTER_ID_HEADER: HeaderName = HeaderName::from_static("x-etcd-cluster-id");
 
@@ -31,8 +31,8 @@ pub(super) fn json(status: StatusCode, body: impl Into<Body>) -> Response {
 }
 
 /// An answer that says which cluster it is from, as most do.
-pub(super) fn from_cluster(mut response: Response) -> Response {
-    response.headers_mut().insert(CLUSTER_ID_HEADER, text_value(&format!("{CLUSTER_ID:x}")));
+pub(super) fn from_cluster(identity: &Identity, mut response: Response) -> Response {
+    response.headers_mut().insert(CLUSTER_ID_HEADER, text_value(&format!("{:x}", identity.cluster_id)));
     response
 }
 

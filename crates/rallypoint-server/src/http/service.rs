@@ -4,45 +4,33 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use crate::identity::Identity;
-use crate::v2::{self, Answer, Error, Place, Request, Store, Time};
+use crate::v2::{Answer, Error, Place, Request, Store, Time};
 
-/// Gives the lines of the v3 half in Prometheus' text format.
-pub(crate) type V3Metrics = Arc<dyn Fn() -> String + Send + Sync>;
+/// What the v3 half says of itself.
+pub(crate) struct V3 {
+    /// Its lines in Prometheus' text format.
+    pub(crate) metrics: Box<dyn Fn() -> String + Send + Sync>,
+    /// Whether it takes nothing more in.
+    pub(crate) is_full: Box<dyn Fn() -> bool + Send + Sync>,
+}
 
 /// What a client may ask for at most.
 #[derive(Debug, Clone)]
 pub(crate) struct Limits {
     /// The bytes of a body.
     pub(crate) body: usize,
-    /// Roughly the bytes of all bodies that have not come in whole, or wait for their turn.
-    pub(crate) bodies: usize,
     /// How long a body may take to arrive.
     pub(crate) body_time: Duration,
-    /// What the store takes in.
-    pub(crate) store: v2::Limits,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         // A form of 10 MiB is etcd's limit on v2.
-        Limits {
-            body: 10 << 20,
-            bodies: 512 << 20,
-            body_time: Duration::from_secs(60),
-            store: v2::Limits::default(),
-        }
-    }
-}
-
-impl Limits {
-    /// etcd's limits, with these bytes for nodes and for bodies under way.
-    pub(crate) fn within(nodes: usize, bodies: usize) -> Self {
-        let store = v2::Limits { nodes, ..v2::Limits::default() };
-        Limits { bodies, store, ..Limits::default() }
+        Limits { body: 10 << 20, body_time: Duration::from_secs(60) }
     }
 }
 
@@ -50,10 +38,8 @@ impl Limits {
 pub(crate) struct Service {
     pub(super) identity: Arc<Identity>,
     pub(super) limits: Limits,
-    pub(super) v3_metrics: V3Metrics,
+    pub(super) v3: V3,
     pub(super) started: Time,
-    /// What is left for bodies, in KiB.
-    pub(super) room: Semaphore,
     store: Mutex<Store>,
     clock: Clock,
     /// Told when something ends earlier than all before, and when the service ends.
@@ -75,15 +61,14 @@ pub(super) struct Answered {
 }
 
 impl Service {
-    /// To be called inside a tokio runtime. `v3_metrics` gives the lines of the v3 half in Prometheus' text format.
-    pub(crate) fn start(identity: Arc<Identity>, v3_metrics: V3Metrics, limits: Limits) -> Arc<Self> {
+    /// To be called inside a tokio runtime.
+    pub(crate) fn start(identity: Arc<Identity>, v3: V3, limits: Limits, store: Store) -> Arc<Self> {
         let clock = Clock::new();
         let service = Arc::new(Service {
             identity,
-            v3_metrics,
+            v3,
             started: clock.now(),
-            room: Semaphore::new(limits.bodies >> 10),
-            store: Mutex::new(Store::new(limits.store.clone())),
+            store: Mutex::new(store),
             limits,
             clock,
             sooner: Arc::default(),

@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::admission::Full;
+
 /// Why a request to the store, the leases or the watches was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub(crate) enum Error {
@@ -33,7 +35,16 @@ pub(crate) enum Error {
     LeaseTtlTooLarge,
     #[error("etcdserver: mvcc: database space exceeded")]
     NoSpace,
+    /// gRPC's own words for it.
+    #[error("grpc: trying to send message larger than max")]
+    AnswerTooLarge,
     /// Where etcd has no limit, this server has one: what it holds for clients must not grow without bound.
     #[error("etcdserver: too many requests")]
     TooManyRequests,
+}
+
+impl From<Full> for Error {
+    fn from(_: Full) -> Self {
+        Error::TooManyRequests
+    }
 }

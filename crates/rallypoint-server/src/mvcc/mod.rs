@@ -3,8 +3,8 @@
 //! - [`Store`]: the data, its history and its compaction.
 //! - [`Span`]: the keys a request is about.
 //! - [`check`]: what can be said of a request without looking at the data.
-//! - [`range`] and [`txn`]: requests carried out. They speak in the protocol's own messages, which are plain
-//!   data; nothing here knows of gRPC.
+//! - [`range`] and [`txn`]: requests carried out. They are given the protocol's own messages, which are plain data, and
+//!   answer with records that they share with the store: an answer is copied when it is sent, and not before.
 
 mod check;
 mod error;
@@ -16,8 +16,8 @@ mod txn;
 
 pub(crate) use check::{check_delete, check_put, check_range, check_txn, has_put, is_read_only};
 pub(crate) use error::Error;
-pub(crate) use range::range;
+pub(crate) use range::{Found, Reading};
 pub(crate) use record::Record;
 pub(crate) use span::Span;
 pub(crate) use store::{Retention, Store};
-pub(crate) use txn::{delete, put, txn};
+pub(crate) use txn::{DeleteDone, Done, PutDone, TxnDone, delete, put, txn};

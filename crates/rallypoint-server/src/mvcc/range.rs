@@ -3,63 +3,147 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use etcd_client::proto::{PbRangeRequest, PbRangeResponse, PbResponseHeader};
+use bytes::Bytes;
+use etcd_client::proto::PbRangeRequest;
 use etcd_client::{SortOrder, SortTarget};
 
 use super::{Error, Record, Span, Store};
 
-/// Carries out a checked range request. The header has the revision of the view and nothing else.
-pub(crate) fn range(store: &Store, request: &PbRangeRequest) -> Result<PbRangeResponse, Error> {
-    let view = store.view_revision();
-    let at = match request.revision {
-        ..=0 => view,
-        revision if revision > view => return Err(Error::FutureRevision),
-        revision => revision,
-    };
-    if at < store.compacted() {
-        return Err(Error::Compacted);
-    }
-    let mut response = PbRangeResponse { header: Some(header(view)), ..Default::default() };
-    let span = Span::new(&request.key[..], &request.range_end[..]);
+/// How often a read of what is there now begins again because a compaction has overtaken it.
+const RESTARTS: usize = 8;
+/// What a record costs that may not be part of the answer.
+const CANDIDATE_BYTES: usize = 16;
 
-    if let Span::One(key) = span
-        && !request.count_only
-    {
-        let found = store.get_at(key, at);
-        response.count = i64::from(found.is_some());
-        response
-            .kvs
-            .extend(found.filter(|record| passes(request, record)).map(|record| to_proto(request, record)));
-        return Ok(response);
-    }
-
-    let limit = usize::try_from(request.limit).ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
-    let order = SortOrder::try_from(request.sort_order).unwrap_or_default();
-    let target = SortTarget::try_from(request.sort_target).unwrap_or_default();
-    let mut found = store.iter_at(&span, at);
-    let records: Vec<_> = if request.count_only {
-        Vec::new()
-    } else if order == SortOrder::None && !has_filter(request) {
-        // One more tells whether there are more. The limit comes before the sort here: so etcd has it.
-        found.by_ref().take(limit.saturating_add(1)).inspect(|_| response.count += 1).collect()
-    } else {
-        let counted = found.by_ref().inspect(|_| response.count += 1);
-        counted.filter(|record| passes(request, record)).collect()
-    };
-    response.count += i64::try_from(found.count()).unwrap_or(i64::MAX);
-
-    let records = sorted(records, order, target);
-    response.more = records.len() > limit;
-    response.kvs = records.iter().take(limit).map(|record| to_proto(request, record)).collect();
-    Ok(response)
+/// What a read has found.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// The revision of the view.
+    pub(crate) revision: i64,
+    pub(crate) records: Vec<Arc<Record>>,
+    pub(crate) keys_only: bool,
+    pub(crate) more: bool,
+    pub(crate) count: i64,
 }
 
-fn header(revision: i64) -> PbResponseHeader {
-    PbResponseHeader { revision, ..Default::default() }
+/// A checked range request that is carried out in steps, so that others get at the store in between. All steps see the
+/// store as it was at the first.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    request: PbRangeRequest,
+    /// The revision of the view, and the one that is read.
+    view: i64,
+    at: i64,
+    records: Vec<Arc<Record>>,
+    /// Roughly what the records found so far will take in an answer.
+    bytes: usize,
+    count: i64,
+    /// The last key that was looked at.
+    after: Option<Bytes>,
+    is_done: bool,
+    restarts_left: usize,
 }
 
-fn to_proto(request: &PbRangeRequest, record: &Record) -> etcd_client::proto::PbKeyValue {
-    if request.keys_only { record.to_proto_without_value() } else { record.to_proto() }
+impl Reading {
+    pub(crate) fn new(store: &Store, request: PbRangeRequest) -> Result<Self, Error> {
+        let view = store.view_revision();
+        let at = match request.revision {
+            ..=0 => view,
+            revision if revision > view => return Err(Error::FutureRevision),
+            revision => revision,
+        };
+        if at < store.compacted() {
+            return Err(Error::Compacted);
+        }
+        Ok(Reading {
+            request,
+            view,
+            at,
+            records: Vec::new(),
+            bytes: 0,
+            count: 0,
+            after: None,
+            is_done: false,
+            restarts_left: RESTARTS,
+        })
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.is_done
+    }
+
+    /// Roughly the bytes of the answer so far.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Looks at so many keys at most; how many it were.
+    pub(crate) fn step(&mut self, store: &Store, most: usize) -> Result<usize, Error> {
+        if self.at < store.compacted() {
+            self.begin_again(store)?;
+        }
+        let Reading { request, at, records, bytes, count, after, .. } = self;
+        let span = Span::new(&request.key[..], &request.range_end[..]);
+        if let (Span::One(key), false) = (&span, request.count_only) {
+            let found = store.get_at(key, *at);
+            *count = i64::from(found.is_some());
+            records.extend(found.filter(|record| passes(request, record)).cloned());
+            *bytes = records.iter().map(|record| answer_bytes(request, record)).sum();
+            self.is_done = true;
+            return Ok(1);
+        }
+        // Without an order the limit comes before the sort: so etcd has it. One more tells whether there are more.
+        let limit = limit(request);
+        let takes_all = has_filter(request) || order(request) != SortOrder::None;
+        let wanted = if takes_all { usize::MAX } else { limit.saturating_add(1) };
+        let scan = store.scan(&span, after.as_ref(), *at, most, |record| {
+            *count += 1;
+            if !request.count_only && records.len() < wanted && passes(request, record) {
+                *bytes += if takes_all && limit < usize::MAX {
+                    CANDIDATE_BYTES
+                } else {
+                    answer_bytes(request, record)
+                };
+                records.push(Arc::clone(record));
+            }
+        });
+        self.is_done = scan.is_done;
+        self.after = scan.last;
+        Ok(scan.visited)
+    }
+
+    /// What was to be read is forgotten. A read of what is there now has not said anything yet.
+    fn begin_again(&mut self, store: &Store) -> Result<(), Error> {
+        if self.request.revision > 0 {
+            return Err(Error::Compacted);
+        }
+        self.restarts_left = self.restarts_left.checked_sub(1).ok_or(Error::TooManyRequests)?;
+        let again = Reading::new(store, std::mem::take(&mut self.request))?;
+        *self = Reading { restarts_left: self.restarts_left, ..again };
+        Ok(())
+    }
+
+    /// What was found, in the order that was asked for. It may have much to sort, and needs no store.
+    pub(crate) fn finish(self) -> Found {
+        let Reading { request, view, records, count, .. } = self;
+        let target = SortTarget::try_from(request.sort_target).unwrap_or_default();
+        let limit = limit(&request);
+        let mut records = sorted(records, order(&request), target);
+        let more = records.len() > limit;
+        records.truncate(limit);
+        Found { revision: view, records, keys_only: request.keys_only, more, count }
+    }
+}
+
+fn limit(request: &PbRangeRequest) -> usize {
+    usize::try_from(request.limit).ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX)
+}
+
+fn order(request: &PbRangeRequest) -> SortOrder {
+    SortOrder::try_from(request.sort_order).unwrap_or_default()
+}
+
+fn answer_bytes(request: &PbRangeRequest, record: &Record) -> usize {
+    if request.keys_only { record.weight() - record.value.len() } else { record.weight() }
 }
 
 fn has_filter(request: &PbRangeRequest) -> bool {
@@ -77,7 +161,7 @@ fn passes(request: &PbRangeRequest, record: &Record) -> bool {
 }
 
 /// Sorts what is in the order of its keys. Without an order, any target but the key means ascending.
-fn sorted(mut records: Vec<&Arc<Record>>, order: SortOrder, target: SortTarget) -> Vec<&Arc<Record>> {
+fn sorted(mut records: Vec<Arc<Record>>, order: SortOrder, target: SortTarget) -> Vec<Arc<Record>> {
     let compare: fn(&Record, &Record) -> Ordering = match target {
         SortTarget::Key => |a, b| a.key.cmp(&b.key),
         SortTarget::Version => |a, b| a.version.cmp(&b.version),

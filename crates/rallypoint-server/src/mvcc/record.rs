@@ -1,7 +1,6 @@
 //! One version of one key.
 
 use bytes::Bytes;
-use etcd_client::proto::PbKeyValue;
 
 /// One version of one key, or its deletion. Shared by the index, the log and whoever is being told of it.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,21 +29,5 @@ impl Record {
         /// The record itself, its counters and its places in the index and the log.
         const FIXED: usize = size_of::<Record>() + 64;
         FIXED + self.key.len() + self.value.len()
-    }
-
-    /// As the protocol has it.
-    pub(crate) fn to_proto(&self) -> PbKeyValue {
-        PbKeyValue { value: self.value.to_vec(), ..self.to_proto_without_value() }
-    }
-
-    pub(crate) fn to_proto_without_value(&self) -> PbKeyValue {
-        PbKeyValue {
-            key: self.key.to_vec(),
-            create_revision: self.create_revision,
-            mod_revision: self.mod_revision,
-            version: self.version,
-            value: Vec::new(),
-            lease: self.lease,
-        }
     }
 }

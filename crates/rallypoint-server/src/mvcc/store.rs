@@ -1,6 +1,7 @@
 //! The data, its history and its compaction.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -39,6 +40,16 @@ pub(crate) struct Store {
     retention: Retention,
 }
 
+/// How far [`Store::scan`] came.
+#[derive(Debug)]
+pub(crate) struct Scan {
+    /// How many keys it has looked at.
+    pub(crate) visited: usize,
+    /// The last of them; it goes on after it.
+    pub(crate) last: Option<Bytes>,
+    pub(crate) is_done: bool,
+}
+
 /// An empty store is at revision 1, as etcd's.
 const FIRST_REVISION: i64 = 1;
 const NEVER_COMPACTED: i64 = -1;
@@ -56,6 +67,11 @@ impl Store {
         }
     }
 
+    /// An empty store at a later revision, where all before counts as compacted.
+    pub(crate) fn starting_at(retention: Retention, revision: i64) -> Self {
+        Store { revision, compacted: revision, ..Store::new(retention) }
+    }
+
     /// Of the last committed change.
     pub(crate) fn revision(&self) -> i64 {
         self.revision
@@ -69,6 +85,11 @@ impl Store {
     /// What reads see: the last committed revision, or the one being written.
     pub(crate) fn view_revision(&self) -> i64 {
         self.log.back().map_or(self.revision, |last| last.mod_revision.max(self.revision))
+    }
+
+    /// Whether a compaction would find something to forget.
+    pub(crate) fn has_past(&self) -> bool {
+        self.compacted < self.revision
     }
 
     /// The number of keys in the index, deleted ones included until the compaction.
@@ -99,6 +120,33 @@ impl Store {
     ) -> impl Iterator<Item = &'a Arc<Record>> {
         let found = if span.is_empty() { None } else { Some(self.index.range::<[u8], _>(span.bounds())) };
         found.into_iter().flatten().filter_map(move |(_, versions)| valid_at(versions, revision))
+    }
+
+    /// Calls for the keys of a span as they were at a revision, in order, from after a key on. It looks at so many keys
+    /// at most, deleted ones included.
+    pub(crate) fn scan<T: AsRef<[u8]>>(
+        &self,
+        span: &Span<T>,
+        after: Option<&Bytes>,
+        revision: i64,
+        most: usize,
+        mut found: impl FnMut(&Arc<Record>),
+    ) -> Scan {
+        if span.is_empty() {
+            return Scan { visited: 0, last: None, is_done: true };
+        }
+        let (start, end) = span.bounds();
+        let start = after.map_or(start, |after| Bound::Excluded(&after[..]));
+        let (mut visited, mut last) = (0, None::<&Bytes>);
+        for (key, versions) in self.index.range::<[u8], _>((start, end)) {
+            if visited == most {
+                return Scan { visited, last: last.or(after).cloned(), is_done: false };
+            }
+            visited += 1;
+            last = Some(key);
+            valid_at(versions, revision).into_iter().for_each(&mut found);
+        }
+        Scan { visited, last: last.cloned(), is_done: true }
     }
 
     /// The committed changes from a revision on, in order.

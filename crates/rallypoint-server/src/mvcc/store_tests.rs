@@ -162,3 +162,29 @@ fn large_values_are_forgotten_sooner() {
     store.enforce_retention();
     assert_eq!(store.get(b"k").unwrap().value.len(), 20_000);
 }
+
+#[test]
+fn a_scan_goes_on_where_it_stopped() {
+    let mut store = store();
+    for key in ["a", "b", "c", "d", "e"] {
+        put(&mut store, key, "1");
+    }
+    delete(&mut store, "c");
+    let span = Span::Until("a", "e");
+    for step in 1..6 {
+        let (mut found, mut after) = (Vec::new(), None);
+        loop {
+            let scan = store.scan(&span, after.as_ref(), store.revision(), step, |record| {
+                found.push(String::from_utf8(record.key.to_vec()).unwrap());
+            });
+            assert!(scan.visited <= step);
+            after = scan.last;
+            if scan.is_done {
+                break;
+            }
+        }
+        assert_eq!(found, ["a", "b", "d"], "in steps of {step}");
+    }
+    let none = store.scan(&span, None, store.revision(), 0, |_| {});
+    assert!(!none.is_done && none.visited == 0 && none.last.is_none());
+}

@@ -8,22 +8,57 @@ use std::sync::Arc;
 use bytes::Bytes;
 use etcd_client::CompareOp;
 use etcd_client::proto::{
-    PbCompare, PbCompareTarget, PbDeleteRequest, PbDeleteResponse, PbPutRequest, PbPutResponse,
-    PbRangeRequest, PbResponseHeader, PbResponseOp, PbTargetUnion, PbTxnOpRequest, PbTxnOpResponse,
-    PbTxnRequest, PbTxnRequestOp, PbTxnResponse,
+    PbCompare, PbCompareTarget, PbDeleteRequest, PbPutRequest, PbRangeRequest, PbTargetUnion, PbTxnOpRequest,
+    PbTxnRequest, PbTxnRequestOp,
 };
 
-use super::{Error, Record, Span, Store, range};
+use super::{Error, Found, Reading, Record, Span, Store};
+
+/// Keys that a transaction may look at, all that nests in it included: it has the store for itself, and others wait. To
+/// look at one takes some tens of nanoseconds.
+const MAX_KEYS: usize = 100_000;
 
 /// Whether a lease exists: all the store wants to know of leases.
 pub(crate) type LeaseExists<'a> = &'a dyn Fn(i64) -> bool;
+
+/// What a request did.
+#[derive(Debug)]
+pub(crate) enum Done {
+    Range(Found),
+    Put(PutDone),
+    Delete(DeleteDone),
+    Txn(TxnDone),
+}
+
+#[derive(Debug)]
+pub(crate) struct PutDone {
+    pub(crate) revision: i64,
+    /// What was there, if that was asked for.
+    pub(crate) prev: Option<Arc<Record>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct DeleteDone {
+    pub(crate) revision: i64,
+    pub(crate) deleted: usize,
+    /// What was deleted, if that was asked for.
+    pub(crate) prev: Vec<Arc<Record>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct TxnDone {
+    /// 0 for one that nests in another, as from etcd.
+    pub(crate) revision: i64,
+    pub(crate) succeeded: bool,
+    pub(crate) done: Vec<Done>,
+}
 
 /// Carries out a checked put.
 pub(crate) fn put(
     store: &mut Store,
     request: PbPutRequest,
     lease_exists: LeaseExists<'_>,
-) -> Result<PbPutResponse, Error> {
+) -> Result<PutDone, Error> {
     if request.lease != 0 && !lease_exists(request.lease) {
         return Err(Error::LeaseNotFound);
     }
@@ -42,22 +77,18 @@ pub(crate) fn put(
             lease = last.lease;
         }
     }
-    let prev_kv = last.filter(|_| request.prev_kv).map(|last| last.to_proto());
+    let prev = last.filter(|_| request.prev_kv);
     let revision = store.put(request.key.into(), value, lease);
-    Ok(PbPutResponse { header: Some(header(revision)), prev_kv })
+    Ok(PutDone { revision, prev })
 }
 
 /// Carries out a checked delete.
-pub(crate) fn delete(store: &mut Store, request: &PbDeleteRequest) -> PbDeleteResponse {
-    let deleted = store.delete(&Span::new(&request.key[..], &request.range_end[..]));
-    PbDeleteResponse {
-        header: Some(header(store.view_revision())),
-        deleted: i64::try_from(deleted.len()).unwrap_or(i64::MAX),
-        prev_kvs: if request.prev_kv {
-            deleted.iter().map(|last| last.to_proto()).collect()
-        } else {
-            Vec::new()
-        },
+pub(crate) fn delete(store: &mut Store, request: &PbDeleteRequest) -> DeleteDone {
+    let prev = store.delete(&Span::new(&request.key[..], &request.range_end[..]));
+    DeleteDone {
+        revision: store.view_revision(),
+        deleted: prev.len(),
+        prev: if request.prev_kv { prev } else { Vec::new() },
     }
 }
 
@@ -68,13 +99,27 @@ pub(crate) fn txn(
     store: &mut Store,
     request: PbTxnRequest,
     lease_exists: LeaseExists<'_>,
-) -> Result<PbTxnResponse, Error> {
-    let plan = Plan::new(store, request);
+) -> Result<TxnDone, Error> {
+    let mut effort = Effort { left: MAX_KEYS };
+    let plan = Plan::new(store, request, &mut effort)?;
     plan.check(&|op| check_put(store, op, lease_exists))?;
     plan.check(&|op| check_range(store, op))?;
-    let mut response = plan.apply(store, lease_exists)?;
-    response.header = Some(header(store.view_revision()));
-    Ok(response)
+    let mut done = plan.apply(store, lease_exists, &mut effort)?;
+    done.revision = store.view_revision();
+    Ok(done)
+}
+
+/// How many keys a transaction may still look at.
+struct Effort {
+    left: usize,
+}
+
+impl Effort {
+    /// It looked at so many, and that was all of them or not.
+    fn spend(&mut self, keys: usize, is_all: bool) -> Result<(), Error> {
+        self.left = self.left.checked_sub(keys).filter(|_| is_all).ok_or(Error::RequestTooLarge)?;
+        Ok(())
+    }
 }
 
 /// A transaction whose branches are chosen.
@@ -89,14 +134,17 @@ enum Step {
 }
 
 impl Plan {
-    fn new(store: &Store, request: PbTxnRequest) -> Self {
-        let succeeded = request.compare.iter().all(|compare| holds(store, compare));
+    fn new(store: &Store, request: PbTxnRequest, effort: &mut Effort) -> Result<Self, Error> {
+        let mut succeeded = true;
+        for compare in &request.compare {
+            succeeded = succeeded && holds(store, compare, effort)?;
+        }
         let ops = if succeeded { request.success } else { request.failure };
         let steps = ops.into_iter().filter_map(|PbTxnRequestOp { request }| request).map(|op| match op {
-            PbTxnOpRequest::RequestTxn(nested) => Step::Txn(Plan::new(store, nested)),
-            op => Step::Op(op),
+            PbTxnOpRequest::RequestTxn(nested) => Plan::new(store, nested, effort).map(Step::Txn),
+            op => Ok(Step::Op(op)),
         });
-        Plan { succeeded, steps: steps.collect() }
+        Ok(Plan { succeeded, steps: steps.collect::<Result<_, _>>()? })
     }
 
     fn check(&self, check: &dyn Fn(&PbTxnOpRequest) -> Result<(), Error>) -> Result<(), Error> {
@@ -106,26 +154,36 @@ impl Plan {
         })
     }
 
-    fn apply(self, store: &mut Store, lease_exists: LeaseExists<'_>) -> Result<PbTxnResponse, Error> {
-        let mut responses = Vec::with_capacity(self.steps.len());
+    fn apply(
+        self,
+        store: &mut Store,
+        lease_exists: LeaseExists<'_>,
+        effort: &mut Effort,
+    ) -> Result<TxnDone, Error> {
+        let mut done = Vec::with_capacity(self.steps.len());
         for step in self.steps {
-            let response = match step {
-                Step::Txn(nested) => PbTxnOpResponse::ResponseTxn(nested.apply(store, lease_exists)?),
+            done.push(match step {
+                Step::Txn(nested) => Done::Txn(nested.apply(store, lease_exists, effort)?),
                 Step::Op(PbTxnOpRequest::RequestRange(request)) => {
-                    PbTxnOpResponse::ResponseRange(range(store, &request)?)
+                    let mut reading = Reading::new(store, request)?;
+                    let keys = reading.step(store, effort.left)?;
+                    effort.spend(keys, reading.is_done())?;
+                    Done::Range(reading.finish())
                 }
                 Step::Op(PbTxnOpRequest::RequestPut(request)) => {
-                    PbTxnOpResponse::ResponsePut(put(store, request, lease_exists)?)
+                    Done::Put(put(store, request, lease_exists)?)
                 }
                 Step::Op(PbTxnOpRequest::RequestDeleteRange(request)) => {
-                    PbTxnOpResponse::ResponseDeleteRange(delete(store, &request))
+                    let span = Span::new(&request.key[..], &request.range_end[..]);
+                    let scan = store.scan(&span, None, i64::MAX, effort.left, |_| {});
+                    effort.spend(scan.visited, scan.is_done)?;
+                    Done::Delete(delete(store, &request))
                 }
                 Step::Op(PbTxnOpRequest::RequestTxn(_)) => unreachable!("nested transactions are plans"),
-            };
-            responses.push(PbResponseOp { response: Some(response) });
+            });
         }
         // Only the outermost transaction has a revision in its header.
-        Ok(PbTxnResponse { header: Some(header(0)), succeeded: self.succeeded, responses })
+        Ok(TxnDone { revision: 0, succeeded: self.succeeded, done })
     }
 }
 
@@ -153,14 +211,19 @@ fn check_range(store: &Store, op: &PbTxnOpRequest) -> Result<(), Error> {
 }
 
 /// Whether a compare holds for every key of its span; without any, a key that was never written stands in.
-fn holds(store: &Store, compare: &PbCompare) -> bool {
+fn holds(store: &Store, compare: &PbCompare, effort: &mut Effort) -> Result<bool, Error> {
     let span = Span::new(&compare.key[..], &compare.range_end[..]);
-    let mut found = store.iter_at(&span, store.revision()).peekable();
-    if found.peek().is_some() {
-        return found.all(|record| holds_for(compare, Some(record)));
+    let (mut is_empty, mut holds) = (true, true);
+    let scan = store.scan(&span, None, store.revision(), effort.left, |record| {
+        is_empty = false;
+        holds = holds && holds_for(compare, Some(record));
+    });
+    effort.spend(scan.visited, scan.is_done)?;
+    if !is_empty {
+        return Ok(holds);
     }
     // A missing key has no value, not even an empty one.
-    compare.target != PbCompareTarget::Value as i32 && holds_for(compare, None)
+    Ok(compare.target != PbCompareTarget::Value as i32 && holds_for(compare, None))
 }
 
 fn holds_for(compare: &PbCompare, record: Option<&Arc<Record>>) -> bool {
@@ -204,8 +267,4 @@ fn holds_for(compare: &PbCompare, record: Option<&Arc<Record>>) -> bool {
         Ok(CompareOp::Less) => order.is_lt(),
         Err(_) => true,
     }
-}
-
-fn header(revision: i64) -> PbResponseHeader {
-    PbResponseHeader { revision, ..Default::default() }
 }

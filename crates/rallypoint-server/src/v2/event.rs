@@ -108,6 +108,9 @@ fn push_number(out: &mut Vec<u8>, name: &str, number: u64) {
     }
 }
 
+/// Above it an event is written anew for each who watches: it would take its memory twice for as long as it is kept.
+const KEEP_JSON: usize = 64 << 10;
+
 /// The answer to a request, and what watchers are told.
 #[derive(Debug)]
 pub(crate) struct Event {
@@ -116,7 +119,7 @@ pub(crate) struct Event {
     pub(crate) prev: Option<View>,
     /// A refresh raises the index and is told to nobody.
     pub(crate) refresh: bool,
-    /// Written once however many watch.
+    /// Written once however many watch, unless it is large.
     json: OnceLock<Bytes>,
 }
 
@@ -149,20 +152,34 @@ impl Event {
         size_of::<Event>() + of(&self.node) + self.prev.as_ref().map_or(0, of)
     }
 
+    /// The same, with what is in its nodes.
+    pub(crate) fn weight_below(&self) -> usize {
+        fn below(view: &View) -> usize {
+            view.nodes.iter().map(|node| of(node) + below(node)).sum()
+        }
+        fn of(view: &View) -> usize {
+            size_of::<View>() + view.path.as_bytes().len() + view.value.as_ref().map_or(0, Bytes::len)
+        }
+        self.weight() + below(&self.node)
+    }
+
     /// The event as a line of JSON.
     pub(crate) fn to_json(&self) -> Bytes {
-        self.json
-            .get_or_init(|| {
-                let mut out = format!("{{\"action\":\"{}\",\"node\":", self.action.name()).into_bytes();
-                self.node.push_json(&mut out);
-                if let Some(prev) = &self.prev {
-                    out.extend_from_slice(b",\"prevNode\":");
-                    prev.push_json(&mut out);
-                }
-                out.extend_from_slice(b"}\n");
-                out.into()
-            })
-            .clone()
+        if self.weight_below() > KEEP_JSON {
+            return self.write_json();
+        }
+        self.json.get_or_init(|| self.write_json()).clone()
+    }
+
+    fn write_json(&self) -> Bytes {
+        let mut out = format!("{{\"action\":\"{}\",\"node\":", self.action.name()).into_bytes();
+        self.node.push_json(&mut out);
+        if let Some(prev) = &self.prev {
+            out.extend_from_slice(b",\"prevNode\":");
+            prev.push_json(&mut out);
+        }
+        out.extend_from_slice(b"}\n");
+        out.into()
     }
 
     /// The event for a client that asked for no values.

@@ -1,7 +1,7 @@
 //! Who watches what.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
@@ -29,14 +29,40 @@ struct Watcher {
     /// One that is no stream ends with its first event.
     stream: bool,
     since: u64,
-    events: mpsc::Sender<Arc<Event>>,
+    events: mpsc::Sender<Queued>,
+}
+
+/// An event that waits for its watcher.
+///
+/// A stream holds on to none: what its reader leaves must not outlive the history. One that is no stream holds on to
+/// its only one, which is read at once.
+#[derive(Debug)]
+enum Queued {
+    Kept(Arc<Event>),
+    Past(Weak<Event>),
+}
+
+impl Queued {
+    fn new(event: &Arc<Event>, stream: bool) -> Self {
+        if stream { Queued::Past(Arc::downgrade(event)) } else { Queued::Kept(Arc::clone(event)) }
+    }
 }
 
 /// The client's end of a watch. The events end when it was told all it asked for, or was cut off.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    pub(crate) events: mpsc::Receiver<Arc<Event>>,
+    events: mpsc::Receiver<Queued>,
     pub(crate) place: Place,
+}
+
+impl Watch {
+    /// The next event. None at the end, and when the history has moved on before it was read: then the watch is cut off.
+    pub(crate) async fn next(&mut self) -> Option<Arc<Event>> {
+        match self.events.recv().await? {
+            Queued::Kept(event) => Some(event),
+            Queued::Past(event) => event.upgrade(),
+        }
+    }
 }
 
 /// Where a watcher is, to take it away.
@@ -78,7 +104,7 @@ impl Hub {
         let done = !stream && !past.is_empty();
         for event in past {
             // Full only for a watch that has its one event.
-            if sender.try_send(event).is_err() {
+            if sender.try_send(Queued::new(&event, stream)).is_err() {
                 break;
             }
         }
@@ -129,7 +155,7 @@ impl Hub {
             if !concerns(watcher) || event.index() < watcher.since {
                 return true;
             }
-            match watcher.events.try_send(Arc::clone(event)) {
+            match watcher.events.try_send(Queued::new(event, watcher.stream)) {
                 Ok(()) => watcher.stream,
                 Err(TrySendError::Full(_)) => {
                     self.cut += 1;
@@ -147,12 +173,17 @@ impl Hub {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::super::event::{Action, View};
     use super::*;
 
     fn event(index: u64, path: &str) -> Arc<Event> {
         let node = View { path: Path::clean(path.as_bytes()), modified: index, ..View::default() };
-        Event::new(Action::Set, node, None).into()
+        let event = Arc::new(Event::new(Action::Set, node, None));
+        // As the history does.
+        std::mem::forget(Arc::clone(&event));
+        event
     }
 
     fn watch(hub: &mut Hub, path: &str, recursive: bool, stream: bool, since: u64) -> Watch {
@@ -160,7 +191,8 @@ mod tests {
     }
 
     fn told(watch: &mut Watch) -> Vec<u64> {
-        std::iter::from_fn(|| watch.events.try_recv().ok()).map(|event| event.index()).collect()
+        let next = || watch.next().now_or_never().flatten();
+        std::iter::from_fn(next).map(|event| event.index()).collect()
     }
 
     #[test]
@@ -240,5 +272,20 @@ mod tests {
         drop(watch(&mut hub, "/a", false, true, 0));
         hub.tell(&event(1, "/a"));
         assert!(hub.count() == 0 && hub.watchers.is_empty() && hub.cut() == 0);
+    }
+
+    #[test]
+    fn a_stream_holds_on_to_nothing_that_the_history_has_let_go_of() {
+        let mut hub = Hub::default();
+        let mut slow = watch(&mut hub, "/a", false, true, 0);
+        let mut once = watch(&mut hub, "/a", false, false, 0);
+        let view = View { path: Path::clean(b"/a"), modified: 1, ..View::default() };
+        let event = Arc::new(Event::new(Action::Set, view, None));
+        hub.tell(&event);
+        let gone = Arc::downgrade(&event);
+        drop(event);
+        assert_eq!(gone.strong_count(), 1, "the one that is no stream has it");
+        assert_eq!(told(&mut once), [1]);
+        assert_eq!((told(&mut slow), gone.strong_count()), (vec![], 0));
     }
 }

@@ -23,7 +23,7 @@ mod time;
 mod tree;
 
 pub(crate) use error::{Code, Error};
-pub(crate) use event::Action;
+pub(crate) use event::{Action, Event};
 pub(crate) use form::{is_form, unescape_percent};
 pub(crate) use hub::{Place, Watch};
 pub(crate) use path::Path;

@@ -1,6 +1,7 @@
 //! The tree with its index, its TTLs, its history and its watchers: what a request does and what it answers.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -61,16 +62,28 @@ pub(crate) enum Answer {
 }
 
 impl Store {
+    /// As a fresh etcd.
     pub(crate) fn new(limits: Limits) -> Self {
+        Store::with_own(limits, 1..=FIRST_INDEX)
+    }
+
+    /// At a later index, where all before counts as cleared.
+    pub(crate) fn starting_at(limits: Limits, index: u64) -> Self {
+        Store::with_own(limits, index..=index)
+    }
+
+    /// After events of its own, which nobody is told of.
+    fn with_own(limits: Limits, indices: RangeInclusive<u64>) -> Self {
         let mut history = History::new(limits.history);
-        for index in 1..=FIRST_INDEX {
+        let last = *indices.end();
+        for index in indices {
             let own = View { modified: index, ..View::default() };
             history.add(Event::new(Action::Set, own, None).refreshing(true).into());
         }
         Store {
             root: Node::new(0, None, Content::Dir([].into())),
-            index: FIRST_INDEX,
-            raft_index: FIRST_INDEX,
+            index: last,
+            raft_index: last,
             ends: BTreeSet::new(),
             history,
             hub: Hub::default(),
@@ -98,6 +111,12 @@ impl Store {
     /// About the bytes of memory that they take.
     pub(crate) fn weight(&self) -> usize {
         self.weight
+    }
+
+    /// Whether not even a small value is taken in.
+    pub(crate) fn is_full(&self) -> bool {
+        const SMALL: usize = 1024;
+        self.room_for(SMALL).is_err()
     }
 
     pub(crate) fn hub(&self) -> &Hub {

@@ -1,5 +1,6 @@
 //! The rules of the tree, one by one. That etcd has the same ones is for the tests beside a real etcd to say.
 
+use futures::FutureExt as _;
 use std::time::Duration;
 
 use http::Method;
@@ -70,7 +71,7 @@ fn told(watch: &mut Watch) -> Vec<String> {
     let name = |event: Arc<Event>| {
         format!("{} {}", event.action.name(), String::from_utf8_lossy(event.node.path.as_bytes()))
     };
-    std::iter::from_fn(|| watch.events.try_recv().ok()).map(name).collect()
+    std::iter::from_fn(|| watch.next().now_or_never().flatten()).map(name).collect()
 }
 
 #[test]
@@ -273,7 +274,7 @@ fn each_end_costs_one_index_and_a_directory_one_in_all() {
     // Its last value is in the event, and in the history.
     let mut past = world.watch("/e", "waitIndex=9");
     assert_eq!(
-        past.events.try_recv().unwrap().to_json(),
+        past.next().now_or_never().flatten().unwrap().to_json(),
         "{\"action\":\"expire\",\"node\":{\"key\":\"/e\",\"modifiedIndex\":9,\"createdIndex\":7},\"prevNode\":{\"key\":\"/e\",\"value\":\"x\",\"expiration\":\"2023-11-14T22:13:22Z\",\"modifiedIndex\":7,\"createdIndex\":7}}\n"
     );
 }
@@ -300,7 +301,7 @@ fn a_refresh_keeps_the_value_raises_the_indices_and_wakes_nobody() {
     assert_eq!(told(&mut watch), ["set /a"]);
     // The history goes on behind the refreshes.
     let mut past = world.watch("/a", "waitIndex=5");
-    assert_eq!(past.events.try_recv().unwrap().index(), 8);
+    assert_eq!(past.next().now_or_never().flatten().unwrap().index(), 8);
     assert_eq!(
         world.put("/none", "refresh=true&ttl=10"),
         r#"{"errorCode":100,"message":"Key not found","cause":"/none","index":8}"#

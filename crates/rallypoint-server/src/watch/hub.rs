@@ -7,6 +7,7 @@ use std::task::Waker;
 use slab::Slab;
 
 use super::index::{Index, WatcherKey};
+use crate::admission::Share;
 use crate::mvcc::{Record, Span, Store};
 
 /// Changes that one look at the history may cover, so that nobody waits long for the store.
@@ -71,6 +72,7 @@ struct Watcher {
     progress_notify: bool,
     /// Told something since the last round of progress.
     is_fresh: bool,
+    _share: Option<Share>,
 }
 
 /// What a watcher does not want to see.
@@ -98,6 +100,8 @@ pub(crate) struct WatchRequest {
     pub(crate) prev_kv: bool,
     pub(crate) fragment: bool,
     pub(crate) progress_notify: bool,
+    /// What is taken for it, until it ends.
+    pub(crate) share: Option<Share>,
 }
 
 /// What a stream is to say next.
@@ -147,6 +151,8 @@ pub(crate) enum Polled {
     Message(Message),
     /// Nothing to say now; the waker will be called.
     Pending,
+    /// The next message takes about so many bytes, more than there is room for.
+    NoRoom(usize),
     /// The history is long: let others at the store, then ask again.
     Again,
     /// The server stops.
@@ -252,6 +258,7 @@ impl Hub {
             fragment: request.fragment,
             progress_notify: request.progress_notify,
             is_fresh: true,
+            _share: request.share,
         });
         Ok(id)
     }
@@ -308,8 +315,8 @@ impl Hub {
         std::mem::take(&mut self.wakers)
     }
 
-    /// What a stream is to say next.
-    pub(crate) fn poll(&mut self, store: &Store, key: StreamKey, waker: &Waker) -> Polled {
+    /// What a stream is to say next, if it takes about so many bytes at most.
+    pub(crate) fn poll(&mut self, store: &Store, key: StreamKey, room: usize, waker: &Waker) -> Polled {
         if self.closed {
             return Polled::Closed;
         }
@@ -324,8 +331,13 @@ impl Hub {
                 stream.behind.push_front(watcher);
                 return Polled::Again;
             }
-            if let Some(message) = self.catch_up(store, watcher, &mut scan_left) {
-                return Polled::Message(message);
+            match self.catch_up(store, watcher, room, &mut scan_left) {
+                Ok(None) => {}
+                Ok(Some(message)) => return Polled::Message(message),
+                Err(bytes) => {
+                    self.streams[key].behind.push_front(watcher);
+                    return Polled::NoRoom(bytes);
+                }
             }
         }
         let stream = &mut self.streams[key];
@@ -337,8 +349,15 @@ impl Hub {
         Polled::Pending
     }
 
-    /// The next message to one watcher. It stays behind if there is more.
-    fn catch_up(&mut self, store: &Store, key: WatcherKey, scan_left: &mut usize) -> Option<Message> {
+    /// The next message to one watcher. It stays behind if there is more. One for which there is no room is an error:
+    /// the bytes that it takes.
+    fn catch_up(
+        &mut self,
+        store: &Store,
+        key: WatcherKey,
+        room: usize,
+        scan_left: &mut usize,
+    ) -> Result<Option<Message>, usize> {
         let watcher = &mut self.watchers[key];
         let id = watcher.id;
         if watcher.next < store.compacted() {
@@ -347,7 +366,7 @@ impl Hub {
             stream.ended.insert(id);
             self.ended += 1;
             self.remove(key);
-            return Some(Message::Compacted { id, compact_revision: store.compacted() });
+            return Ok(Some(Message::Compacted { id, compact_revision: store.compacted() }));
         }
         let mut events = Vec::new();
         let mut bytes = 0;
@@ -369,16 +388,19 @@ impl Hub {
                 events.push(Told { record: Arc::clone(change), prev: prev.cloned() });
             }
         }
+        if bytes > room {
+            return Err(bytes);
+        }
         watcher.next = next;
         watcher.is_behind = next <= store.revision();
         if watcher.is_behind {
             self.streams[watcher.stream].behind.push_back(key);
         }
         if events.is_empty() {
-            return None;
+            return Ok(None);
         }
         watcher.is_fresh = true;
-        Some(Message::Events { id, revision: store.revision(), events, fragment: watcher.fragment })
+        Ok(Some(Message::Events { id, revision: store.revision(), events, fragment: watcher.fragment }))
     }
 
     fn remove(&mut self, key: WatcherKey) {

@@ -39,10 +39,10 @@ impl Bench {
 
     fn next(&mut self, stream: StreamKey) -> Option<Message> {
         loop {
-            match self.hub.poll(&self.store, stream, Waker::noop()) {
+            match self.hub.poll(&self.store, stream, usize::MAX, Waker::noop()) {
                 Polled::Message(message) => return Some(message),
                 Polled::Again => {}
-                Polled::Pending | Polled::Closed => return None,
+                Polled::Pending | Polled::Closed | Polled::NoRoom(_) => return None,
             }
         }
     }
@@ -71,6 +71,7 @@ fn request(key: &'static str, end: &'static str, start_revision: i64) -> WatchRe
         prev_kv: false,
         fragment: false,
         progress_notify: false,
+        share: None,
     }
 }
 
@@ -214,4 +215,20 @@ fn a_stream_that_never_reads_costs_the_same_after_any_number_of_changes() {
     }
     assert_eq!(bench.hub.streams[stream].behind.len(), 1);
     assert!(bench.hub.take_wakers().len() <= 1);
+}
+
+#[test]
+fn a_message_waits_for_room_and_is_not_lost() {
+    let mut bench = Bench::new();
+    let stream = bench.hub.open();
+    bench.watch(stream, "a", "", 0);
+    bench.put("a", &"v".repeat(1000));
+    let Polled::NoRoom(bytes) = bench.hub.poll(&bench.store, stream, 999, Waker::noop()) else {
+        panic!("it is larger than that")
+    };
+    assert!(bytes > 1000);
+    let Polled::Message(_) = bench.hub.poll(&bench.store, stream, bytes, Waker::noop()) else {
+        panic!("now there is room")
+    };
+    assert!(bench.events(stream).is_empty());
 }

@@ -5,7 +5,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rallypoint_server::{Config, Server};
+use rallypoint_server::{Config, Numbering, Server};
 use rallypoint_testkit::{Etcd, Version};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Method, Response};
@@ -33,16 +33,16 @@ enum Runs {
     Task,
 }
 
-/// What the v2 half takes at most: watchers, bytes of a body, bytes of all bodies.
+/// What the v2 half takes at most: watchers, bytes of a body, bytes held for all clients.
 pub(crate) struct Limits {
     pub(crate) watchers: usize,
     pub(crate) body: usize,
-    pub(crate) bodies: usize,
+    pub(crate) held: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { watchers: 1000, body: 1 << 20, bodies: 16 << 20 }
+        Limits { watchers: 1000, body: 1 << 20, held: 16 << 20 }
     }
 }
 
@@ -59,8 +59,18 @@ impl Target {
 
     /// Ours, as it is started anywhere.
     pub(crate) async fn embedded() -> Self {
-        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-        let server = Server::bind(Config::on(listen)).unwrap();
+        Self::embedded_as(Config::on(SocketAddr::from(([127, 0, 0, 1], 0))))
+    }
+
+    /// Ours, with the indices of a fresh etcd.
+    pub(crate) async fn embedded_fresh() -> Self {
+        let mut config = Config::on(SocketAddr::from(([127, 0, 0, 1], 0)));
+        config.numbering = Numbering::FromOne;
+        Self::embedded_as(config)
+    }
+
+    fn embedded_as(config: Config) -> Self {
+        let server = Server::bind(config).unwrap();
         let address = server.address();
         Target { name: "embedded", address, client: client(), _runs: Runs::Embedded(server) }
     }
@@ -69,8 +79,8 @@ impl Target {
     pub(crate) async fn embedded_with(limits: Limits) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let Limits { watchers, body, bodies } = limits;
-        let router = rallypoint_server::v2_alone(format!("http://{address}"), watchers, body, bodies);
+        let Limits { watchers, body, held } = limits;
+        let router = rallypoint_server::v2_alone(format!("http://{address}"), watchers, body, held);
         tokio::spawn(axum::serve(listener, router).into_future());
         Target { name: "embedded", address, client: client(), _runs: Runs::Task }
     }

@@ -16,7 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-use crate::server::{Config, Server};
+use crate::server::{Config, Server, raise_file_limit};
 
 /// How diagnostics are written, always to stderr.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -61,10 +61,14 @@ fn check_level(level: &str) -> Result<(), String> {
     }
 }
 
-/// Serves until Ctrl-C or SIGTERM; a second one ends it at once.
+/// Serves until Ctrl-C or SIGTERM; a second one ends it at once. SIGHUP, which means to daemons that they are to read
+/// their configuration again, does not end it.
 pub async fn serve(config: Config) -> Result<(), Box<dyn Error>> {
+    raise_file_limit();
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
+    // While it is listened for, it has no other effect.
+    let mut hang_up = signal(SignalKind::hangup())?;
     let mut told = async || {
         tokio::select! {
             _ = interrupt.recv() => {}
@@ -72,7 +76,12 @@ pub async fn serve(config: Config) -> Result<(), Box<dyn Error>> {
         }
     };
     let server = Server::bind(config)?;
-    told().await;
+    loop {
+        tokio::select! {
+            () = told() => break,
+            _ = hang_up.recv() => tracing::info!("SIGHUP is passed over: there is nothing to be read again"),
+        }
+    }
     tracing::info!("stopping");
     tokio::select! {
         stopped = server.stop() => Ok(stopped?),

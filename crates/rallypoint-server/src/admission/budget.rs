@@ -1,0 +1,379 @@
+//! The budget, and who has what of it.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use slab::Slab;
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+
+/// How often in a row a connection may be refused.
+const MAX_REFUSALS: usize = 1000;
+
+/// Bytes that may be held for all clients together.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    capacity: usize,
+    /// Connections at a time.
+    max_accounts: usize,
+    held: AtomicUsize,
+    /// Counts what is asked for; the one that asked last has the highest.
+    asked: AtomicUsize,
+    accounts: Mutex<Slab<Arc<Holder>>>,
+}
+
+/// What one connection holds.
+#[derive(Debug, Default)]
+struct Holder {
+    held: AtomicUsize,
+    /// When it asked for something last, in the budget's count; 0 if never.
+    asked: AtomicUsize,
+    /// How often it was refused since it was let the last time.
+    refused: AtomicUsize,
+    /// It was told to go, to make room.
+    is_pushed_out: AtomicBool,
+    pushed_out: Notify,
+}
+
+/// There is no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Full;
+
+/// What to do with a request for more when the budget is used up.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Admit,
+    Refuse,
+    /// Admit it, and have this one go.
+    PushOut(usize),
+}
+
+impl Budget {
+    pub(crate) fn new(capacity: usize, max_accounts: usize) -> Arc<Self> {
+        Arc::new(Budget {
+            capacity,
+            max_accounts,
+            held: AtomicUsize::new(0),
+            asked: AtomicUsize::new(0),
+            accounts: Mutex::default(),
+        })
+    }
+
+    /// An account for a connection. If there are too many, one that holds nothing makes room: the one that has asked for
+    /// nothing for the longest.
+    pub(crate) fn open(self: &Arc<Self>) -> Result<Account, Full> {
+        let holder = Arc::<Holder>::default();
+        let mut accounts = self.accounts();
+        let leaving = accounts.iter().filter(|(_, holder)| holder.is_leaving()).count();
+        if accounts.len() - leaving >= self.max_accounts {
+            let idle = accounts.iter().map(|(_, holder)| holder);
+            let idle = idle.filter(|holder| holder.held() == 0 && !holder.is_leaving());
+            idle.min_by_key(|holder| holder.asked.load(Ordering::Relaxed)).ok_or(Full)?.push_out();
+        }
+        let key = accounts.insert(Arc::clone(&holder));
+        Ok(Account(Arc::new(Opened { budget: Arc::clone(self), holder, key, turn: Semaphore::new(1) })))
+    }
+
+    /// Bytes that are held.
+    pub(crate) fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    fn accounts(&self) -> MutexGuard<'_, Slab<Arc<Holder>>> {
+        self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Decides when there is no room: see [`decide`].
+    fn make_room(&self, asking: &Holder, bytes: usize) -> Result<(), Full> {
+        let accounts = self.accounts();
+        let others = accounts
+            .iter()
+            .filter(|(_, holder)| !std::ptr::eq(Arc::as_ptr(holder), asking))
+            .map(|(key, holder)| (key, holder.held(), holder.is_leaving()));
+        // What was just added is no room that is taken.
+        let held = self.held().saturating_sub(bytes);
+        match decide(self.capacity, held, asking.held().saturating_sub(bytes), bytes, others) {
+            Verdict::Admit => Ok(()),
+            Verdict::Refuse => Err(Full),
+            Verdict::PushOut(key) => {
+                let holder = &accounts[key];
+                tracing::info!(
+                    bytes = holder.held(),
+                    "a connection that holds the most is closed, to make room"
+                );
+                holder.push_out();
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Longest queue drop: the largest holder makes room, be it the one who asks.
+///
+/// `others` are their keys, what they hold, and whether they are about to give it back.
+fn decide(
+    capacity: usize,
+    held: usize,
+    own: usize,
+    more: usize,
+    others: impl Iterator<Item = (usize, usize, bool)>,
+) -> Verdict {
+    let (mut leaving, mut largest) = (0, None);
+    for (key, held, is_leaving) in others {
+        if is_leaving {
+            leaving += held;
+        } else if largest.is_none_or(|(_, most)| held > most) {
+            largest = Some((key, held));
+        }
+    }
+    if held.saturating_sub(leaving).saturating_add(more) <= capacity {
+        return Verdict::Admit;
+    }
+    match largest {
+        // One that goes must make room enough, or it would go for nothing.
+        Some((key, most)) if most > own.saturating_add(more) => Verdict::PushOut(key),
+        _ => Verdict::Refuse,
+    }
+}
+
+impl Holder {
+    fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.is_pushed_out.load(Ordering::Relaxed)
+    }
+
+    /// Counts what it is told. To refuse costs memory too, if the answers are not read.
+    fn answered(&self, answer: Result<(), Full>) -> Result<(), Full> {
+        if answer.is_ok() {
+            self.refused.store(0, Ordering::Relaxed);
+        } else if self.refused.fetch_add(1, Ordering::Relaxed) == MAX_REFUSALS {
+            tracing::info!("a connection that is refused and goes on is closed");
+            self.push_out();
+        }
+        answer
+    }
+
+    fn push_out(&self) {
+        self.is_pushed_out.store(true, Ordering::Relaxed);
+        self.pushed_out.notify_one();
+    }
+}
+
+/// A connection's part of the budget.
+#[derive(Debug, Clone)]
+pub(crate) struct Account(Arc<Opened>);
+
+#[derive(Debug)]
+struct Opened {
+    budget: Arc<Budget>,
+    holder: Arc<Holder>,
+    key: usize,
+    turn: Semaphore,
+}
+
+impl Account {
+    /// An account on a budget of its own.
+    pub(crate) fn alone(capacity: usize) -> Self {
+        Budget::new(capacity, 1).open().expect("it is the first")
+    }
+
+    /// Takes so many bytes, if there is room or room can be made.
+    pub(crate) fn take(&self, bytes: usize) -> Result<Share, Full> {
+        let mut share = Share { account: self.clone(), bytes: 0 };
+        share.grow(bytes)?;
+        Ok(share)
+    }
+
+    /// The same for one that waits if there is none, and asks again: it is not told so, and that costs nothing.
+    pub(crate) fn take_or_wait(&self, bytes: usize) -> Result<Share, Full> {
+        self.add(bytes)?;
+        Ok(Share { account: self.clone(), bytes })
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.0.budget.capacity
+    }
+
+    /// Whether it has ever asked for something.
+    pub(crate) fn has_asked(&self) -> bool {
+        self.0.holder.asked.load(Ordering::Relaxed) > 0
+    }
+
+    /// Waits for the connection's one turn at what takes long.
+    pub(crate) async fn turn(&self) -> SemaphorePermit<'_> {
+        self.0.turn.acquire().await.expect("it is never closed")
+    }
+
+    /// Waits until the connection is to go, to make room for others.
+    pub(crate) async fn pushed_out(&self) {
+        self.0.holder.pushed_out.notified().await;
+    }
+
+    fn add(&self, bytes: usize) -> Result<(), Full> {
+        let Opened { budget, holder, .. } = &*self.0;
+        holder.asked.store(budget.asked.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+        holder.held.fetch_add(bytes, Ordering::Relaxed);
+        let held = budget.held.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        let fits = if holder.is_leaving() {
+            Err(Full)
+        } else if held <= budget.capacity {
+            Ok(())
+        } else {
+            budget.make_room(holder, bytes)
+        };
+        if fits.is_err() {
+            self.give_back(bytes);
+        }
+        fits
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.0.holder.held.fetch_sub(bytes, Ordering::Relaxed);
+        self.0.budget.held.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.budget.accounts().remove(self.key);
+    }
+}
+
+/// Bytes that were taken, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Share {
+    account: Account,
+    bytes: usize,
+}
+
+impl Share {
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Takes more.
+    pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), Full> {
+        let added = self.account.add(bytes);
+        self.account.0.holder.answered(added)?;
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Becomes as large as this.
+    pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), Full> {
+        self.shrink_to(bytes);
+        self.grow(bytes - self.bytes)
+    }
+
+    /// Gives back what is over this.
+    pub(crate) fn shrink_to(&mut self, bytes: usize) {
+        let over = self.bytes.saturating_sub(bytes);
+        self.bytes -= over;
+        self.account.give_back(over);
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.account.give_back(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_alone_may_have_all_and_no_more() {
+        let budget = Budget::new(100, 10);
+        let one = budget.open().unwrap();
+        let mut share = one.take(60).unwrap();
+        assert_eq!(one.take(41).unwrap_err(), Full);
+        share.grow(40).unwrap();
+        assert_eq!(share.grow(1), Err(Full));
+        share.shrink_to(10);
+        assert_eq!(budget.held(), 10);
+        drop(share);
+        assert_eq!((budget.held(), one.0.holder.held()), (0, 0));
+    }
+
+    #[test]
+    fn who_holds_the_most_makes_room() {
+        let budget = Budget::new(100, 10);
+        let (large, small, new) = (budget.open().unwrap(), budget.open().unwrap(), budget.open().unwrap());
+        let most = large.take(70).unwrap();
+        let some = small.take(20).unwrap();
+        // Would become the largest itself.
+        assert_eq!(small.take(50).unwrap_err(), Full);
+        let little = new.take(15).unwrap();
+        assert!(large.0.holder.is_leaving());
+        assert_eq!(large.take(0).unwrap_err(), Full, "it gets nothing more");
+        // What it will give back is room: nobody else has to go for it.
+        let more = small.take(40).unwrap();
+        assert!(!new.0.holder.is_leaving());
+        drop((most, some, little, more));
+        assert_eq!(budget.held(), 0);
+    }
+
+    #[test]
+    fn however_many_are_greedy_a_newcomer_gets_its_part() {
+        const GREEDY: usize = 50;
+        let budget = Budget::new(10_000, 100);
+        let accounts: Vec<_> = (0..GREEDY).map(|_| budget.open().unwrap()).collect();
+        let mut shares = Vec::new();
+        // They take turns, in small steps, until each is refused or gone.
+        for _ in 0..10_000 {
+            shares.extend(accounts.iter().filter_map(|account| account.take(10).ok()));
+        }
+        let newcomer = budget.open().unwrap();
+        let part = 10_000 / (GREEDY + 1) / 2;
+        let _share = newcomer.take(part).unwrap();
+    }
+
+    #[test]
+    fn nothing_is_left_of_an_account_that_is_closed() {
+        let budget = Budget::new(100, 10);
+        let account = budget.open().unwrap();
+        let share = account.take(1).unwrap();
+        drop(account);
+        assert_eq!(budget.accounts().len(), 1, "its share is still held");
+        drop(share);
+        assert!(budget.accounts().is_empty() && budget.held() == 0);
+    }
+
+    #[test]
+    fn of_too_many_the_one_that_was_idle_for_the_longest_makes_room() {
+        let budget = Budget::new(100, 3);
+        let (silent, idle, busy) = (budget.open().unwrap(), budget.open().unwrap(), budget.open().unwrap());
+        let _open = busy.take(1).unwrap();
+        idle.take(1).unwrap();
+        let fourth = budget.open().unwrap();
+        assert!(silent.0.holder.is_leaving() && !idle.0.holder.is_leaving(), "it has never asked");
+        drop(silent);
+        fourth.take(1).unwrap();
+        let fifth = budget.open().unwrap();
+        assert!(idle.0.holder.is_leaving() && !fourth.0.holder.is_leaving());
+        drop(idle);
+        let _both = (fourth.take(1).unwrap(), fifth.take(1).unwrap());
+        assert_eq!(budget.open().unwrap_err(), Full, "nobody is idle");
+    }
+
+    #[test]
+    fn one_that_is_refused_and_goes_on_is_closed() {
+        let account = Budget::new(10, 1).open().unwrap();
+        let all = account.take(10).unwrap();
+        for _ in 0..MAX_REFUSALS {
+            account.take(1).unwrap_err();
+        }
+        drop(all);
+        let all = account.take(10).unwrap();
+        for _ in 0..=MAX_REFUSALS {
+            assert!(!account.0.holder.is_leaving());
+            account.take(1).unwrap_err();
+        }
+        assert!(account.0.holder.is_leaving());
+        drop(all);
+    }
+}
