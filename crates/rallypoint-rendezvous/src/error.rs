@@ -98,9 +98,24 @@ pub enum RendezvousError {
         /// The run.
         run_id: String,
     },
+    /// There is no port for the master on this node.
+    #[error("{}", no_port(*port))]
+    Port {
+        /// The one that was asked for; 0 for any.
+        port: u16,
+        /// Why not.
+        source: std::io::Error,
+    },
     /// Settings that cannot work.
     #[error(transparent)]
     Parameter(#[from] ParameterError),
+}
+
+fn no_port(wanted: u16) -> String {
+    match wanted {
+        0 => "no free port for the master".to_owned(),
+        wanted => format!("the master port {wanted} cannot be had on this node"),
+    }
 }
 
 impl RendezvousError {

@@ -167,8 +167,9 @@ impl RendezvousParameters {
         let Some(value) = self.get(key) else { return Ok(None) };
         let seconds = value.trim().parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let refused = || {
+            let separate = if value.contains('=') { " Several options are separated by commas." } else { "" };
             ParameterError(format!(
-                "The rendezvous configuration option '{key}' does not represent a valid number of seconds: '{value}'."
+                "The rendezvous configuration option '{key}' does not represent a valid number of seconds: '{value}'.{separate}"
             ))
         };
         seconds.map(Some).ok_or_else(refused)

@@ -449,6 +449,8 @@ fn a_variable_that_is_wrong_is_named() {
         ("PET_RDZV_CONF", "join_timeout=abc", 2, &["PET_RDZV_CONF", "'join_timeout'", "'abc'"]),
         ("PET_RDZV_CONF", "join_timout=5", 2, &["PET_RDZV_CONF", "did you mean 'join_timeout'?"]),
         ("PET_LOG_DIR", "/proc/logs", 6, &["/proc/logs", "PET_LOG_DIR"]),
+        ("PET_NODE_RANK", "a", 2, &["'a'", "PET_NODE_RANK", "whole number"]),
+        ("RALLYPOINT_LOG_LEVEL", "loud", 2, &["RALLYPOINT_LOG_LEVEL", "loud"]),
     ] {
         let mut command = std::process::Command::new(RALLYPOINT);
         command.args(["run", "true"]).env("RALLYPOINT_LOG_LEVEL", "error").env(name, value);

@@ -5,7 +5,6 @@
 
 mod launcher;
 
-use std::path::Path;
 use std::process::Command;
 
 use launcher::{Ended, Launcher, RALLYPOINT};
@@ -17,16 +16,14 @@ struct ForAll {
 
 impl ForAll {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        open_to_all(folder.path());
+        let folder = folder_for_all();
         std::fs::copy(RALLYPOINT, folder.path().join("rallypoint")).unwrap();
         ForAll { folder }
     }
 
     /// Runs workers under this limit, as a user who has no other process; and looks at what stays.
     fn run(&self, limit: &str, args: &[&str]) -> Ended {
-        let temporary = tempfile::tempdir().unwrap();
-        open_to_all(temporary.path());
+        let temporary = folder_for_all();
         // Root has no limit of processes. Others have their processes counted afresh where they make a namespace.
         let mut command = Command::new("setpriv");
         if is_root() {
@@ -50,9 +47,12 @@ fn is_root() -> bool {
     status.lines().any(|line| line.split_whitespace().take(2).eq(["Uid:", "0"]))
 }
 
-fn open_to_all(folder: &Path) {
+/// One that other users can reach: the temporary folder of the tests may be theirs alone.
+fn folder_for_all() -> tempfile::TempDir {
     use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let folder = tempfile::tempdir_in("/tmp").unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    folder
 }
 
 /// From where the launcher can be loaded at all up to where all goes well, every limit is told in one sentence.

@@ -347,3 +347,47 @@ fn a_failure_while_etcd_is_away_is_the_cause_and_costs_a_restart() {
         assert!(ended.text().contains("rank 1 failed first"), "{}", ended.text());
     }
 }
+
+/// One line each, and nothing is made or started before it is said.
+#[test]
+fn what_cannot_work_is_told_before_anything_is_started() {
+    let (folder, endpoint) = (tempfile::tempdir().unwrap(), free_endpoint());
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (pipe, script, logs) = (at("pipe"), at("script"), at("logs"));
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    std::fs::create_dir(&logs).unwrap();
+    let nodes = ["--nnodes", "2", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint];
+    let cases: [(&[&str], i32, &str); 6] = [
+        (&["--cacert", &pipe], 2, "--cacert"),
+        (&["--user", "me", "--password-file", &pipe], 2, "it is no file"),
+        (&["--cacert", &logs], 2, "it is no file"),
+        (&["--rdzv-conf", "join_timout=10"], 2, "did you mean 'join_timeout'?"),
+        (&["--rdzv-conf", "join_timeout=4 last_call_timeout=1"], 2, "separated by commas"),
+        (&["--nproc-per-node", "99999999999"], 2, "kernel.pid_max"),
+    ];
+    for (more, code, words) in cases {
+        let args = [&nodes[..], more, &["--tee", "3", "true"]].concat();
+        let ended = Launcher::start_with(&args, |command| {
+            command.env("TMPDIR", &logs);
+        });
+        let ended = ended.ended().expect(code);
+        assert!(ended.lines.len() == 1 && ended.text().contains(words), "{more:?}: {}", ended.text());
+        let left: Vec<_> = std::fs::read_dir(&logs).unwrap().flatten().collect();
+        assert!(left.is_empty(), "{more:?}: {left:?}");
+    }
+    std::fs::write(&script, "echo no interpreter\n").unwrap();
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&script, executable).unwrap();
+    let ended = Launcher::run(&["--standalone", &script]).expect(126);
+    assert!(ended.lines.last().unwrap().contains("begin with #!"), "{}", ended.text());
+    let taken = TcpListener::bind("0.0.0.0:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let ended = Launcher::run(&["--master-port", &port, "true"]).expect(6);
+    let last = ended.lines.last().unwrap();
+    assert!(last.contains(&port) && last.contains("choose another --master-port"), "{}", ended.text());
+    let ended = Launcher::start_with(&["-m", "module"], |command| {
+        command.env("PYTHON_EXEC", "/no/python");
+    });
+    let ended = ended.ended().expect(127);
+    assert!(ended.text().contains("PYTHON_EXEC: there is no program"), "{}", ended.text());
+}

@@ -170,12 +170,7 @@ impl NativeHandler {
             return Ok(held.port());
         }
         let wanted = self.settings.master_port.unwrap_or(0);
-        let held = HeldPort::bind(wanted).map_err(|error| {
-            ParameterError(match wanted {
-                0 => format!("no free port for the master: {error}"),
-                wanted => format!("the master port {wanted} cannot be had: {error}"),
-            })
-        })?;
+        let held = HeldPort::bind(wanted).map_err(|source| RendezvousError::Port { port: wanted, source })?;
         Ok(port.insert(held).port())
     }
 

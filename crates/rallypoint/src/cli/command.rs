@@ -153,6 +153,8 @@ fn parse(arguments: &[OsString]) -> Result<(Command, Vec<Variable>), clap::Error
 
 /// What is wrong with a value, said of the variable where it came from one.
 fn with_variables(text: &str, problem: &clap::Error, arguments: &[OsString]) -> String {
+    // What the standard library has for whoever writes code.
+    let text = &text.replace("invalid digit found in string", "write a whole number, 0 or more");
     let of_values = [ErrorKind::InvalidValue, ErrorKind::ValueValidation, ErrorKind::ArgumentConflict];
     let cli = Cli::command();
     let part = arguments.get(1).and_then(|part| cli.find_subcommand(part));

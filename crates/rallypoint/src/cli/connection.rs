@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use rallypoint_agent::disk;
 use rallypoint_core::{Credentials, EtcdSettings, TlsSettings};
 
 use super::exit::Problem;
@@ -77,8 +78,7 @@ impl Connection {
     fn check_files(&self) -> Result<(), Problem> {
         for (flag, file) in [("--cacert", &self.cacert), ("--cert", &self.cert), ("--key", &self.key)] {
             if let Some(file) = file {
-                let opened = std::fs::File::open(file);
-                opened.map_err(|error| Problem::usage(format!("{flag} {}: {error}", file.display())))?;
+                check_file(flag, file)?;
             }
         }
         Ok(())
@@ -86,6 +86,7 @@ impl Connection {
 
     fn password(&self) -> Result<Option<String>, Problem> {
         if let Some(file) = &self.password_file {
+            check_file("--password-file", file)?;
             let read = std::fs::read_to_string(file);
             let text = read.map_err(|error| {
                 Problem::usage(format!("cannot read the password in {}: {error}", file.display()))
@@ -149,4 +150,21 @@ impl Connection {
         }
         Ok(())
     }
+}
+
+/// That a file can be read. What is no file may never end, as a pipe does not, and a disk may not answer.
+fn check_file(flag: &str, file: &Path) -> Result<(), Problem> {
+    let own = file.to_owned();
+    let opened = disk::within(disk::PATIENCE, move || {
+        if !std::fs::metadata(&own)?.is_file() {
+            return Err(std::io::Error::other("it is no file"));
+        }
+        std::fs::File::open(&own).map(drop)
+    });
+    let problem = match opened {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(error)) => error.to_string(),
+        Err(unknown) => unknown.to_string(),
+    };
+    Err(Problem::usage(format!("{flag} {}: {problem}", file.display())))
 }

@@ -153,6 +153,10 @@ impl Problem {
             RendezvousError::Parameter(ParameterError(text)) if text.contains(" option '") => {
                 return Problem::usage(format!("--rdzv-conf: {text}"));
             }
+            RendezvousError::Port { port: 1.., .. } => {
+                (NODE, "; choose another --master-port, or leave it out")
+            }
+            RendezvousError::Port { .. } => (NODE, "; end what holds them"),
             RendezvousError::Parameter(_) => (USAGE, ""),
             _ => (NO_RENDEZVOUS, ""),
         };
@@ -173,6 +177,12 @@ impl Problem {
             ),
             AgentError::ServerGone { .. } => {
                 Problem::new(NO_SERVER, format!("{error}; start that node again, and the others"))
+            }
+            AgentError::Start { program, source } if source.raw_os_error() == Some(NO_PROGRAM) => {
+                let text = format!(
+                    "cannot start {program:?}: it is no program of this system; if it is a script, let it begin with #! and its interpreter, or name that before it"
+                );
+                Problem::new(CANNOT_RUN, text)
             }
             AgentError::Start { source, .. } => {
                 let missing = source.kind() == std::io::ErrorKind::NotFound;
@@ -204,6 +214,8 @@ impl Problem {
     }
 }
 
+/// What the system says of a file that it cannot run.
+const NO_PROGRAM: i32 = rustix::io::Errno::NOEXEC.raw_os_error();
 /// For a message that is the last thing before the end.
 const SAY_TIMEOUT: Duration = Duration::from_secs(1);
 

@@ -30,7 +30,7 @@ use rallypoint_agent::{
     Stream, WorkerSpec, Workers, allowed_cpus, parse_signals,
 };
 use rallypoint_etcd::ErrorKind;
-use rallypoint_rendezvous::native::{BACKEND, DEFAULT_JOIN_TIMEOUT};
+use rallypoint_rendezvous::native::{BACKEND, DEFAULT_JOIN_TIMEOUT, NativeSettings};
 use rallypoint_rendezvous::{Registry, RendezvousError, RendezvousHandler, RendezvousParameters};
 use rustix::process::{Pid, Signal};
 use tokio::time::Instant;
@@ -99,7 +99,7 @@ pub(super) fn run(options: &Run) -> u8 {
         level => level,
     };
     if let Err(problem) = start_log_to(level, options.log_format, colours, move || writer.clone()) {
-        return Problem::usage(problem).naming(&options.variables).report();
+        return Problem::usage(format!("--log-level: {problem}")).naming(&options.variables).report();
     }
     let runtime = match limits::runtime() {
         Ok(runtime) => runtime,
@@ -223,6 +223,7 @@ async fn launch(
         warn!("{} has no effect: {why}", named(flag, &options.variables));
     }
     let run_id = run_id(options, alone)?;
+    check_parameters(options, &meet, &run_id)?;
     let (logs, _held) = files::open(options, guarded, &run_id)?;
     let kept = logs.kept().map(Path::to_owned);
     if let (None, Some(kept)) = (&options.log_dir, &kept) {
@@ -372,6 +373,17 @@ fn parameters(
     parameters.local_addr = options.local_addr.clone().filter(|address| !address.is_empty());
     options.connection.configure(&mut parameters.config)?;
     Ok(parameters)
+}
+
+/// That what the rendezvous is told can work, before anything is made or started for it.
+fn check_parameters(options: &Run, meet: &Meet, run_id: &str) -> Result<(), Problem> {
+    // Where they meet is found later.
+    let parameters = parameters(options, meet.config.clone(), "localhost", run_id)?;
+    if parameters.backend == BACKEND {
+        let checked = NativeSettings::from_parameters(&parameters);
+        checked.map_err(|error| Problem::rendezvous(&error.into(), meet.place))?;
+    }
+    Ok(())
 }
 
 /// Where the nodes meet, and this node's way there.

@@ -40,9 +40,12 @@ impl Program {
             let text = format!("there is no script {given:?} here: check the path");
             return Err(Problem::new(NOT_FOUND, text));
         }
-        let named = std::env::var_os(PYTHON_VARIABLE).or_else(|| installed_in.map(OsStr::to_owned));
-        let python = match named {
-            Some(named) => find(&named)?,
+        let variable = std::env::var_os(PYTHON_VARIABLE);
+        let of_variable =
+            |problem: Problem| Problem::new(problem.code, format!("{PYTHON_VARIABLE}: {}", problem.text));
+        let python = match variable.map(|named| find(&named).map_err(of_variable)).or(installed_in.map(find))
+        {
+            Some(found) => found?,
             None => find("python".as_ref()).or_else(|_| find("python3".as_ref())).map_err(|_| {
                 Problem::new(
                     NOT_FOUND,
