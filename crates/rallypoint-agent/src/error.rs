@@ -70,3 +70,11 @@ pub enum AgentError {
     #[error("cannot watch for ended processes")]
     Signals(#[source] std::io::Error),
 }
+
+impl AgentError {
+    /// Whether another process has this node's place now.
+    #[must_use]
+    pub fn is_replaced(&self) -> bool {
+        matches!(self, AgentError::Rendezvous(RendezvousError::Replaced { .. }))
+    }
+}

@@ -113,6 +113,34 @@ fn two_nodes_of_one_rank_are_told() {
     }
 }
 
+/// The server is in the process that was replaced: the run goes on with it.
+#[test]
+fn a_second_node_0_takes_the_place_of_the_first_and_the_first_serves_on() {
+    let (port, folder) = (free_port(), tempfile::tempdir().unwrap());
+    let end = folder.path().join("end");
+    let script = format!("echo at work as $RANK; while [ ! -e {} ]; do sleep 0.05; done", end.display());
+    let node = |rank: &str| {
+        let args = ["--nnodes=2", "--node-rank", rank, "--master-addr=127.0.0.1", "--master-port", &port];
+        let args = [&args[..], &["--rdzv-conf", "last_call_timeout=1,lease_timeout=2"]].concat();
+        Launcher::start(&[&args[..], &["--max-restarts=3", "--", "sh", "-c", &script]].concat())
+    };
+    let (mut first, mut one) = (node("0"), node("1"));
+    first.wait_for("at work as 0");
+    one.wait_for("at work as 1");
+    one.forget();
+    let mut second = node("0");
+    second.wait_for("at work as 0");
+    one.wait_for("at work as 1");
+    first.wait_for("serves them until they are done");
+    // Longer than nodes of a run that is over are waited for.
+    std::thread::sleep(std::time::Duration::from_secs(12));
+    std::fs::write(&end, "").unwrap();
+    second.ended().expect(0);
+    one.ended().expect(0);
+    let ended = first.ended().expect(3);
+    assert!(ended.lines.last().unwrap().contains("another process"), "{}", ended.text());
+}
+
 #[test]
 fn nodes_whose_node_0_was_killed_and_started_again_are_no_spares() {
     let port = free_port();

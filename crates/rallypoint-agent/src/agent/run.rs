@@ -32,6 +32,8 @@ impl Agent {
             Ok(Outcome::Failed(report)) => {
                 self.part(self.handler.shutdown(&report.in_short()), &mut stop).await;
             }
+            // The run goes on under this node's name.
+            Err(error) if error.is_replaced() => {}
             Ok(Outcome::Left(_) | Outcome::Stopped(_)) | Err(_) if self.hosts_server => {
                 let reason = format!("{} ended, and with it the server that the nodes had met on", self.host);
                 self.part(self.handler.shutdown(&reason), &mut stop).await;

@@ -57,6 +57,8 @@ const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 const HEALTH_VARIABLE: &str = "TORCHELASTIC_HEALTH_CHECK_PORT";
 /// For nodes that have met on our embedded server to go away in good order.
 const LAST_GUESTS: Duration = Duration::from_secs(10);
+/// For those of a run that goes on without this node.
+const FOR_EVER: Duration = Duration::MAX;
 
 /// How often it is looked whether the server of a run that is over has made room for the next one's.
 const NEXT_SERVER: Duration = Duration::from_millis(200);
@@ -272,6 +274,7 @@ async fn launch(
     progress.abort();
     terminal.show(None);
     record.iter().for_each(|record| record.agent(&outcome));
+    let replaced = outcome.as_ref().is_err_and(|error| error.is_replaced());
     // One without a file in it is not kept.
     let kept = kept.filter(|folder| files::is_there(folder)).map(|folder| folder.display().to_string());
     let code = match stuck {
@@ -283,8 +286,14 @@ async fn launch(
     };
     if let Some(server) = meeting.server {
         let mut asked = stopper.listen();
+        let patience = if replaced { FOR_EVER } else { LAST_GUESTS };
+        if replaced {
+            warn!(
+                "another process has this node's place now; the server that the nodes have met on is in this one, and serves them until they are done"
+            );
+        }
         tokio::select! {
-            _ = tokio::time::timeout(LAST_GUESTS, server.left_alone()) => {}
+            _ = tokio::time::timeout(patience, server.left_alone()) => {}
             _ = asked.asked() => {}
         }
     }
