@@ -274,7 +274,7 @@ async fn launch(
     progress.abort();
     terminal.show(None);
     record.iter().for_each(|record| record.agent(&outcome));
-    let replaced = outcome.as_ref().is_err_and(|error| error.is_replaced());
+    let replaced = outcome.as_ref().is_err_and(rallypoint_agent::AgentError::is_replaced);
     // One without a file in it is not kept.
     let kept = kept.filter(|folder| files::is_there(folder)).map(|folder| folder.display().to_string());
     let code = match stuck {
