@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from datetime import timedelta
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters
@@ -44,8 +45,9 @@ def checked(params: RendezvousParameters, known: tuple[str, ...] | None) -> dict
     config = {name: text(value) for name, value in params.config.items() if value is not None}
     for name in config:
         if known is not None and name not in known and name not in _ALWAYS:
-            there = ", ".join(known)
-            raise ValueError(f"the rendezvous backend {params.backend!r} has no option {name!r}; there are: {there}")
+            meant = "".join(f" did you mean {near!r}?" for near in difflib.get_close_matches(name, known, 1))
+            there = f"{meant} there are: {', '.join(known)}"
+            raise ValueError(f"the rendezvous backend {params.backend!r} has no option {name!r};{there}")
     config.pop("is_host", None)
     return config
 
