@@ -37,17 +37,19 @@ fn who(node: &str, rank: Option<usize>) -> String {
 /// Who died and who left; so many are gone in all.
 fn losses(lost: &[GroupChange], gone: usize) -> Option<String> {
     let mut died = Vec::new();
+    let mut replaced = Vec::new();
     let mut left = Vec::new();
     for change in lost {
         match change {
             GroupChange::Died { node, rank } => died.push(who(node, *rank)),
+            GroupChange::MemberReplaced { node, rank } => replaced.push(who(node, *rank)),
             GroupChange::Left { node, rank } => left.push(who(node, *rank)),
             _ => {}
         }
     }
-    let named = died.len() + left.len();
+    let named = died.len() + replaced.len() + left.len();
     let mut parts = Vec::new();
-    for (who, what) in [(died, "died"), (left, "left")] {
+    for (who, what) in [(died, "died"), (replaced, "replaced by another process"), (left, "left")] {
         if !who.is_empty() {
             parts.push(format!("{} {what}", list(&who)));
         }
@@ -76,6 +78,9 @@ pub(crate) fn change(change: &GroupChange) -> String {
         GroupChange::Waiting { count: 1 } => "1 more node waits to get in".to_owned(),
         GroupChange::Waiting { count } => format!("{count} more nodes wait to get in"),
         GroupChange::Died { node, rank } => format!("{} died", who(node, *rank)),
+        GroupChange::MemberReplaced { node, rank } => {
+            format!("{} was replaced: another process has its name now", who(node, *rank))
+        }
         GroupChange::Left { node, rank } => format!("{} left or asks for a new round", who(node, *rank)),
         GroupChange::Closed { reason } => format!("the run is closed: {reason}"),
         GroupChange::Excluded => "this node lost its place".to_owned(),

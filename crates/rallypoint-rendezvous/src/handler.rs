@@ -174,6 +174,13 @@ pub enum GroupChange {
         /// Its place, where that is known.
         rank: Option<usize>,
     },
+    /// Another process has a member's name: it was started again, or elsewhere.
+    MemberReplaced {
+        /// Its name.
+        node: String,
+        /// Its place, where that is known.
+        rank: Option<usize>,
+    },
     /// A member left in good order, or asks for a new round.
     Left {
         /// Its name.
@@ -201,6 +208,17 @@ pub enum GroupChange {
         /// Where it is, and what is wrong with it.
         problem: String,
     },
+}
+
+impl GroupChange {
+    /// Whether the group has lost one of its members.
+    #[must_use]
+    pub fn is_a_loss(&self) -> bool {
+        matches!(
+            self,
+            GroupChange::Died { .. } | GroupChange::MemberReplaced { .. } | GroupChange::Left { .. }
+        )
+    }
 }
 
 /// How far a rendezvous has come.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rallypoint_rendezvous::{FINISHED, GroupChange, Rendezvous, RendezvousError};
+use rallypoint_rendezvous::{FINISHED, Rendezvous, RendezvousError};
 use tracing::{debug, info, warn};
 
 use super::{Agent, Outcome, Phase, Success};
@@ -132,8 +132,7 @@ impl Agent {
                 Verdict::Regroup { cost, cause: regroup } => {
                     self.budget.charge(over.ran, cost);
                     self.restarts += cost;
-                    let of_group =
-                        matches!(regroup, Cause::Group(GroupChange::Died { .. } | GroupChange::Left { .. }));
+                    let of_group = matches!(&regroup, Cause::Group(change) if change.is_a_loss());
                     let (words, report) = self.regroups(regroup, over.failures);
                     why = Some(Reason { words, of_group, nodes: over.nodes });
                     cause = report;

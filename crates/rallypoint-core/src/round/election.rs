@@ -18,9 +18,11 @@ use super::presence::{KeyAt, put_leader};
 use super::view::got;
 use crate::Backoff;
 
-/// How long it may take until one of the others has taken the place of a leader that is gone. Long against the
-/// time in which the news of a new leader gets around, so that few try.
+/// How long it may take until one of the others has taken the place of a leader that is gone, in a small group and for
+/// each node of a large one. Long against the time in which the news of a new leader gets around, so that few try.
+/// Somebody tries at once or soon after, however long this is.
 const SUCCESSION: Duration = Duration::from_millis(250);
+const SUCCESSION_PER_NODE: Duration = Duration::from_micros(250);
 
 #[derive(Debug)]
 pub(super) struct Election {
@@ -93,7 +95,8 @@ impl Election {
         if self.stage == Stage::Quiet {
             let random = context.random.f64().max(f64::MIN_POSITIVE);
             let part = (1.0 + random.ln() / (nodes.max(2) as f64).ln()).max(0.0);
-            self.stage = Stage::Waiting { at: context.now + SUCCESSION.mul_f64(part) };
+            let all = SUCCESSION_PER_NODE.saturating_mul(u32::try_from(nodes).unwrap_or(u32::MAX));
+            self.stage = Stage::Waiting { at: context.now + all.max(SUCCESSION).mul_f64(part) };
         }
         // The moment may be now.
         if matches!(self.stage, Stage::Waiting { at } if at <= context.now) {
@@ -151,5 +154,30 @@ fn remove(context: &Context<'_>, modified: i64) -> Txn {
         when: vec![Condition::ModifiedAt(leader.clone(), modified)],
         then: vec![Op::Delete(leader.clone())],
         otherwise: vec![Op::Get(leader)],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::context::tests::Bench;
+    use super::*;
+
+    /// In a large group etcd is slow to tell all of a new leader, and each that tries before it hears of it makes it slower.
+    #[test]
+    fn of_many_nodes_few_try_before_they_can_have_heard_of_a_new_leader() {
+        const NODES: usize = 10_000;
+        let mut bench = Bench::new();
+        let mut moments: Vec<Duration> = (0..NODES)
+            .map(|_| {
+                let mut election = Election::new();
+                let (mut context, own) = (bench.context(), KeyAt { created: 1, modified: 1 });
+                election.run(&mut context, Vacancy::Free, NODES, 1, own);
+                election.timeout().map_or(Duration::ZERO, |at| at - context.now)
+            })
+            .collect();
+        moments.sort_unstable();
+        assert!(moments[0] <= Duration::from_millis(250), "nobody tries for {:?}", moments[0]);
+        let tries = moments.partition_point(|moment| *moment < Duration::from_secs(1));
+        assert!(tries < 100, "{tries} of {NODES} try within a second");
     }
 }

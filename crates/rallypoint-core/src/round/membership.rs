@@ -309,6 +309,7 @@ impl Membership {
             let (node, rank) = (lost.node.clone(), lost.rank);
             return Some(match lost.why {
                 Why::Died => Change::Died { node, rank },
+                Why::Replaced => Change::MemberReplaced { node, rank },
                 Why::Left | Why::Again | Why::Other => Change::Left { node, rank },
             });
         }

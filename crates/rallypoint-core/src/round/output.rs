@@ -113,6 +113,13 @@ pub enum Change {
         /// The place it had.
         rank: usize,
     },
+    /// Another process has a member's name: it was started again, or elsewhere.
+    MemberReplaced {
+        /// Its name.
+        node: String,
+        /// The place it had.
+        rank: usize,
+    },
     /// A member left, or asks for a new round.
     Left {
         /// Its name.

@@ -293,8 +293,10 @@ pub struct Lost {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Why {
-    /// Its lease ended, or another process took its name.
+    /// Its lease ended.
     Died,
+    /// Another process took its name.
+    Replaced,
     /// It left in good order.
     Left,
     /// It is there, and asks for a new round.

@@ -214,17 +214,22 @@ fn a_restarted_process_comes_back_as_itself_within_its_lease() {
 }
 
 #[test]
-fn who_is_replaced_by_a_process_of_its_name_is_told_who_that_is() {
+fn who_is_replaced_by_a_process_of_its_name_is_told_by_whom_and_the_others_that_it_was() {
     tell(50, |seed| {
         let mut world = world(seed, 4, 4);
         start(&mut world, 4)?;
         settle(&mut world, MOMENT)?;
         let old = seed as usize % 4;
+        let rank = world.processes[old].is_in().map(|joined| joined.rank).expect("it is in the round");
         let new = world.start(&format!("n{old}"))?;
         let time = MOMENT + world.setup.lease;
         settle(&mut world, time)?;
         let by = world.processes[new].address.clone();
         assert_eq!(world.processes[old].told, Some((1, Change::Replaced { by })), "n{old}");
+        let replaced = Change::MemberReplaced { node: format!("n{old}"), rank };
+        for other in (0..4).filter(|other| *other != old) {
+            assert_eq!(world.processes[other].told, Some((1, replaced.clone())), "n{other}");
+        }
         Ok(())
     });
 }

@@ -40,14 +40,21 @@ impl World {
                 let late = self.check.round().plan != plan;
                 lie(waits || late || self.check.losses > 0, "nobody waits")
             }
-            Change::Died { node, rank } | Change::Left { node, rank } => {
+            Change::Died { node, rank }
+            | Change::Left { node, rank }
+            | Change::MemberReplaced { node, rank } => {
                 let members = &self.check.committed_as(&plan)?.members;
                 let Some((_, incarnation)) =
                     members.iter().find(|((id, _), at)| id == node && *at == rank).map(|(who, _)| who)
                 else {
                     return Some("that is no member of its round".to_owned());
                 };
-                if self.check.was_replaced(node, *incarnation) {
+                let replaced = self.check.was_replaced(node, *incarnation);
+                if let Change::MemberReplaced { .. } = change {
+                    return lie(replaced, "nobody has taken its name");
+                }
+                // Whoever is replaced is gone, however that is told.
+                if replaced {
                     return None;
                 }
                 let member =

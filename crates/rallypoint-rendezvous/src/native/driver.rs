@@ -355,6 +355,7 @@ fn translate_change(change: Change) -> GroupChange {
     match change {
         Change::Waiting(count) => GroupChange::Waiting { count },
         Change::Died { node, rank } => GroupChange::Died { node, rank: Some(rank) },
+        Change::MemberReplaced { node, rank } => GroupChange::MemberReplaced { node, rank: Some(rank) },
         Change::Left { node, rank } => GroupChange::Left { node, rank: Some(rank) },
         Change::Excluded => GroupChange::Excluded,
         Change::Closed(reason) => GroupChange::Closed { reason },

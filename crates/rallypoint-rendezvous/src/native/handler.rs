@@ -265,6 +265,7 @@ impl NativeHandler {
         let lost = operator::lost(&self.client, &self.keys, &plan);
         let lost = tokio::time::timeout(self.patience(), lost).await;
         let change = |Lost { node, rank, why }| match why {
+            Why::Replaced => GroupChange::MemberReplaced { node, rank: Some(rank) },
             Why::Left => GroupChange::Left { node, rank: Some(rank) },
             Why::Died | Why::Again | Why::Other => GroupChange::Died { node, rank: Some(rank) },
         };

@@ -294,6 +294,7 @@ fn describe(status: &RunStatus, now: u64) -> String {
     for lost in &status.lost {
         let what = match lost.why {
             Why::Died => "died",
+            Why::Replaced => "replaced",
             Why::Left => "left",
             // It had asked for the next round, or a later version knows more.
             Why::Again | Why::Other => "gone",

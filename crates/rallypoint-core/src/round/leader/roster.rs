@@ -270,7 +270,7 @@ impl Roster {
         let why = if record.wants == Wants::Leave {
             Why::Left
         } else if record.incarnation != member.incarnation {
-            Why::Died
+            Why::Replaced
         } else if self.class(id) == Class::Survivor {
             Why::Again
         } else {

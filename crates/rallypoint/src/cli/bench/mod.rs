@@ -57,7 +57,7 @@ struct Rendezvous {
     #[arg(long, env = "RALLYPOINT_BENCH_NODES", value_name = "N", default_value_t = 1000)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     nodes: u32,
-    /// Connections that the nodes share; as many as nodes are what nodes elsewhere have.
+    /// Connections that the nodes share, but for the leader; as many as nodes are what nodes elsewhere have.
     #[arg(long, env = "RALLYPOINT_BENCH_CONNECTIONS", value_name = "N", default_value_t = CONNECTIONS as u32)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     connections: u32,
@@ -229,12 +229,13 @@ pub async fn form_on(
     };
     // If there is too little room, the error comes with the port that cannot be held.
     let _ = limits::make_room(nodes, connections);
-    // They queue up for a few connections, which nodes elsewhere have one each of.
+    // They queue up for a few connections, which nodes elsewhere have one each of. So the first node, which becomes the
+    // leader, has one to itself: all wait for it, and it must not wait behind them.
     let mut settings = settings.clone();
     settings.etcd.retry_timeout = Duration::from_secs(60);
     settings.address.get_or_insert_with(|| "127.0.0.1".to_owned());
     let settings = &settings;
-    let connecting = (0..connections).map(|_| Client::connect(settings.etcd.clone()));
+    let connecting = (0..=connections).map(|_| Client::connect(settings.etcd.clone()));
     let connecting = futures::stream::iter(connecting).buffer_unordered(64);
     let clients: Vec<Client> = connecting.try_collect().await.map_err(connection)?;
     let floor_seconds = floor(settings, nodes).await?;
@@ -245,7 +246,8 @@ pub async fn form_on(
     for index in 0..nodes {
         let mut settings = settings.clone();
         settings.node_id = Some(format!("node-{index:05}"));
-        let client = clients[index % connections].clone();
+        let shared = 1 + index % connections;
+        let client = clients[if index == 0 { 0 } else { shared }].clone();
         joining.spawn(async move {
             let node = Arc::new(NativeHandler::with_client(settings, client).await?);
             let round = node.next_rendezvous().await?;

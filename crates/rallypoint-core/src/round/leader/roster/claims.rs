@@ -10,7 +10,9 @@ impl Roster {
     /// work counts for more: who comes from a lost one is a newcomer to it. After a loss of data (`lost`) numbers tell
     /// nothing: a run may have begun anew.
     pub(in super::super) fn claimed(&self, lost: bool) -> Option<LastRound> {
-        if self.latest_claim < self.round && !lost
+        // Nobody was in any round: that must be cheap, for it is asked with each of many that come for the first.
+        if self.latest_claim == 0
+            || self.latest_claim < self.round && !lost
             || self.members.keys().any(|id| self.may_be_in_last_round(id))
         {
             return None;
