@@ -4,7 +4,8 @@
 //! | --- | --- |
 //! | `Waiting` | so many others ask for a round, whom its own round was not the answer to |
 //! | `Left` | that member asks for another round, or leaves, before |
-//! | `Died` | that member was killed, or ended, or was followed by another process of its name; or was kept silent for so long that its lease may have ended; or an earlier process of its name has ended, and stood in a snapshot that was restored. A silence of etcd alone is nobody's death |
+//! | `MemberReplaced` | that member was followed by another process of its name; or by one before a snapshot was restored |
+//! | `Died` | that member was killed, or ended; or was kept silent for so long that its lease may have ended; or an earlier process of its name has ended, and stood in a snapshot that was restored. A silence of etcd alone is nobody's death |
 //! | `Excluded` | there is a later round without it, and when that was formed it could not hear of it: it was silent itself, or etcd was harmed, up to a few seconds before |
 //! | `StateLost` | etcd lost data, a few seconds before at most |
 //! | `Replaced` | a later process of its name was started, at that address |
@@ -55,6 +56,9 @@ impl<'a> Told<'a> {
             "Died" => self.no_such_member(name, number).or_else(|| {
                 unless(self.may_be_dead(name), "it lives, and nothing was done to it that ends a lease")
             }),
+            "MemberReplaced" => self
+                .no_such_member(name, number)
+                .or_else(|| unless(self.is_followed(name), "no other process has its name")),
             "Excluded" => self.is_in_the_last_round(),
             "StateLost" => unless(self.history.harm.is_of(Matter::Loss, self.at), "nothing was lost"),
             "Replaced" => unless(self.is_replaced_at(name), "nobody has taken its name there"),
@@ -88,21 +92,32 @@ impl<'a> Told<'a> {
         })
     }
 
+    /// When something that this round is told of can have happened: a node may have been dead for most of a lease when
+    /// the round was formed.
+    fn from(&self) -> Duration {
+        self.began.saturating_sub(LEASE)
+    }
+
+    fn is_news(&self, then: Duration) -> bool {
+        then >= self.from() && (then..=self.history.harm.known_by(then)).contains(&self.at)
+    }
+
+    fn is_followed(&self, name: &str) -> bool {
+        let restored = self.history.harm.restored_between(self.from(), self.at);
+        let later = self.history.named(name).skip(1);
+        later.into_iter().any(|(_, life)| self.is_news(life.started) || restored && life.started <= self.at)
+    }
+
     fn may_be_dead(&self, name: &str) -> bool {
-        let harm = &self.history.harm;
-        // A node may have been dead for most of a lease when the round was formed.
-        let from = self.began.saturating_sub(LEASE);
-        let is_news = |then: Duration| then >= from && (then..=harm.known_by(then)).contains(&self.at);
-        let mut lives = self.history.named(name).peekable();
-        while let Some((process, life)) = lives.next() {
-            let is_followed = lives.peek().is_some_and(|(_, next)| is_news(next.started));
+        let (harm, from) = (&self.history.harm, self.from());
+        for (process, life) in self.history.named(name) {
             // Its lease was refreshed up to a quarter of it before, and perhaps once in vain.
-            let is_gone = life.gone.is_some_and(|gone| is_news(gone) && gone + LEASE / 2 <= self.at);
+            let is_gone = life.gone.is_some_and(|gone| self.is_news(gone) && gone + LEASE / 2 <= self.at);
             let is_silent = harm.lease_ends(process, from, self.at).is_some();
             // Its key stood there again, the round was formed with it, and it was missed.
             let is_ghost =
                 life.gone.is_some_and(|gone| gone <= self.at) && harm.restored_between(from, self.at);
-            if is_followed || is_gone || is_silent || is_ghost {
+            if is_gone || is_silent || is_ghost {
                 return true;
             }
         }
