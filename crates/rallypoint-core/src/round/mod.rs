@@ -15,6 +15,7 @@
 //! - `settings`: what a run and a node are started with. `output`: what a node wants done, and what it has to tell.
 
 mod close;
+mod closing;
 mod context;
 mod departure;
 mod election;

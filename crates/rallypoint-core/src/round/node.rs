@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use super::close::{CloseRun, CloseStep};
+use super::close::CloseRun;
+use super::closing::Closing;
 use super::context::{Answered, Context, Outbox, Retry, Task};
 use super::departure::{Departure, Standing};
 use super::election::{Campaigned, Election, Vacancy};
-use super::etcd::{Failure, OpReply, Reply, Request, Update};
+use super::etcd::{Failure, Reply, Update};
 use super::keys::Keys;
 use super::leader::{Leader, Word};
 use super::membership::{Goal, Membership, Verdict};
@@ -38,7 +39,7 @@ pub struct Node {
     election: Election,
     leader: Option<Box<Leader>>,
     departure: Option<Departure>,
-    close: Option<Close>,
+    closing: Option<Closing>,
     look: Look,
     /// When etcd was last found to have lost data.
     lost_at: Option<Duration>,
@@ -46,16 +47,6 @@ pub struct Node {
     asked: i64,
     /// When all parts were last asked what they have to do.
     driven: Duration,
-}
-
-/// A wish to close the run.
-#[derive(Debug)]
-struct Close {
-    run: CloseRun,
-    /// The epoch in which it last looked.
-    epoch: u64,
-    busy: bool,
-    retry: Retry,
 }
 
 /// The looks at all that concerns this node.
@@ -100,7 +91,7 @@ impl Node {
             election: Election::new(),
             leader: None,
             departure: None,
-            close: None,
+            closing: None,
             look: Look::default(),
             lost_at: None,
             asked: 0,
@@ -130,13 +121,12 @@ impl Node {
         match self.membership.seat_at_work() {
             None => self.out.tell(NodeEvent::Closed(CloseOutcome::NotAMember)),
             // One wish is enough.
-            Some(_) if self.close.is_some() => {}
+            Some(_) if self.closing.is_some() => {}
             Some(seat) => {
                 let member = (seat.clone(), self.config.settings);
                 let known = self.view.known().filter(|_| !self.view.is_blind());
                 let run = CloseRun::by_member(&self.keys, reason, self.config.closed_ttl, member, known);
-                let epoch = self.out.epoch();
-                self.close = Some(Close { run, epoch, busy: false, retry: Retry::default() });
+                self.closing = Some(Closing::new(run, self.out.epoch()));
             }
         }
         self.drive(now);
@@ -168,7 +158,11 @@ impl Node {
             Task::Evict => self.presence.evicted(context!(self, now), &reply),
             Task::Look => self.looked(now, reply),
             Task::Campaign => self.campaigned(now, reply),
-            Task::Close => self.closed(now, reply),
+            Task::Close => {
+                if let Some(closing) = &mut self.closing {
+                    closing.handle(context!(self, now), &mut self.view, reply);
+                }
+            }
             Task::Departure(task) => {
                 if let Some(departure) = &mut self.departure {
                     let context = context!(self, now);
@@ -258,9 +252,9 @@ impl Node {
         let leads_others = self.leader.as_ref().is_some_and(|leader| leader.sees_others());
         let leader = self.leader.as_ref().and_then(|it| it.timeout(now, &self.view, &self.silence));
         let departure = self.departure.as_ref().and_then(|it| it.timeout(now, leads_others));
-        let close = self.close.as_ref().and_then(|it| it.retry.at());
+        let closing = self.closing.as_ref().and_then(Closing::retries_at);
         let check = self.check_at();
-        let parts = [self.presence.retries_at(), self.election.timeout(), leader, departure, close];
+        let parts = [self.presence.retries_at(), self.election.timeout(), leader, departure, closing];
         let all = parts.into_iter().chain([check, self.look.retry.at()]).flatten();
         // What was due before, and was not done, waits for something else.
         all.filter(|at| *at > now).min()
@@ -284,7 +278,7 @@ impl Node {
             }
             Goal::Joining { .. } => {
                 // Whoever closes the run asks for no round before that is done.
-                if self.close.is_none() {
+                if self.closing.is_none() {
                     self.drive_in(now);
                 }
                 self.drive_election(now);
@@ -434,7 +428,7 @@ impl Node {
             return;
         }
         // Of a closed run the leader is needed to its end: it tidies up.
-        let closes = self.view.is_closed() || self.close.is_some();
+        let closes = self.view.is_closed() || self.closing.is_some();
         let leaving = matches!(self.membership.goal(), Goal::Leaving { .. });
         let willing = self.membership.is_in() || (leaving && closes);
         let term = match self.view.leader() {
@@ -503,7 +497,7 @@ impl Node {
     fn drive_departure(&mut self, now: Duration) {
         self.election.call_off();
         // What is under way may leave something behind.
-        if self.presence.is_busy() || self.election.is_asking() || self.close.is_some() {
+        if self.presence.is_busy() || self.election.is_asking() || self.closing.is_some() {
             return;
         }
         let departure = self.departure.get_or_insert_with(|| Departure::new(now));
@@ -535,45 +529,11 @@ impl Node {
     }
 
     fn drive_close(&mut self, now: Duration) {
-        let Some(close) = &mut self.close else { return };
-        close.retry.is_due(now);
-        if close.busy || close.retry.waits() {
-            return;
-        }
-        if std::mem::replace(&mut close.epoch, self.out.epoch()) != self.out.epoch() {
-            close.run.look_again();
-        }
-        match close.run.poll() {
-            CloseStep::Send(request) => {
-                close.busy = true;
-                self.out.request(Task::Close, request);
-            }
-            CloseStep::Done(outcome) => {
-                if let Some(mark) = close.run.unused_mark() {
-                    self.out.request(Task::Forgotten, Request::Revoke(mark));
-                }
-                self.close = None;
-                // A record that cannot be read is told by what follows from it.
-                self.out.tell(NodeEvent::Closed(outcome.unwrap_or(CloseOutcome::NotAMember)));
-                self.drive(now);
-            }
-        }
-    }
-
-    fn closed(&mut self, now: Duration, reply: Result<Reply, Failure>) {
-        let Some(close) = &mut self.close else { return };
-        close.busy = false;
-        if let Ok(Reply::Txn(reply)) = &reply {
-            match (close.run.mark(), reply.results.first()) {
-                (Some((record, lease)), _) if reply.held => {
-                    self.view.wrote_round(reply.revision, record, lease);
-                }
-                (_, Some(OpReply::Got(entry))) => self.view.see_round(reply.revision, entry.as_ref()),
-                _ => {}
-            }
-        }
-        if !close.run.handle(reply) {
-            close.retry.failed(context!(self, now));
+        let outcome = self.closing.as_mut().and_then(|closing| closing.drive(context!(self, now)));
+        if let Some(outcome) = outcome {
+            self.closing = None;
+            self.out.tell(NodeEvent::Closed(outcome));
+            self.drive(now);
         }
     }
 }
