@@ -2,6 +2,7 @@
 
 pub(crate) mod again;
 pub(crate) mod agents;
+mod at_work;
 pub(crate) mod contender;
 pub(crate) mod formation;
 pub(crate) mod launcher;
@@ -14,7 +15,7 @@ pub(crate) mod store;
 pub(crate) enum Which {
     /// Forming a group, from 2 to 256 processes
     Formation,
-    /// Forming a group, from 10 to 10,000 nodes as tasks, beside the floor of etcd
+    /// Forming a group, from 10 to 10,000 nodes as tasks, beside the floor of etcd; at rest; half of it dead
     Scale,
     /// Meeting again after a node has left or was killed
     Again,

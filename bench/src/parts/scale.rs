@@ -4,6 +4,7 @@ use rallypoint::cli::bench::{Formation, disband, form};
 use rallypoint_rendezvous::native::NativeSettings;
 use rallypoint_testkit::{Etcd, Version};
 
+use super::at_work;
 use super::formation::{grouped, request_table, row, time_table};
 use crate::measure::Samples;
 use crate::plan::Plan;
@@ -44,6 +45,7 @@ pub(crate) async fn run(plan: &Plan) -> Part {
     }
     part.tables.extend([times, counts]);
     part.comparisons.extend(promised(plan, &formed));
+    at_work::run(plan, &mut part).await;
     part
 }
 
@@ -68,11 +70,12 @@ fn promised(plan: &Plan, formed: &[(usize, Vec<Formation>)]) -> Vec<Comparison> 
     let per_node = |one: &Formation| one.seconds / one.nodes as f64 * 1e6;
     let (_, ten) = &formed[0];
     let mut compared = Vec::new();
-    for (size, formations) in formed.iter().filter(|(size, _)| *size >= 1_000) {
+    for (size, formations) in &formed[1..] {
         let beside_floor =
             (samples(formations, seconds), "the floor", samples(formations, |one| one.floor_seconds));
         let name = format!("{} nodes meet", grouped(*size));
-        compared.push(Comparison::new(name, "s", beside_floor, plan.in_full(Promise::AtMost(2.0))));
+        let most = if *size < 10_000 { 2.0 } else { 1.6 };
+        compared.push(Comparison::new(name, "s", beside_floor, plan.in_full(Promise::AtMost(most))));
     }
     if let [.., (1_000, fewer), (10_000, more)] = formed {
         let beside_fewer = (samples(more, per_node), "of 1,000", samples(fewer, per_node));
