@@ -1,5 +1,6 @@
 //! A free port, held until the program that shall listen on it is started.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -56,6 +57,48 @@ impl HeldPort {
     }
 }
 
+/// The ports of one process, one after the other. None comes twice: who is still at an earlier round's would take the
+/// new one for that.
+#[derive(Debug, Default)]
+pub(crate) struct Ports {
+    held: Option<HeldPort>,
+    handed_over: BTreeSet<u16>,
+}
+
+impl Ports {
+    /// A port that stays this process's until it is handed over: this one, or one that it has not had yet.
+    pub(crate) fn hold(&mut self, wanted: Option<u16>) -> io::Result<u16> {
+        let held = match (self.held.take(), wanted) {
+            (Some(held), _) => held,
+            (None, Some(wanted)) => HeldPort::bind(wanted)?,
+            (None, None) => another(&self.handed_over, HeldPort::free, HeldPort::port)?,
+        };
+        Ok(self.held.insert(held).port())
+    }
+
+    pub(crate) fn hand_over(&mut self) -> Option<HeldPort> {
+        let held = self.held.take()?;
+        self.handed_over.insert(held.port());
+        Some(held)
+    }
+}
+
+/// The first that is none of those `had`. The others are held meanwhile, so that they do not come again.
+fn another<T>(
+    had: &BTreeSet<u16>,
+    free: impl Fn() -> io::Result<T>,
+    port: impl Fn(&T) -> u16,
+) -> io::Result<T> {
+    let mut passed_over = Vec::new();
+    loop {
+        let next = free()?;
+        if !had.contains(&port(&next)) {
+            return Ok(next);
+        }
+        passed_over.push(next);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
@@ -71,6 +114,21 @@ mod tests {
         assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
         assert_eq!(held.release(), port);
         TcpListener::bind(("0.0.0.0", port)).unwrap();
+    }
+
+    #[test]
+    fn no_port_comes_twice() {
+        let given = std::cell::RefCell::new([7, 9, 8].into_iter());
+        let free = || given.borrow_mut().next().ok_or_else(|| io::ErrorKind::AddrInUse.into());
+        assert_eq!(another(&BTreeSet::from([7, 9]), free, |port| *port).unwrap(), 8);
+
+        let mut ports = Ports::default();
+        let first = ports.hold(None).unwrap();
+        assert_eq!(ports.hold(None).unwrap(), first);
+        assert_eq!(ports.hand_over().unwrap().release(), first);
+        assert_ne!(ports.hold(None).unwrap(), first);
+        drop(ports.hand_over());
+        assert_eq!(ports.hold(Some(first)).unwrap(), first, "a port that is asked for is kept to");
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::handler::{
     Contact, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler, is_finish,
 };
 use crate::parameters::{ParameterError, RendezvousParameters};
-use crate::port::HeldPort;
+use crate::port::Ports;
 
 /// A node of the native backend.
 ///
@@ -55,7 +55,7 @@ pub struct NativeHandler {
     contact: watch::Receiver<Option<Instant>>,
     address: String,
     /// This node's port, should it become the master; held from before it is announced until it is handed over.
-    port: Mutex<Option<HeldPort>>,
+    ports: Mutex<Ports>,
     /// Who was gone when the last call of `next_rendezvous` gave up.
     lost: Mutex<Vec<GroupChange>>,
     /// One call of `next_rendezvous` at a time.
@@ -138,7 +138,7 @@ impl NativeHandler {
             commands,
             group,
             progress,
-            port: Mutex::new(None),
+            ports: Mutex::default(),
             lost: Mutex::default(),
             turn: tokio::sync::Mutex::new(()),
             driver: tokio::spawn(driver.run()),
@@ -165,13 +165,9 @@ impl NativeHandler {
 
     /// A port that stays this node's until it is handed over.
     fn hold_port(&self) -> Result<u16> {
-        let mut port = self.port.lock().expect("no code panics while it holds this lock");
-        if let Some(held) = &*port {
-            return Ok(held.port());
-        }
-        let wanted = self.settings.master_port.unwrap_or(0);
-        let held = HeldPort::bind(wanted).map_err(|source| RendezvousError::Port { port: wanted, source })?;
-        Ok(port.insert(held).port())
+        let wanted = self.settings.master_port;
+        let mut ports = self.ports.lock().expect("no code panics while it holds this lock");
+        ports.hold(wanted).map_err(|source| RendezvousError::Port { port: wanted.unwrap_or(0), source })
     }
 
     fn command<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> oneshot::Receiver<T> {
@@ -214,7 +210,7 @@ impl NativeHandler {
     fn rendezvous(&self, joined: Joined) -> Rendezvous {
         let store = |prefix: &str| Arc::new(EtcdStore::on_lease(self.client.clone(), prefix, joined.lease));
         let held = (joined.rank == 0)
-            .then(|| self.port.lock().expect("no code panics while it holds this lock").take())
+            .then(|| self.ports.lock().expect("no code panics while it holds this lock").hand_over())
             .flatten();
         Rendezvous {
             round: joined.round,
