@@ -2,7 +2,7 @@
 //!
 //! One key holds the notice of what happened first. Whoever has a failure writes it there, unless an earlier one stands
 //! there already. All nodes watch that key, and count themselves in another one when they have seen it: when all have,
-//! nobody is dead, and the notice is the first of all.
+//! nobody is dead, and the notice is the first of all. While etcd is away, nodes ask each other for it (`fence`).
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -25,7 +25,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 const MAX_TEXT: usize = 8 << 10;
 
 /// What a node tells the others.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Record", into = "Record")]
 pub(crate) struct Notice {
     /// The node's place in the round.
     pub(crate) node: usize,
@@ -53,7 +54,7 @@ pub(crate) enum What {
     Leaves { host: String },
 }
 
-/// The same, as it stands in the store.
+/// The same, as it is written.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     node: usize,
@@ -106,25 +107,23 @@ impl Notice {
         if let What::Failed(failure) = self.what { Some(*failure) } else { None }
     }
 
+    /// Which of two came first; all nodes that know both say the same.
+    pub(crate) fn earlier(self, other: Notice) -> Notice {
+        let order = |notice: &Notice| (notice.at_ms(), notice.node);
+        if order(&other) < order(&self) { other } else { self }
+    }
+
+    fn at_ms(&self) -> u64 {
+        let at = self.at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(at.as_millis()).unwrap_or(u64::MAX)
+    }
+
     fn write(&self) -> Vec<u8> {
-        let at_ms = self.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-        let at_ms = u64::try_from(at_ms).unwrap_or(u64::MAX);
-        let (host, worker) = match &self.what {
-            What::Leaves { host } => (host.clone(), None),
-            What::Failed(failure) => (failure.host.clone(), Some(WorkerRecord::of(failure))),
-        };
-        let record = Record { node: self.node, at_ms, host, worker, restarts: self.restarts };
-        serde_json::to_vec(&record).unwrap_or_default()
+        serde_json::to_vec(self).unwrap_or_default()
     }
 
     fn read(text: &[u8]) -> Option<Self> {
-        let Record { node, at_ms, host, worker, restarts } = serde_json::from_slice(text).ok()?;
-        let at = UNIX_EPOCH + Duration::from_millis(at_ms);
-        let what = match worker {
-            None => What::Leaves { host },
-            Some(worker) => What::Failed(Box::new(worker.failure(host, at))),
-        };
-        Some(Notice { node, at, what, restarts })
+        serde_json::from_slice(text).ok()
     }
 
     /// In a few words.
@@ -133,6 +132,29 @@ impl Notice {
             What::Failed(failure) => failure.in_short(),
             What::Leaves { host } => format!("node {} ({host}) leaves", self.node),
         }
+    }
+}
+
+impl From<Notice> for Record {
+    fn from(notice: Notice) -> Self {
+        let at_ms = notice.at_ms();
+        let (host, worker) = match notice.what {
+            What::Leaves { host } => (host, None),
+            What::Failed(failure) => (failure.host.clone(), Some(WorkerRecord::of(&failure))),
+        };
+        Record { node: notice.node, at_ms, host, worker, restarts: notice.restarts }
+    }
+}
+
+impl From<Record> for Notice {
+    fn from(record: Record) -> Self {
+        let Record { node, at_ms, host, worker, restarts } = record;
+        let at = UNIX_EPOCH + Duration::from_millis(at_ms);
+        let what = match worker {
+            None => What::Leaves { host },
+            Some(worker) => What::Failed(Box::new(worker.failure(host, at))),
+        };
+        Notice { node, at, what, restarts }
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use crate::agent::{Agent, Phase};
-use crate::decision::{Decision, Event, Rules, Stage, Verdict, WhenExhausted};
+use crate::decision::{Cause, Decision, Event, Rules, Stage, Verdict, WhenExhausted};
 use crate::descendants;
 use crate::environment::{Common, Place, environment};
 use crate::error::AgentError;
@@ -52,6 +52,8 @@ pub(crate) struct Over {
     pub(crate) failures: Vec<Failure>,
     /// Where its nodes tell each other of failures.
     pub(crate) board: Board,
+    /// And where they do while etcd is silent.
+    pub(crate) fence: Fence,
 }
 
 /// Runs the workers of a round.
@@ -74,13 +76,14 @@ pub(crate) async fn run(
         run_store: met.run_store.take(),
         decision: Decision::new(rules),
         heard: None,
+        told_by_etcd: true,
     };
     let places = round.places(&met, stop).await?;
     let workers = places.first().map_or(0, |place| place.world_size);
     if let Some(verdict) = round.decision.verdict() {
         let (ran, failures) = (Duration::ZERO, Vec::new());
         let (verdict, board) = (verdict.clone(), round.board);
-        return Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board });
+        return Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board, fence });
     }
     fence.ready(met.world_size).await;
     let attempt = round.files(places.len(), stop).await?;
@@ -88,7 +91,7 @@ pub(crate) async fn run(
         let (ran, failures) = (Duration::ZERO, Vec::new());
         let verdict = round.decision.verdict().cloned().unwrap_or(Verdict::Stop(Signal::TERM));
         let board = round.board;
-        return Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board });
+        return Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board, fence });
     };
     info!(
         round = met.round,
@@ -109,10 +112,13 @@ pub(crate) async fn run(
     if matches!(round.decision.verdict(), Some(Verdict::Succeed { .. })) {
         agent.enter(Phase::Writing);
     }
-    fence.over(round.decision.is_known_to_be_over());
     let ran = began.elapsed();
     round.decision.restarts_left(agent.restarts_left_after(ran));
     let first = group.failures(agent.keeps_logs()).into_iter().min_by_key(Failure::moment);
+    let first = first.map(|failure| round.notice(failure));
+    // Who asks whether the round is over is told why at once.
+    round.news(first.as_ref()).into_iter().for_each(|notice| fence.tell(notice));
+    fence.over(round.told_by_etcd && round.decision.is_known_to_be_over());
     let signal =
         if let Some(Verdict::Stop(signal)) = round.decision.verdict() { *signal } else { Signal::TERM };
     let (mut asked_again, grace) = (stop.clone(), agent.spec().grace);
@@ -123,7 +129,7 @@ pub(crate) async fn run(
     );
     let failures = group.failures(agent.keeps_logs());
     agent.record(&group.ended(agent.restarts(), &failures));
-    Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board: round.board })
+    Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board: round.board, fence })
 }
 
 /// Files that are opened on another thread; dropped, they are not wanted any more.
@@ -144,6 +150,8 @@ struct Round<'a> {
     decision: Decision,
     /// The last change of the group.
     heard: Option<GroupChange>,
+    /// What other nodes told came through etcd, and not from themselves.
+    told_by_etcd: bool,
 }
 
 impl Round<'_> {
@@ -303,6 +311,11 @@ impl Round<'_> {
                 finished = group.finished() => finished,
                 notice = &mut told => Event::Told(notice),
                 change = self.change() => Event::Changed(change),
+                notice = fence.told(None) => {
+                    self.told_by_etcd = false;
+                    warn!("etcd does not answer, and another node says: {}; stopping the workers", notice.in_short());
+                    Event::Told(notice)
+                }
                 why = fence.cut_off() => Event::CutOff(why),
                 never = &mut restarts_return => match never {},
                 never = &mut server_gone => match never {},
@@ -353,6 +366,7 @@ impl Round<'_> {
                 }
                 signal = stop.asked() => Event::Asked(signal),
                 notice = &mut told => Event::Told(notice),
+                notice = fence.closed() => self.closed_by(notice),
                 change = self.change() => match change {
                     // Whoever closed it so had passed the barrier, which needs all. torchrun gives no reason, and
                     // what it closed may be heard of before the end of the barrier is.
@@ -387,23 +401,49 @@ impl Round<'_> {
         Event::NoWord
     }
 
-    /// Finds out, with the other nodes, what came first; `own` did here.
-    async fn settle(&mut self, own: Option<Failure>, fence: &mut Fence, stop: &mut StopListener) -> Verdict {
-        let (board, rules) = (self.board.clone(), self.decision.rules());
-        let node = rules.node;
+    /// What this node tells the others of a failure of its own.
+    fn notice(&self, failure: Failure) -> Notice {
+        let rules = self.decision.rules();
         let restarts = Restarts {
             left: rules.restarts_left,
             max: self.agent.spec().max_restarts,
             leaves: rules.when_exhausted == WhenExhausted::Leave,
         };
+        Notice::failed(rules.node, failure, restarts)
+    }
+
+    /// All that this node knows of the reason why its round is over; `own` happened here.
+    fn news(&self, own: Option<&Notice>) -> Vec<Notice> {
+        let told = match self.decision.stage() {
+            Stage::Settling { first } => first.clone(),
+            Stage::Over(Verdict::Regroup { cause: Cause::Other(notice), .. }) => Some(notice.clone()),
+            Stage::Over(Verdict::Stop(_)) => Some(self.leave()),
+            _ => None,
+        };
+        own.cloned().into_iter().chain(told).collect()
+    }
+
+    fn leave(&self) -> Notice {
+        Notice::leaves(self.decision.rules().node, self.agent.host())
+    }
+
+    /// Another node has closed the run, because of that, and could not say so through etcd.
+    fn closed_by(&mut self, notice: Notice) -> Event {
+        let reason = notice.in_short();
+        self.decision.handle(Event::Told(notice));
+        Event::Changed(GroupChange::Closed { reason })
+    }
+
+    /// Finds out, with the other nodes, what came first; `own` did here.
+    async fn settle(&mut self, own: Option<Notice>, fence: &mut Fence, stop: &mut StopListener) -> Verdict {
+        let board = self.board.clone();
         if let Some(Verdict::Stop(_)) = self.decision.verdict() {
-            let notice = Notice::leaves(node, self.agent.host());
-            let told = tokio::time::timeout(LOSS_IS_TOLD, board.tell(&notice)).await;
+            let told = tokio::time::timeout(LOSS_IS_TOLD, board.tell(&self.leave())).await;
             debug!(?told, "the others were told");
         }
         let telling = async {
             if let Some(own) = own
-                && let Err(error) = board.tell(&Notice::failed(node, own, restarts)).await
+                && let Err(error) = board.tell(&own).await
             {
                 warn!(%error, "the other nodes cannot be told of the failure");
             }
@@ -416,8 +456,9 @@ impl Round<'_> {
         tokio::pin!(telling, time);
         let mut all_answered = false;
         loop {
-            match self.decision.stage() {
+            let first = match self.decision.stage() {
                 Stage::Over(verdict) => return verdict.clone(),
+                Stage::Settling { first } => first.clone(),
                 Stage::Exhausted => {
                     let event = tokio::select! {
                         biased;
@@ -427,17 +468,20 @@ impl Round<'_> {
                     self.decision.handle(event);
                     continue;
                 }
-                _ => {}
-            }
+                Stage::Working | Stage::Finishing => None,
+            };
             let event = tokio::select! {
                 biased;
                 signal = stop.asked() => Event::Asked(signal),
+                notice = fence.closed() => self.closed_by(notice),
+                notice = fence.told(first.as_ref()) => Event::Told(notice),
                 why = fence.cut_off() => {
                     warn!("{why}");
                     Event::CutOff(why)
                 }
                 notice = &mut telling, if !all_answered => {
                     all_answered = true;
+                    fence.tell(notice.clone());
                     self.decision.handle(Event::Told(notice));
                     Event::AllAnswered
                 }

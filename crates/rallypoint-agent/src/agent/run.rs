@@ -30,7 +30,9 @@ impl Agent {
             Ok(Outcome::Succeeded(success)) if success.without_word => {}
             Ok(Outcome::Succeeded(_)) => self.part(self.handler.shutdown(FINISHED), &mut stop).await,
             Ok(Outcome::Failed(report)) => {
-                self.part(self.handler.shutdown(&report.in_short()), &mut stop).await;
+                let reason = report.in_short();
+                let closing = async { tokio::join!(self.handler.shutdown(&reason), self.close()) };
+                self.part(closing, &mut stop).await;
             }
             // The run goes on under this node's name.
             Err(error) if error.is_replaced() => {}
@@ -64,6 +66,13 @@ impl Agent {
         }))
     }
 
+    /// Tells those who ask this node that the run is closed.
+    async fn close(&self) {
+        if let Some(witness) = &self.witness {
+            witness.close().await;
+        }
+    }
+
     /// Tells the others, which nothing depends on any more.
     async fn part<T: std::fmt::Debug>(&self, telling: impl Future<Output = T>, stop: &mut StopListener) {
         tokio::select! {
@@ -79,6 +88,7 @@ impl Agent {
         let mut why: Option<Reason> = None;
         // Where its nodes tell of failures.
         let mut board: Option<Board> = None;
+        let mut fence = Fence::none();
         loop {
             self.phase.send_replace(Phase::Meeting);
             let progress = self.handler.progress();
@@ -86,6 +96,11 @@ impl Agent {
                 biased;
                 signal = stop.asked() => return Ok(Outcome::Stopped(signal)),
                 met = self.handler.next_rendezvous() => met,
+                notice = fence.closed() => {
+                    let reason = notice.in_short();
+                    let report = cause.filter(|cause: &FailureReport| cause.in_short() == reason);
+                    return Ok(self.closed(reason, report.or_else(|| self.report(Some(notice), Vec::new()))));
+                }
             };
             let met = match met {
                 Err(RendezvousError::Closed { reason, .. })
@@ -112,16 +127,21 @@ impl Agent {
                     let run_id = self.handler.run_id().to_owned();
                     return Err(match self.silent_server() {
                         Some(server) => AgentError::ServerGone { run_id, server, source: Box::new(error) },
-                        None => error.into(),
+                        None => match why {
+                            Some(Reason { words: why, .. }) => {
+                                AgentError::Unreachable { run_id, why, source: Box::new(error) }
+                            }
+                            None => error.into(),
+                        },
                     });
                 }
                 met => met?,
             };
             self.rounds += 1;
             self.phase.send_replace(Phase::Starting);
-            let fence = self.fence(&met).await?;
+            fence = self.fence(&met).await?;
             let over = round::run(self, met, fence, stop).await?;
-            board = Some(over.board);
+            (board, fence) = (Some(over.board), over.fence);
             match over.verdict {
                 Verdict::Succeed { without_word } => {
                     let (restarts, rounds) = (self.restarts, self.rounds);

@@ -178,6 +178,9 @@ impl Problem {
             AgentError::ServerGone { .. } => {
                 Problem::new(NO_SERVER, format!("{error}; start that node again, and the others"))
             }
+            AgentError::Unreachable { source, .. } => {
+                Problem::new(NO_SERVER, format!("{}{}", chain(error), advice(kind(source), place)))
+            }
             AgentError::Start { program, source } if source.raw_os_error() == Some(NO_PROGRAM) => {
                 let text = format!(
                     "cannot start {program:?}: it is no program of this system; if it is a script, let it begin with #! and its interpreter, or name that before it"
