@@ -50,8 +50,8 @@ pub(crate) struct Restarts {
 pub(crate) enum What {
     /// A worker failed.
     Failed(Box<Failure>),
-    /// The node was told to end.
-    Leaves { host: String },
+    /// The node was told to end; or its command was killed, and it ends before it is killed, too.
+    Leaves { host: String, killed: bool },
 }
 
 /// The same, as it is written.
@@ -64,6 +64,9 @@ struct Record {
     worker: Option<WorkerRecord>,
     #[serde(default)]
     restarts: Option<Restarts>,
+    /// The node leaves because it was killed.
+    #[serde(default)]
+    killed: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -87,9 +90,9 @@ impl Notice {
         Notice { node, at, what: What::Failed(Box::new(failure)), restarts: Some(restarts) }
     }
 
-    /// This node was told to end.
-    pub(crate) fn leaves(node: usize, host: &str) -> Self {
-        let what = What::Leaves { host: host.to_owned() };
+    /// This node was told to end, or was killed.
+    pub(crate) fn leaves(node: usize, host: &str, killed: bool) -> Self {
+        let what = What::Leaves { host: host.to_owned(), killed };
         Notice { node, at: SystemTime::now(), what, restarts: None }
     }
 
@@ -130,7 +133,8 @@ impl Notice {
     pub(crate) fn in_short(&self) -> String {
         match &self.what {
             What::Failed(failure) => failure.in_short(),
-            What::Leaves { host } => format!("node {} ({host}) leaves", self.node),
+            What::Leaves { host, killed: false } => format!("node {} ({host}) leaves", self.node),
+            What::Leaves { host, killed: true } => format!("node {} ({host}) was killed", self.node),
         }
     }
 }
@@ -138,20 +142,20 @@ impl Notice {
 impl From<Notice> for Record {
     fn from(notice: Notice) -> Self {
         let at_ms = notice.at_ms();
-        let (host, worker) = match notice.what {
-            What::Leaves { host } => (host, None),
-            What::Failed(failure) => (failure.host.clone(), Some(WorkerRecord::of(&failure))),
+        let (host, worker, killed) = match notice.what {
+            What::Leaves { host, killed } => (host, None, killed),
+            What::Failed(failure) => (failure.host.clone(), Some(WorkerRecord::of(&failure)), false),
         };
-        Record { node: notice.node, at_ms, host, worker, restarts: notice.restarts }
+        Record { node: notice.node, at_ms, host, worker, restarts: notice.restarts, killed }
     }
 }
 
 impl From<Record> for Notice {
     fn from(record: Record) -> Self {
-        let Record { node, at_ms, host, worker, restarts } = record;
+        let Record { node, at_ms, host, worker, restarts, killed } = record;
         let at = UNIX_EPOCH + Duration::from_millis(at_ms);
         let what = match worker {
-            None => What::Leaves { host },
+            None => What::Leaves { host, killed },
             Some(worker) => What::Failed(Box::new(worker.failure(host, at))),
         };
         Notice { node, at, what, restarts }
@@ -327,7 +331,7 @@ mod tests {
     #[tokio::test]
     async fn who_leaves_does_not_hide_a_failure() {
         let board = board(2);
-        let leave = Notice { at: UNIX_EPOCH, ..Notice::leaves(1, "host1") };
+        let leave = Notice { at: UNIX_EPOCH, ..Notice::leaves(1, "host1", false) };
         board.tell(&failed(0, 500)).await.unwrap();
         assert_eq!(board.tell(&leave).await.unwrap(), failed(0, 500));
         let board = self::board(2);

@@ -417,14 +417,14 @@ impl Round<'_> {
         let told = match self.decision.stage() {
             Stage::Settling { first } => first.clone(),
             Stage::Over(Verdict::Regroup { cause: Cause::Other(notice), .. }) => Some(notice.clone()),
-            Stage::Over(Verdict::Stop(_)) => Some(self.leave()),
+            Stage::Over(Verdict::Stop(signal)) => Some(self.leave(*signal)),
             _ => None,
         };
         own.cloned().into_iter().chain(told).collect()
     }
 
-    fn leave(&self) -> Notice {
-        Notice::leaves(self.decision.rules().node, self.agent.host())
+    fn leave(&self, signal: Signal) -> Notice {
+        Notice::leaves(self.decision.rules().node, self.agent.host(), signal == Signal::KILL)
     }
 
     /// Another node has closed the run, because of that, and could not say so through etcd.
@@ -437,8 +437,8 @@ impl Round<'_> {
     /// Finds out, with the other nodes, what came first; `own` did here.
     async fn settle(&mut self, own: Option<Notice>, fence: &mut Fence, stop: &mut StopListener) -> Verdict {
         let board = self.board.clone();
-        if let Some(Verdict::Stop(_)) = self.decision.verdict() {
-            let told = tokio::time::timeout(LOSS_IS_TOLD, board.tell(&self.leave())).await;
+        if let Some(Verdict::Stop(signal)) = self.decision.verdict() {
+            let told = tokio::time::timeout(LOSS_IS_TOLD, board.tell(&self.leave(*signal))).await;
             debug!(?told, "the others were told");
         }
         let telling = async {

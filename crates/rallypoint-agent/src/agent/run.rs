@@ -154,8 +154,12 @@ impl Agent {
                     self.restarts += cost;
                     let of_group =
                         matches!(regroup, Cause::Group(GroupChange::Died { .. } | GroupChange::Left { .. }));
+                    let leaver = match &regroup {
+                        Cause::Other(notice) if notice.is_leave() => Some(notice.node),
+                        _ => None,
+                    };
                     let (words, report) = self.regroups(regroup, over.failures);
-                    why = Some(Reason { words, of_group, nodes: over.nodes });
+                    why = Some(Reason { words, of_group, leaver, nodes: over.nodes });
                     cause = report;
                 }
                 Verdict::Close => {

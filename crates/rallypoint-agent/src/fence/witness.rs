@@ -329,7 +329,7 @@ mod tests {
 
         let news = |at, closes| {
             let at = SystemTime::UNIX_EPOCH + Duration::from_secs(at);
-            News { notice: Notice { at, ..Notice::leaves(0, "a") }, closes }
+            News { notice: Notice { at, ..Notice::leaves(0, "a", false) }, closes }
         };
         let notes = second.notes();
         notes.learn(news(3, false));
