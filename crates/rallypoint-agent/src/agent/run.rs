@@ -13,6 +13,7 @@ use crate::failure::{Failure, FailureReport};
 use crate::fence::{Fence, Limits, Witness};
 use crate::notice::{Board, Notice};
 use crate::round;
+use crate::server::SERVER_ENDED;
 use crate::stop::StopListener;
 use crate::words::{self, Reason};
 
@@ -37,7 +38,7 @@ impl Agent {
             // The run goes on under this node's name.
             Err(error) if error.is_replaced() => {}
             Ok(Outcome::Left(_) | Outcome::Stopped(_)) | Err(_) if self.hosts_server => {
-                let reason = format!("{} ended, and with it the server that the nodes had met on", self.host);
+                let reason = format!("{} {SERVER_ENDED}", self.host);
                 self.part(self.handler.shutdown(&reason), &mut stop).await;
             }
             // The run goes on without this node.
