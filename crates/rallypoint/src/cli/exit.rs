@@ -350,6 +350,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_name_that_nothing_keeps_can_be_used_again() {
+        let closed = |reason: &str, place| {
+            let error = RendezvousError::Closed { run_id: "job".to_owned(), reason: reason.to_owned() };
+            Problem::rendezvous(&error, place).text
+        };
+        assert!(closed("enough", Place::Endpoint).ends_with("another --rdzv-id"));
+        assert!(closed("enough", Place::Endpoint.embedded()).ends_with("; start all nodes again"));
+        let ended = format!("node1 {SERVER_ENDED}");
+        assert!(closed(&ended, Place::Endpoint).ends_with("; start all nodes again"));
+    }
+
+    #[test]
     fn clap_is_made_brief() {
         let rendered = "error: unexpected argument '--nnode' found\n\n  tip: a similar argument exists: '--nnodes'\n\n\
                         Usage: rallypoint run --nnodes <MIN[:MAX]> <PROGRAM>\n\nFor more information, try '--help'.\n";
