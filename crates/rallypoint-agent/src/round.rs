@@ -1,11 +1,12 @@
 //! One round on one node: from the moment the nodes have met until they meet again, or never.
 
+mod settle;
+
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rallypoint_core::text::count;
 use rallypoint_core::time::bounded;
 use rallypoint_rendezvous::{FINISHED, GroupChange, Rendezvous, RendezvousHandler};
 use rallypoint_store::Store;
@@ -15,7 +16,7 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use crate::agent::{Agent, Phase};
-use crate::decision::{Cause, Decision, Event, Rules, Stage, Verdict, WhenExhausted};
+use crate::decision::{Decision, Event, Rules, Stage, Verdict};
 use crate::descendants;
 use crate::environment::{Common, Place, environment};
 use crate::error::AgentError;
@@ -25,14 +26,12 @@ use crate::finish::{PASSED, finished, server_gone, silent_for};
 use crate::group::{Group, Start};
 use crate::guard::GUARD_VARIABLE;
 use crate::logs::Attempt;
-use crate::notice::{Board, Notice, Restarts};
+use crate::notice::Board;
 use crate::ranks::{IDENTICAL_VARIABLE, NodeWorkers, agree};
 use crate::server::{self, ServerNode};
 use crate::stop::StopListener;
 use crate::words;
 
-/// How many nodes have left the run because their restarts were used up.
-const DEPARTURES: &[u8] = b"departures";
 /// A change that was heard of is told again at once; nothing tells of the next one but asking again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// A store that was lost is told of as a change of the group, but not always at once.
@@ -310,7 +309,7 @@ impl Round<'_> {
                 signal = stop.asked() => Event::Asked(signal),
                 finished = group.finished() => finished,
                 notice = &mut told => Event::Told(notice),
-                change = self.change() => Event::Changed(change),
+                change = self.change() => self.with_reason(change, stop).await,
                 notice = fence.told(None) => {
                     self.told_by_etcd = false;
                     warn!("etcd does not answer, and another node says: {}; stopping the workers", notice.in_short());
@@ -375,11 +374,23 @@ impl Round<'_> {
                     {
                         Event::AllSucceeded
                     }
-                    change => Event::Changed(change),
+                    change => self.with_reason(change, stop).await,
                 },
             };
             self.decision.handle(event);
         }
+    }
+
+    /// A change of the group, or what was behind it: whoever leaves or meets again has said why before, which may be heard
+    /// of later.
+    async fn with_reason(&self, change: GroupChange, stop: &mut StopListener) -> Event {
+        let GroupChange::Left { .. } = change else { return Event::Changed(change) };
+        let said = tokio::select! {
+            biased;
+            _ = stop.asked() => None,
+            said = self.board.said() => said,
+        };
+        said.map_or(Event::Changed(change), Event::Told)
     }
 
     /// Nobody says whether the other nodes have finished. Those who can be reached are told that this one has.
@@ -399,146 +410,6 @@ impl Round<'_> {
             _ = stop.asked() => {}
         }
         Event::NoWord
-    }
-
-    /// What this node tells the others of a failure of its own.
-    fn notice(&self, failure: Failure) -> Notice {
-        let rules = self.decision.rules();
-        let restarts = Restarts {
-            left: rules.restarts_left,
-            max: self.agent.spec().max_restarts,
-            leaves: rules.when_exhausted == WhenExhausted::Leave,
-        };
-        Notice::failed(rules.node, failure, restarts)
-    }
-
-    /// All that this node knows of the reason why its round is over; `own` happened here.
-    fn news(&self, own: Option<&Notice>) -> Vec<Notice> {
-        let told = match self.decision.stage() {
-            Stage::Settling { first } => first.clone(),
-            Stage::Over(Verdict::Regroup { cause: Cause::Other(notice), .. }) => Some(notice.clone()),
-            Stage::Over(Verdict::Stop(signal)) => Some(self.leave(*signal)),
-            _ => None,
-        };
-        own.cloned().into_iter().chain(told).collect()
-    }
-
-    fn leave(&self, signal: Signal) -> Notice {
-        Notice::leaves(self.decision.rules().node, self.agent.host(), signal == Signal::KILL)
-    }
-
-    /// Another node has closed the run, because of that, and could not say so through etcd.
-    fn closed_by(&mut self, notice: Notice) -> Event {
-        let reason = notice.in_short();
-        self.decision.handle(Event::Told(notice));
-        Event::Changed(GroupChange::Closed { reason })
-    }
-
-    /// Finds out, with the other nodes, what came first; `own` did here.
-    async fn settle(&mut self, own: Option<Notice>, fence: &mut Fence, stop: &mut StopListener) -> Verdict {
-        let board = self.board.clone();
-        if let Some(Verdict::Stop(signal)) = self.decision.verdict() {
-            let told = tokio::time::timeout(LOSS_IS_TOLD, board.tell(&self.leave(*signal))).await;
-            debug!(?told, "the others were told");
-        }
-        let telling = async {
-            if let Some(own) = own
-                && let Err(error) = board.tell(&own).await
-            {
-                warn!(%error, "the other nodes cannot be told of the failure");
-            }
-            if let Err(error) = board.answer().await {
-                debug!(%error, "the other nodes cannot be answered");
-            }
-            board.all_answered().await
-        };
-        let time = tokio::time::sleep(self.handler().time_to_notice());
-        tokio::pin!(telling, time);
-        let mut all_answered = false;
-        loop {
-            let first = match self.decision.stage() {
-                Stage::Over(verdict) => return verdict.clone(),
-                Stage::Settling { first } => first.clone(),
-                Stage::Exhausted => {
-                    let event = tokio::select! {
-                        biased;
-                        signal = stop.asked() => Event::Asked(signal),
-                        spared = self.can_be_spared() => Event::CanBeSpared(spared),
-                    };
-                    self.decision.handle(event);
-                    continue;
-                }
-                Stage::Working | Stage::Finishing => None,
-            };
-            let event = tokio::select! {
-                biased;
-                signal = stop.asked() => Event::Asked(signal),
-                notice = fence.closed() => self.closed_by(notice),
-                notice = fence.told(first.as_ref()) => Event::Told(notice),
-                why = fence.cut_off() => {
-                    warn!("{why}");
-                    Event::CutOff(why)
-                }
-                notice = &mut telling, if !all_answered => {
-                    all_answered = true;
-                    fence.tell(notice.clone());
-                    self.decision.handle(Event::Told(notice));
-                    Event::AllAnswered
-                }
-                change = self.change() => {
-                    // Whoever closed it because of a failure has heard from all what came first, and so can this node.
-                    if matches!(change, GroupChange::Closed { .. })
-                        && !all_answered
-                        && let Ok(notice) = tokio::time::timeout(LOSS_IS_TOLD, &mut telling).await
-                    {
-                        self.decision.handle(Event::Told(notice));
-                    }
-                    Event::Changed(change)
-                }
-                () = &mut time => Event::TimeUp,
-            };
-            self.decision.handle(event);
-        }
-    }
-
-    /// Whether the others can go on without this node, whose restarts are used up. If so it is counted, and gone.
-    async fn can_be_spared(&self) -> bool {
-        let spared = tokio::time::timeout(self.handler().time_to_notice(), self.departs()).await;
-        match spared.unwrap_or_else(|_| Err("etcd does not answer".to_owned())) {
-            Ok(()) => {
-                warn!("this node's restarts are used up: it leaves, and the others go on");
-                // They need not wait until its workers have stopped.
-                let left = self.handler().leave().await;
-                debug!(?left, "the others were told");
-                true
-            }
-            Err(why) => {
-                warn!("this node's restarts are used up, and it cannot leave: {why}");
-                false
-            }
-        }
-    }
-
-    async fn departs(&self) -> Result<(), String> {
-        let words = |error: &dyn std::fmt::Display| error.to_string();
-        let Some(run_store) = &self.run_store else {
-            return Err(format!(
-                "the backend {:?} does not keep count of those who left",
-                self.handler().backend()
-            ));
-        };
-        let min_nodes = self.handler().progress().borrow().min_nodes;
-        let spares = self.handler().spares().await.map_err(|error| words(&error))?;
-        let remain = self.nodes - 1 + spares;
-        if remain < min_nodes {
-            return Err(format!("the group needs {}, and would have {remain}", count(min_nodes, "node")));
-        }
-        let departures = run_store.add(DEPARTURES, 1).await.map_err(|error| words(&error))?;
-        let most = self.agent.spec().max_departures;
-        if departures > i64::from(most) {
-            return Err(format!("{} may leave a run, and as many have", count(most as usize, "node")));
-        }
-        Ok(())
     }
 }
 

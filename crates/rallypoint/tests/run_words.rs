@@ -358,7 +358,7 @@ fn a_failure_while_etcd_is_away_is_the_cause_and_costs_a_restart() {
         node.wait_for("asking other nodes");
     }
     std::fs::write(&go, "").unwrap();
-    wait_for_any(&mut nodes, "is in this round no more");
+    wait_for_any(&mut nodes, "another node says: rank 1 ");
     server.go_on();
     for node in nodes {
         let ended = node.ended().expect(1);
