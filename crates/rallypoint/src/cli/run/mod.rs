@@ -436,7 +436,7 @@ async fn reach(options: &Run, meet: &Meet, run_id: &str) -> Result<Reached, Prob
             if meeting.taken {
                 info!(
                     endpoint = parameters.endpoint,
-                    "a server is there already: the nodes meet on it, and this one starts none"
+                    "a server is there: the nodes meet on it, and this one starts none"
                 );
             }
             return Ok(Reached { meeting, parameters, handler, timeout });
