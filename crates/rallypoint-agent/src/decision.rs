@@ -274,7 +274,7 @@ mod tests {
     }
 
     fn leaves() -> Notice {
-        Notice { at: SystemTime::UNIX_EPOCH, ..Notice::leaves(THEIRS, "host2") }
+        Notice { at: SystemTime::UNIX_EPOCH, ..Notice::leaves(THEIRS, "host2", false) }
     }
 
     fn died() -> GroupChange {

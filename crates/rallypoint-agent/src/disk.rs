@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -32,6 +33,19 @@ pub enum Unknown {
     /// The disk was not asked: there may be no more threads.
     #[error("no thread can be started for it: too many processes and threads ({0})")]
     NoThread(io::Error),
+}
+
+/// What stands where a file should be, if it is none.
+#[must_use]
+pub fn no_file(about: &fs::Metadata) -> Option<&'static str> {
+    let kind = about.file_type();
+    match kind {
+        _ if kind.is_file() => None,
+        _ if kind.is_dir() => Some("a folder"),
+        _ if kind.is_fifo() => Some("a named pipe"),
+        _ if kind.is_socket() => Some("a socket"),
+        _ => Some("a device"),
+    }
 }
 
 /// Does something on a thread of its own. If it is not done by then, it may be some time, and nobody is told.

@@ -46,6 +46,16 @@ pub enum AgentError {
         /// What was found at the endpoint.
         source: Box<RendezvousError>,
     },
+    /// They had met, and etcd does not answer any more.
+    #[error("run {run_id:?}: {why}, and the nodes cannot meet again: {source}")]
+    Unreachable {
+        /// The run.
+        run_id: String,
+        /// Why they had to meet again.
+        why: String,
+        /// What was found at the endpoint.
+        source: Box<RendezvousError>,
+    },
     /// The ranks of the workers could not be agreed upon.
     #[error("the ranks of the workers could not be agreed upon")]
     Ranks(#[from] RankError),

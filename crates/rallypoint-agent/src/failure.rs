@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
+use crate::disk;
 use crate::output::Tail;
 use crate::time::rfc3339;
 
@@ -95,8 +96,19 @@ pub struct ErrorRecord {
 impl ErrorRecord {
     /// The record in this file, if there is one that can be understood; `kept` says whether the file stays.
     pub(crate) fn read(file: &Path, kept: bool) -> Option<Self> {
+        let about = std::fs::metadata(file).ok()?;
+        if let Some(kind) = disk::no_file(&about) {
+            // To read it might take for ever.
+            let message = format!("what it wrote is not read: its error file is {kind}");
+            return Some(ErrorRecord {
+                file: kept.then(|| file.to_owned()),
+                message,
+                traceback: None,
+                time: None,
+            });
+        }
         let text = std::fs::read(file).ok()?;
-        let time = std::fs::metadata(file).and_then(|data| data.modified()).ok();
+        let time = about.modified().ok();
         let (message, traceback) = parse(&serde_json::from_slice(&text).ok()?)?;
         Some(ErrorRecord { file: kept.then(|| file.to_owned()), message, traceback, time })
     }
@@ -340,6 +352,10 @@ mod tests {
             r#"{"message": {"message": "E: x", "extraInfo": {"py_callstack": "T", "timestamp": "1"}}}"#;
         assert_eq!(read(full), Some(("E: x".into(), Some("T".into()))));
         assert_eq!(read("{"), None);
+        std::fs::remove_file(&file).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+        let record = ErrorRecord::read(&file, true).unwrap();
+        assert_eq!(record.message, "what it wrote is not read: its error file is a named pipe");
         assert!(ErrorRecord::read(&folder.path().join("none"), true).is_none());
     }
 }

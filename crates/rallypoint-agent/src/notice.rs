@@ -2,7 +2,7 @@
 //!
 //! One key holds the notice of what happened first. Whoever has a failure writes it there, unless an earlier one stands
 //! there already. All nodes watch that key, and count themselves in another one when they have seen it: when all have,
-//! nobody is dead, and the notice is the first of all.
+//! nobody is dead, and the notice is the first of all. While etcd is away, nodes ask each other for it (`fence`).
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -25,7 +25,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 const MAX_TEXT: usize = 8 << 10;
 
 /// What a node tells the others.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Record", into = "Record")]
 pub(crate) struct Notice {
     /// The node's place in the round.
     pub(crate) node: usize,
@@ -49,11 +50,11 @@ pub(crate) struct Restarts {
 pub(crate) enum What {
     /// A worker failed.
     Failed(Box<Failure>),
-    /// The node was told to end.
-    Leaves { host: String },
+    /// The node was told to end; or its command was killed, and it ends before it is killed, too.
+    Leaves { host: String, killed: bool },
 }
 
-/// The same, as it stands in the store.
+/// The same, as it is written.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     node: usize,
@@ -63,6 +64,9 @@ struct Record {
     worker: Option<WorkerRecord>,
     #[serde(default)]
     restarts: Option<Restarts>,
+    /// The node leaves because it was killed.
+    #[serde(default)]
+    killed: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -86,9 +90,9 @@ impl Notice {
         Notice { node, at, what: What::Failed(Box::new(failure)), restarts: Some(restarts) }
     }
 
-    /// This node was told to end.
-    pub(crate) fn leaves(node: usize, host: &str) -> Self {
-        let what = What::Leaves { host: host.to_owned() };
+    /// This node was told to end, or was killed.
+    pub(crate) fn leaves(node: usize, host: &str, killed: bool) -> Self {
+        let what = What::Leaves { host: host.to_owned(), killed };
         Notice { node, at: SystemTime::now(), what, restarts: None }
     }
 
@@ -106,33 +110,55 @@ impl Notice {
         if let What::Failed(failure) = self.what { Some(*failure) } else { None }
     }
 
+    /// Which of two came first; all nodes that know both say the same.
+    pub(crate) fn earlier(self, other: Notice) -> Notice {
+        let order = |notice: &Notice| (notice.at_ms(), notice.node);
+        if order(&other) < order(&self) { other } else { self }
+    }
+
+    fn at_ms(&self) -> u64 {
+        let at = self.at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(at.as_millis()).unwrap_or(u64::MAX)
+    }
+
     fn write(&self) -> Vec<u8> {
-        let at_ms = self.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-        let at_ms = u64::try_from(at_ms).unwrap_or(u64::MAX);
-        let (host, worker) = match &self.what {
-            What::Leaves { host } => (host.clone(), None),
-            What::Failed(failure) => (failure.host.clone(), Some(WorkerRecord::of(failure))),
-        };
-        let record = Record { node: self.node, at_ms, host, worker, restarts: self.restarts };
-        serde_json::to_vec(&record).unwrap_or_default()
+        serde_json::to_vec(self).unwrap_or_default()
     }
 
     fn read(text: &[u8]) -> Option<Self> {
-        let Record { node, at_ms, host, worker, restarts } = serde_json::from_slice(text).ok()?;
-        let at = UNIX_EPOCH + Duration::from_millis(at_ms);
-        let what = match worker {
-            None => What::Leaves { host },
-            Some(worker) => What::Failed(Box::new(worker.failure(host, at))),
-        };
-        Some(Notice { node, at, what, restarts })
+        serde_json::from_slice(text).ok()
     }
 
     /// In a few words.
     pub(crate) fn in_short(&self) -> String {
         match &self.what {
             What::Failed(failure) => failure.in_short(),
-            What::Leaves { host } => format!("node {} ({host}) leaves", self.node),
+            What::Leaves { host, killed: false } => format!("node {} ({host}) leaves", self.node),
+            What::Leaves { host, killed: true } => format!("node {} ({host}) was killed", self.node),
         }
+    }
+}
+
+impl From<Notice> for Record {
+    fn from(notice: Notice) -> Self {
+        let at_ms = notice.at_ms();
+        let (host, worker, killed) = match notice.what {
+            What::Leaves { host, killed } => (host, None, killed),
+            What::Failed(failure) => (failure.host.clone(), Some(WorkerRecord::of(&failure)), false),
+        };
+        Record { node: notice.node, at_ms, host, worker, restarts: notice.restarts, killed }
+    }
+}
+
+impl From<Record> for Notice {
+    fn from(record: Record) -> Self {
+        let Record { node, at_ms, host, worker, restarts, killed } = record;
+        let at = UNIX_EPOCH + Duration::from_millis(at_ms);
+        let what = match worker {
+            None => What::Leaves { host, killed },
+            Some(worker) => What::Failed(Box::new(worker.failure(host, at))),
+        };
+        Notice { node, at, what, restarts }
     }
 }
 
@@ -305,7 +331,7 @@ mod tests {
     #[tokio::test]
     async fn who_leaves_does_not_hide_a_failure() {
         let board = board(2);
-        let leave = Notice { at: UNIX_EPOCH, ..Notice::leaves(1, "host1") };
+        let leave = Notice { at: UNIX_EPOCH, ..Notice::leaves(1, "host1", false) };
         board.tell(&failed(0, 500)).await.unwrap();
         assert_eq!(board.tell(&leave).await.unwrap(), failed(0, 500));
         let board = self::board(2);

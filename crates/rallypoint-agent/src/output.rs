@@ -10,6 +10,7 @@ use std::thread;
 use tokio::sync::oneshot;
 use tracing::warn;
 
+use crate::disk;
 use crate::log_file::LogFile;
 
 /// Lines longer than this are cut in pieces: a worker that never ends a line must not fill our memory.
@@ -61,6 +62,10 @@ impl Tail {
     /// Those of a file that a worker wrote by itself.
     pub(crate) fn of_file(path: &std::path::Path) -> io::Result<Vec<String>> {
         use std::io::Seek;
+        if let Some(kind) = disk::no_file(&std::fs::metadata(path)?) {
+            // To read it might take for ever.
+            return Ok(vec![format!("(its log is {kind} now, and is not read)")]);
+        }
         let mut file = File::open(path)?;
         let length = file.metadata()?.len();
         file.seek(io::SeekFrom::Start(length.saturating_sub(MAX_LINE as u64)))?;

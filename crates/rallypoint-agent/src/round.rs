@@ -1,11 +1,12 @@
 //! One round on one node: from the moment the nodes have met until they meet again, or never.
 
+mod settle;
+
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rallypoint_core::text::count;
 use rallypoint_core::time::bounded;
 use rallypoint_rendezvous::{FINISHED, GroupChange, Rendezvous, RendezvousHandler};
 use rallypoint_store::Store;
@@ -15,7 +16,7 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use crate::agent::{Agent, Phase};
-use crate::decision::{Decision, Event, Rules, Stage, Verdict, WhenExhausted};
+use crate::decision::{Decision, Event, Rules, Stage, Verdict};
 use crate::descendants;
 use crate::environment::{Common, Place, environment};
 use crate::error::AgentError;
@@ -25,14 +26,12 @@ use crate::finish::{PASSED, finished, server_gone, silent_for};
 use crate::group::{Group, Start};
 use crate::guard::GUARD_VARIABLE;
 use crate::logs::Attempt;
-use crate::notice::{Board, Notice, Restarts};
+use crate::notice::Board;
 use crate::ranks::{IDENTICAL_VARIABLE, NodeWorkers, agree};
 use crate::server::{self, ServerNode};
 use crate::stop::StopListener;
 use crate::words;
 
-/// How many nodes have left the run because their restarts were used up.
-const DEPARTURES: &[u8] = b"departures";
 /// A change that was heard of is told again at once; nothing tells of the next one but asking again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// A store that was lost is told of as a change of the group, but not always at once.
@@ -52,6 +51,8 @@ pub(crate) struct Over {
     pub(crate) failures: Vec<Failure>,
     /// Where its nodes tell each other of failures.
     pub(crate) board: Board,
+    /// And where they do while etcd is silent.
+    pub(crate) fence: Fence,
 }
 
 /// Runs the workers of a round.
@@ -74,13 +75,14 @@ pub(crate) async fn run(
         run_store: met.run_store.take(),
         decision: Decision::new(rules),
         heard: None,
+        told_by_etcd: true,
     };
     let places = round.places(&met, stop).await?;
     let workers = places.first().map_or(0, |place| place.world_size);
     if let Some(verdict) = round.decision.verdict() {
         let (ran, failures) = (Duration::ZERO, Vec::new());
         let (verdict, board) = (verdict.clone(), round.board);
-        return Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board });
+        return Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board, fence });
     }
     fence.ready(met.world_size).await;
     let attempt = round.files(places.len(), stop).await?;
@@ -88,7 +90,7 @@ pub(crate) async fn run(
         let (ran, failures) = (Duration::ZERO, Vec::new());
         let verdict = round.decision.verdict().cloned().unwrap_or(Verdict::Stop(Signal::TERM));
         let board = round.board;
-        return Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board });
+        return Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board, fence });
     };
     info!(
         round = met.round,
@@ -109,10 +111,13 @@ pub(crate) async fn run(
     if matches!(round.decision.verdict(), Some(Verdict::Succeed { .. })) {
         agent.enter(Phase::Writing);
     }
-    fence.over(round.decision.is_known_to_be_over());
     let ran = began.elapsed();
     round.decision.restarts_left(agent.restarts_left_after(ran));
     let first = group.failures(agent.keeps_logs()).into_iter().min_by_key(Failure::moment);
+    let first = first.map(|failure| round.notice(failure));
+    // Who asks whether the round is over is told why at once.
+    round.news(first.as_ref()).into_iter().for_each(|notice| fence.tell(notice));
+    fence.over(round.told_by_etcd && round.decision.is_known_to_be_over());
     let signal =
         if let Some(Verdict::Stop(signal)) = round.decision.verdict() { *signal } else { Signal::TERM };
     let (mut asked_again, grace) = (stop.clone(), agent.spec().grace);
@@ -123,7 +128,7 @@ pub(crate) async fn run(
     );
     let failures = group.failures(agent.keeps_logs());
     agent.record(&group.ended(agent.restarts(), &failures));
-    Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board: round.board })
+    Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board: round.board, fence })
 }
 
 /// Files that are opened on another thread; dropped, they are not wanted any more.
@@ -144,6 +149,8 @@ struct Round<'a> {
     decision: Decision,
     /// The last change of the group.
     heard: Option<GroupChange>,
+    /// What other nodes told came through etcd, and not from themselves.
+    told_by_etcd: bool,
 }
 
 impl Round<'_> {
@@ -302,7 +309,12 @@ impl Round<'_> {
                 signal = stop.asked() => Event::Asked(signal),
                 finished = group.finished() => finished,
                 notice = &mut told => Event::Told(notice),
-                change = self.change() => Event::Changed(change),
+                change = self.change() => self.with_reason(change, stop).await,
+                notice = fence.told(None) => {
+                    self.told_by_etcd = false;
+                    warn!("etcd does not answer, and another node says: {}; stopping the workers", notice.in_short());
+                    Event::Told(notice)
+                }
                 why = fence.cut_off() => Event::CutOff(why),
                 never = &mut restarts_return => match never {},
                 never = &mut server_gone => match never {},
@@ -353,6 +365,7 @@ impl Round<'_> {
                 }
                 signal = stop.asked() => Event::Asked(signal),
                 notice = &mut told => Event::Told(notice),
+                notice = fence.closed() => self.closed_by(notice),
                 change = self.change() => match change {
                     // Whoever closed it so had passed the barrier, which needs all. torchrun gives no reason, and
                     // what it closed may be heard of before the end of the barrier is.
@@ -361,11 +374,23 @@ impl Round<'_> {
                     {
                         Event::AllSucceeded
                     }
-                    change => Event::Changed(change),
+                    change => self.with_reason(change, stop).await,
                 },
             };
             self.decision.handle(event);
         }
+    }
+
+    /// A change of the group, or what was behind it: whoever leaves or meets again has said why before, which may be heard
+    /// of later.
+    async fn with_reason(&self, change: GroupChange, stop: &mut StopListener) -> Event {
+        let GroupChange::Left { .. } = change else { return Event::Changed(change) };
+        let said = tokio::select! {
+            biased;
+            _ = stop.asked() => None,
+            said = self.board.said() => said,
+        };
+        said.map_or(Event::Changed(change), Event::Told)
     }
 
     /// Nobody says whether the other nodes have finished. Those who can be reached are told that this one has.
@@ -385,116 +410,6 @@ impl Round<'_> {
             _ = stop.asked() => {}
         }
         Event::NoWord
-    }
-
-    /// Finds out, with the other nodes, what came first; `own` did here.
-    async fn settle(&mut self, own: Option<Failure>, fence: &mut Fence, stop: &mut StopListener) -> Verdict {
-        let (board, rules) = (self.board.clone(), self.decision.rules());
-        let node = rules.node;
-        let restarts = Restarts {
-            left: rules.restarts_left,
-            max: self.agent.spec().max_restarts,
-            leaves: rules.when_exhausted == WhenExhausted::Leave,
-        };
-        if let Some(Verdict::Stop(_)) = self.decision.verdict() {
-            let notice = Notice::leaves(node, self.agent.host());
-            let told = tokio::time::timeout(LOSS_IS_TOLD, board.tell(&notice)).await;
-            debug!(?told, "the others were told");
-        }
-        let telling = async {
-            if let Some(own) = own
-                && let Err(error) = board.tell(&Notice::failed(node, own, restarts)).await
-            {
-                warn!(%error, "the other nodes cannot be told of the failure");
-            }
-            if let Err(error) = board.answer().await {
-                debug!(%error, "the other nodes cannot be answered");
-            }
-            board.all_answered().await
-        };
-        let time = tokio::time::sleep(self.handler().time_to_notice());
-        tokio::pin!(telling, time);
-        let mut all_answered = false;
-        loop {
-            match self.decision.stage() {
-                Stage::Over(verdict) => return verdict.clone(),
-                Stage::Exhausted => {
-                    let event = tokio::select! {
-                        biased;
-                        signal = stop.asked() => Event::Asked(signal),
-                        spared = self.can_be_spared() => Event::CanBeSpared(spared),
-                    };
-                    self.decision.handle(event);
-                    continue;
-                }
-                _ => {}
-            }
-            let event = tokio::select! {
-                biased;
-                signal = stop.asked() => Event::Asked(signal),
-                why = fence.cut_off() => {
-                    warn!("{why}");
-                    Event::CutOff(why)
-                }
-                notice = &mut telling, if !all_answered => {
-                    all_answered = true;
-                    self.decision.handle(Event::Told(notice));
-                    Event::AllAnswered
-                }
-                change = self.change() => {
-                    // Whoever closed it because of a failure has heard from all what came first, and so can this node.
-                    if matches!(change, GroupChange::Closed { .. })
-                        && !all_answered
-                        && let Ok(notice) = tokio::time::timeout(LOSS_IS_TOLD, &mut telling).await
-                    {
-                        self.decision.handle(Event::Told(notice));
-                    }
-                    Event::Changed(change)
-                }
-                () = &mut time => Event::TimeUp,
-            };
-            self.decision.handle(event);
-        }
-    }
-
-    /// Whether the others can go on without this node, whose restarts are used up. If so it is counted, and gone.
-    async fn can_be_spared(&self) -> bool {
-        let spared = tokio::time::timeout(self.handler().time_to_notice(), self.departs()).await;
-        match spared.unwrap_or_else(|_| Err("etcd does not answer".to_owned())) {
-            Ok(()) => {
-                warn!("this node's restarts are used up: it leaves, and the others go on");
-                // They need not wait until its workers have stopped.
-                let left = self.handler().leave().await;
-                debug!(?left, "the others were told");
-                true
-            }
-            Err(why) => {
-                warn!("this node's restarts are used up, and it cannot leave: {why}");
-                false
-            }
-        }
-    }
-
-    async fn departs(&self) -> Result<(), String> {
-        let words = |error: &dyn std::fmt::Display| error.to_string();
-        let Some(run_store) = &self.run_store else {
-            return Err(format!(
-                "the backend {:?} does not keep count of those who left",
-                self.handler().backend()
-            ));
-        };
-        let min_nodes = self.handler().progress().borrow().min_nodes;
-        let spares = self.handler().spares().await.map_err(|error| words(&error))?;
-        let remain = self.nodes - 1 + spares;
-        if remain < min_nodes {
-            return Err(format!("the group needs {}, and would have {remain}", count(min_nodes, "node")));
-        }
-        let departures = run_store.add(DEPARTURES, 1).await.map_err(|error| words(&error))?;
-        let most = self.agent.spec().max_departures;
-        if departures > i64::from(most) {
-            return Err(format!("{} may leave a run, and as many have", count(most as usize, "node")));
-        }
-        Ok(())
     }
 }
 

@@ -10,6 +10,8 @@ use tracing::debug;
 
 /// Where the run has it.
 const SERVER: &[u8] = b"server";
+/// Why a run is closed by the node with the server; its name comes before.
+pub const SERVER_ENDED: &str = "ended, and with it the server that the nodes had met on";
 /// It is for words alone, and nobody waits for long.
 const PATIENCE: Duration = Duration::from_secs(5);
 

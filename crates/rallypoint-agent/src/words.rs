@@ -9,8 +9,10 @@ use crate::notice::Notice;
 #[derive(Debug)]
 pub(crate) struct Reason {
     pub(crate) words: String,
-    /// Members of it were lost, one of whom is named.
+    /// The words name one or more who died or left.
     pub(crate) of_group: bool,
+    /// They name this member, who ended.
+    pub(crate) leaver: Option<usize>,
     /// The nodes it had.
     pub(crate) nodes: usize,
 }
@@ -18,8 +20,15 @@ pub(crate) struct Reason {
 impl Reason {
     /// With all who are gone by now, where so many are here.
     pub(crate) fn with(self, lost: &[GroupChange], here: usize) -> String {
-        let gone = self.nodes.saturating_sub(here);
-        match (self.of_group, losses(lost, gone)) {
+        let gone = self.nodes.saturating_sub(here + usize::from(self.leaver.is_some()));
+        let is_named = |change: &&GroupChange| match change {
+            GroupChange::Died { rank, .. }
+            | GroupChange::MemberReplaced { rank, .. }
+            | GroupChange::Left { rank, .. } => rank.is_some() && *rank == self.leaver,
+            _ => false,
+        };
+        let lost: Vec<&GroupChange> = lost.iter().filter(|change| !is_named(change)).collect();
+        match (self.of_group, losses(&lost, gone)) {
             (_, None) => self.words,
             (true, Some(losses)) => losses,
             (false, Some(losses)) => format!("{}; {losses}", self.words),
@@ -35,7 +44,7 @@ fn who(node: &str, rank: Option<usize>) -> String {
 }
 
 /// Who died and who left; so many are gone in all.
-fn losses(lost: &[GroupChange], gone: usize) -> Option<String> {
+fn losses(lost: &[&GroupChange], gone: usize) -> Option<String> {
     let mut died = Vec::new();
     let mut replaced = Vec::new();
     let mut left = Vec::new();
@@ -129,27 +138,40 @@ mod tests {
     fn who_hears_of_a_failure_is_told_whether_it_goes_on() {
         let told = |left, leaves| {
             let restarts = Some(Restarts { left, max: 2, leaves });
-            after(&Notice { restarts, ..Notice::leaves(1, "host1") })
+            after(&Notice { restarts, ..Notice::leaves(1, "host1", false) })
         };
         assert_eq!(told(1, false), "meeting again");
         assert_eq!(told(0, false), "node 1 has no restarts left (--max-restarts 2): the run ends");
         assert!(told(0, true).ends_with("leaves if the others can go on without it; meeting again"));
-        assert_eq!(after(&Notice::leaves(1, "host1")), "meeting again");
+        assert_eq!(after(&Notice::leaves(1, "host1", false)), "meeting again");
     }
 
     #[test]
     fn all_who_are_gone_are_named_or_counted() {
         let died = |rank| GroupChange::Died { node: format!("h{rank}"), rank: Some(rank) };
         let left = GroupChange::Left { node: "h9".into(), rank: Some(9) };
-        let reason = |of_group| Reason { words: "node 1 (h1) died".into(), of_group, nodes: 10 };
+        let reason =
+            |of_group| Reason { words: "node 1 (h1) died".into(), of_group, leaver: None, nodes: 10 };
         assert_eq!(reason(true).with(&[], 8), "node 1 (h1) died", "nothing more is known");
         assert_eq!(reason(true).with(&[died(1), died(2)], 8), "node 1 (h1) and node 2 (h2) died");
         assert_eq!(
             reason(true).with(&[died(1), died(2), died(3), left], 1),
             "node 1 (h1), node 2 (h2) and node 3 (h3) died, node 9 (h9) left, 5 more nodes are gone"
         );
-        let reason = Reason { words: "rank 0 on h0 failed".into(), of_group: false, nodes: 2 };
-        assert_eq!(reason.with(&[died(1)], 1), "rank 0 on h0 failed; node 1 (h1) died");
+        let reason = |words: &str, leaver| Reason { words: words.into(), of_group: false, leaver, nodes: 3 };
+        assert_eq!(
+            reason("rank 0 on h0 failed", None).with(&[died(1)], 2),
+            "rank 0 on h0 failed; node 1 (h1) died"
+        );
+        assert_eq!(
+            reason("node 2 (h2) was killed", Some(2)).with(&[died(1), died(2)], 1),
+            "node 2 (h2) was killed; node 1 (h1) died"
+        );
+        assert_eq!(
+            reason("node 2 (h2) was killed", Some(2)).with(&[died(2)], 2),
+            "node 2 (h2) was killed",
+            "nobody is counted twice"
+        );
     }
 
     #[test]

@@ -2,14 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail")]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
 use rallypoint::{EtcdSettings, EtcdStore, Store};
-use rallypoint_testkit::{Certs, Version};
+use rallypoint_testkit::{Certs, Etcd, Version};
 
 const RALLYPOINT: &str = env!("CARGO_BIN_EXE_rallypoint");
 const SERVER: &str = env!("CARGO_BIN_EXE_rallypoint-server");
@@ -106,6 +106,46 @@ fn what_cannot_be_served_is_one_line_and_an_exit_code() {
         assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
         assert!(text.contains(word), "{args:?}: {text}");
         assert!(!text.contains("panicked"), "{text}");
+    }
+}
+
+/// What listens there says this to whoever comes.
+fn stranger(banner: &'static [u8]) -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        let mut here = Vec::new();
+        for mut stream in listener.incoming().flatten() {
+            let _ = stream.write_all(banner);
+            here.push(stream);
+        }
+    });
+    endpoint
+}
+
+#[test]
+fn a_mistake_is_told_with_the_next_step() {
+    let ssh = stranger(b"SSH-2.0-OpenSSH_9.2\r\n");
+    let web = stranger(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+    let etcd = Etcd::start(Version::V35);
+    let v2 = ["run", "--rdzv-backend", "etcd", "--nnodes", "2", "--rdzv-id", "j", "--rdzv-endpoint"];
+    let endpoint = etcd.endpoint();
+    let v2 = [&v2[..], &[&endpoint, "true"]].concat();
+    let cases: &[(&[&str], i32, &str)] = &[
+        (&["train.py"], 2, "write rallypoint run train.py"),
+        (&["--nproc-per-node", "2", "train.py"], 2, "write rallypoint run --nproc-per-node"),
+        (&["run", "--bogus", "train.py"], 2, "those of the program itself go after its name"),
+        (&["run", "--nnode", "2", "train.py"], 2, "--nnodes"),
+        (&["status", "--endpoint", &ssh], 4, "is no etcd"),
+        (&["status", "--endpoint", &web], 4, "is no etcd"),
+        (&v2, 4, "leave the option out on all nodes, which then meet on the v3 API"),
+    ];
+    for (args, code, word) in cases {
+        let output = run(RALLYPOINT, args);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(*code), "{args:?}: {text}");
+        assert!(text.lines().count() == 1 && text.contains(word), "{args:?}: {text}");
+        assert!(!text.contains("frame") && !text.contains("check --rdzv-endpoint"), "{text}");
     }
 }
 

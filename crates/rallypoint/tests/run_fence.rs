@@ -16,6 +16,7 @@ echo "start $(wc -l <"$FOLDER/$NODE.starts"): $WORLD_SIZE are here"
 trap 'exit 0' TERM
 while [ ! -e "$FOLDER/end" ] && [ ! -e "$FOLDER/$NODE.end" ]; do
     echo "$(date +%s%N) $RANK" >>"$FOLDER/$NODE"
+    [ ! -s "$FOLDER/$NODE.fail" ] || { echo "no data" >&2; exit "$(cat "$FOLDER/$NODE.fail")"; }
     sleep 0.1
 done
 "#;
@@ -264,6 +265,41 @@ fn while_etcd_is_away_for_all_all_work_on() {
     }
     site.work_on(Duration::from_secs(5));
     site.end(1);
+}
+
+#[test]
+fn while_etcd_is_away_for_all_every_node_names_the_worker_that_failed_first() {
+    // With no restart left the run ends; with one, nobody can meet again, and that is told with its reason.
+    std::thread::scope(|scope| {
+        scope.spawn(|| names_the_first("0", 1, "failed first"));
+        scope.spawn(|| names_the_first("1", 4, "error: run \"job\": rank "));
+    });
+}
+
+/// One worker fails, and others after it.
+fn names_the_first(restarts: &str, code: i32, word: &str) {
+    let conf = ["--rdzv-conf", "last_call_timeout=1,lease_timeout=2,join_timeout=4"];
+    let mut site =
+        Site::with(3, &[&["--nnodes", "3", "--max-restarts", restarts][..], &conf].concat(), WORKER);
+    site.meet(1, 3, 0..3);
+    site.server.kill();
+    for node in &mut site.nodes {
+        node.wait_for("asking other nodes");
+    }
+    let fail = |n: usize, code| std::fs::write(site.folder.path().join(format!("node{n}.fail")), code);
+    fail(1, "9").unwrap();
+    site.nodes[1].wait_for("no data");
+    // If it has not been stopped by then.
+    fail(0, "8").unwrap();
+    let cause = |node: Launcher| {
+        let ended = node.ended().expect(code);
+        let from = ended.lines.iter().position(|line| line.contains(word)).expect("a cause");
+        let text = ended.lines[from..].iter().take(5).cloned().collect::<Vec<_>>().join("\n");
+        assert!(text.contains("exit code 9"), "{text}");
+        text.split(", and the nodes cannot").next().map(str::to_owned)
+    };
+    let causes: Vec<_> = site.nodes.drain(..).map(cause).collect();
+    assert!(causes.iter().all(|cause| cause == &causes[0]), "all name the same: {causes:?}");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 mod launcher;
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -87,10 +88,28 @@ fn a_death_that_leaves_too_few_nodes_is_named_as_the_cause() {
         "{}",
         ended.text()
     );
-    // On a machine that stands still now and then it may not be sure of the second one.
-    assert!(last.contains(") and node ") != last.contains("1 more node is gone"), "both are told: {last}");
+    assert!(last.contains(") and node ") && !last.contains("more"), "both are named: {last}");
     assert!(last.contains("3 nodes are needed, and 1 node is here after 8 s"), "{}", ended.text());
     assert!(last.contains("--nnodes MIN:MAX") && !last.contains("--rdzv"), "no flag is to blame: {last}");
+}
+
+#[test]
+fn nodes_that_are_killed_process_by_process_are_all_named_once() {
+    let server = Server::start();
+    let start = |_| {
+        server.node("3", &format!("{QUICK},join_timeout=6"), &["--", "sh", "-c", "echo at work; sleep 600"])
+    };
+    let mut nodes: Vec<_> = (0..3).map(start).collect();
+    nodes.iter_mut().for_each(|node| drop(node.wait_for("at work")));
+    let mut left = nodes.remove(0);
+    // The first one's launcher can still say so, and ends before it is killed, too.
+    nodes[0].signal("KILL");
+    left.wait_for(") was killed; meeting again");
+    nodes[1].pull_the_plug();
+    let ended = left.ended().expect(3);
+    let last = ended.lines.last().unwrap();
+    assert!(last.contains(") was killed; node ") && last.contains(") died, and too few nodes"), "{last}");
+    assert!(!last.contains(" left") && !last.contains(" more "), "{last}");
 }
 
 #[test]
@@ -339,13 +358,41 @@ fn a_failure_while_etcd_is_away_is_the_cause_and_costs_a_restart() {
         node.wait_for("asking other nodes");
     }
     std::fs::write(&go, "").unwrap();
-    wait_for_any(&mut nodes, "is in this round no more");
+    wait_for_any(&mut nodes, "another node says: rank 1 ");
     server.go_on();
     for node in nodes {
         let ended = node.ended().expect(1);
         assert_eq!(ended.with("]: started").len(), 1, "nothing is started again: {}", ended.text());
         assert!(ended.text().contains("rank 1 failed first"), "{}", ended.text());
     }
+}
+
+/// The names in the first column of the table under this heading.
+fn table(heading: &str) -> BTreeSet<String> {
+    let text = include_str!("../../../docs/launcher.md");
+    let part = text.split_once(&format!("\n## {heading}\n")).unwrap().1.split("\n## ").next().unwrap();
+    let rows = part.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
+    rows.flat_map(|cell| cell.split(", ").map(|name| name.trim_matches('`').to_owned())).collect()
+}
+
+#[test]
+fn the_variables_of_a_worker_are_those_that_the_documents_list() {
+    let folder = tempfile::tempdir().unwrap();
+    // By its name it is a Python.
+    let python = folder.path().join("python3");
+    std::os::unix::fs::symlink("/usr/bin/env", &python).unwrap();
+    let args = ["--standalone", "--nproc-per-node", "2", "--local-ranks-filter", "0"];
+    let ended = Launcher::start_with(&[&args[..], &[python.to_str().unwrap()]].concat(), |command| {
+        command.env_clear().env("PATH", std::env::var_os("PATH").unwrap());
+        command.env("PET_NNODE", "2").env("TORCHELASTIC_ENABLE_FILE_TIMER", "1");
+    });
+    let ended = ended.ended().expect(0);
+    let said = ended.with("PET_NNODE is set, and nothing reads it: did you mean PET_NNODES?");
+    assert_eq!(said.len(), 1, "{}", ended.text());
+    let inherited = ["PATH", "PET_NNODE", "TORCHELASTIC_ENABLE_FILE_TIMER", "RALLYPOINT_TEST_MARK"];
+    let names = ended.lines.iter().filter_map(|line| line.strip_prefix("[0]: ")?.split('=').next());
+    let found: BTreeSet<String> = names.filter(|name| !inherited.contains(name)).map(str::to_owned).collect();
+    assert_eq!(found, table("What a worker finds"));
 }
 
 /// One line each, and nothing is made or started before it is said.

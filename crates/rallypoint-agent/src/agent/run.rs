@@ -13,6 +13,7 @@ use crate::failure::{Failure, FailureReport};
 use crate::fence::{Fence, Limits, Witness};
 use crate::notice::{Board, Notice};
 use crate::round;
+use crate::server::SERVER_ENDED;
 use crate::stop::StopListener;
 use crate::words::{self, Reason};
 
@@ -30,12 +31,14 @@ impl Agent {
             Ok(Outcome::Succeeded(success)) if success.without_word => {}
             Ok(Outcome::Succeeded(_)) => self.part(self.handler.shutdown(FINISHED), &mut stop).await,
             Ok(Outcome::Failed(report)) => {
-                self.part(self.handler.shutdown(&report.in_short()), &mut stop).await;
+                let reason = report.in_short();
+                let closing = async { tokio::join!(self.handler.shutdown(&reason), self.close()) };
+                self.part(closing, &mut stop).await;
             }
             // The run goes on under this node's name.
             Err(error) if error.is_replaced() => {}
             Ok(Outcome::Left(_) | Outcome::Stopped(_)) | Err(_) if self.hosts_server => {
-                let reason = format!("{} ended, and with it the server that the nodes had met on", self.host);
+                let reason = format!("{} {SERVER_ENDED}", self.host);
                 self.part(self.handler.shutdown(&reason), &mut stop).await;
             }
             // The run goes on without this node.
@@ -64,6 +67,13 @@ impl Agent {
         }))
     }
 
+    /// Tells those who ask this node that the run is closed.
+    async fn close(&self) {
+        if let Some(witness) = &self.witness {
+            witness.close().await;
+        }
+    }
+
     /// Tells the others, which nothing depends on any more.
     async fn part<T: std::fmt::Debug>(&self, telling: impl Future<Output = T>, stop: &mut StopListener) {
         tokio::select! {
@@ -79,6 +89,7 @@ impl Agent {
         let mut why: Option<Reason> = None;
         // Where its nodes tell of failures.
         let mut board: Option<Board> = None;
+        let mut fence = Fence::none();
         loop {
             self.phase.send_replace(Phase::Meeting);
             let progress = self.handler.progress();
@@ -86,6 +97,11 @@ impl Agent {
                 biased;
                 signal = stop.asked() => return Ok(Outcome::Stopped(signal)),
                 met = self.handler.next_rendezvous() => met,
+                notice = fence.closed() => {
+                    let reason = notice.in_short();
+                    let report = cause.filter(|cause: &FailureReport| cause.in_short() == reason);
+                    return Ok(self.closed(reason, report.or_else(|| self.report(Some(notice), Vec::new()))));
+                }
             };
             let met = match met {
                 Err(RendezvousError::Closed { reason, .. })
@@ -112,16 +128,21 @@ impl Agent {
                     let run_id = self.handler.run_id().to_owned();
                     return Err(match self.silent_server() {
                         Some(server) => AgentError::ServerGone { run_id, server, source: Box::new(error) },
-                        None => error.into(),
+                        None => match why {
+                            Some(Reason { words: why, .. }) => {
+                                AgentError::Unreachable { run_id, why, source: Box::new(error) }
+                            }
+                            None => error.into(),
+                        },
                     });
                 }
                 met => met?,
             };
             self.rounds += 1;
             self.phase.send_replace(Phase::Starting);
-            let fence = self.fence(&met).await?;
+            fence = self.fence(&met).await?;
             let over = round::run(self, met, fence, stop).await?;
-            board = Some(over.board);
+            (board, fence) = (Some(over.board), over.fence);
             match over.verdict {
                 Verdict::Succeed { without_word } => {
                     let (restarts, rounds) = (self.restarts, self.rounds);
@@ -133,8 +154,12 @@ impl Agent {
                     self.budget.charge(over.ran, cost);
                     self.restarts += cost;
                     let of_group = matches!(&regroup, Cause::Group(change) if change.is_a_loss());
+                    let leaver = match &regroup {
+                        Cause::Other(notice) if notice.is_leave() => Some(notice.node),
+                        _ => None,
+                    };
                     let (words, report) = self.regroups(regroup, over.failures);
-                    why = Some(Reason { words, of_group, nodes: over.nodes });
+                    why = Some(Reason { words, of_group, leaver, nodes: over.nodes });
                     cause = report;
                 }
                 Verdict::Close => {

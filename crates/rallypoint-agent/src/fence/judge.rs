@@ -10,8 +10,8 @@
 //! enough to doubt, and if neither etcd nor a member takes the doubt away in time, the workers are stopped. A node that
 //! has stopped its own says that the round is over, so that the word goes round though nobody asks more than a few.
 //!
-//! Where a worker of this node has failed, those that ask it stop theirs for that reason, and say so. That is no word on
-//! what came first: only a round that is known to be over was over before.
+//! Where a worker has failed, those that hear of it stop theirs for that reason, and say so. That is no word on what came
+//! first: only a round that is known to be over was over before.
 
 use std::fmt;
 use std::time::Duration;
@@ -136,17 +136,17 @@ impl Judge {
         self.heard.get(member).is_none_or(|heard| *heard != Heard::Done)
     }
 
-    /// Why the workers are to be stopped, if they are. `ranks` are the members'. `ended`: this node's own workers have, and
-    /// others may stop theirs because of that.
+    /// Why the workers are to be stopped, if they are. `ranks` are the members'. `failed`: a worker of this node or of
+    /// another has, and others may have stopped theirs because of that.
     pub(crate) fn verdict(
         &self,
         now: Duration,
         ranks: &[usize],
         members: &[Member],
-        ended: bool,
+        failed: bool,
     ) -> Option<CutOff> {
         let over = self.heard.iter().zip(ranks).filter_map(|(heard, rank)| match *heard {
-            Heard::Over { known, .. } if known || !ended => Some((known, *rank)),
+            Heard::Over { known, .. } if known || !failed => Some((known, *rank)),
             _ => None,
         });
         if let Some((known, rank)) = over.max_by_key(|(known, _)| *known) {

@@ -3,6 +3,9 @@
 //! While etcd is silent for this node, it asks other members of the round, which it can reach directly, whether the round
 //! still stands. Each agent answers such questions on a port of its own ([`Witness`]), which it writes to the round's
 //! store; the others read it while etcd is there. What follows from the answers is in `judge`.
+//!
+//! Nodes tell each other of failures through etcd. While that is silent, an agent for whom the round is over also says what
+//! it knows of the reason, its own or heard from others, so that all who can reach each other name the same one.
 
 mod judge;
 mod pace;
@@ -23,20 +26,21 @@ pub(crate) use self::judge::{CutOff, Limits};
 use self::judge::{Judge, Member};
 use self::pace::pace;
 use self::peers::{ALL, Peer, TO_WRITE, asked_by, find, tell};
-use self::witness::Seat;
+use self::wire::News;
 pub(crate) use self::witness::Witness;
+use self::witness::{Notes, Seat};
+use crate::notice::Notice;
 
 /// How long workers wait until this node knows how to ask.
 const TO_BE_READY: Duration = Duration::from_millis(500);
 /// Between looks at a lease that is not there yet.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Who asks does so this often at least, so whoever has said something for this long has been heard.
-const HEARD_BY_ALL: Duration = Duration::from_secs(3);
 
 /// The watch over one round.
 #[derive(Debug)]
 pub(crate) struct Fence {
     seat: Option<Seat>,
+    notes: Option<Notes>,
     peers: watch::Receiver<Vec<Peer>>,
     cut_off: watch::Receiver<Option<CutOff>>,
     /// This node's own workers have ended.
@@ -49,7 +53,8 @@ impl Fence {
     /// A round in which there is nothing to ask.
     pub(crate) fn none() -> Self {
         let (peers, cut_off) = (watch::channel(Vec::new()).1, watch::channel(None).1);
-        Fence { seat: None, peers, cut_off, ended: watch::Sender::new(false), _tasks: JoinSet::new() }
+        let (ended, _tasks) = (watch::Sender::new(false), JoinSet::new());
+        Fence { seat: None, notes: None, peers, cut_off, ended, _tasks }
     }
 
     /// Watches over the round that this node is in now.
@@ -77,14 +82,12 @@ impl Fence {
                 find(&*store, &ranks, &found).await;
             }
         });
+        let notes = seat.notes();
         tasks.spawn({
-            let (peers, ended) = (peers.clone(), ended.subscribe());
-            async move {
-                let why = watch_over(&*handler, &ranks, &peers, &ended, limits).await;
-                sender.send_replace(Some(why));
-            }
+            let (peers, notes, ended) = (peers.clone(), notes.clone(), ended.subscribe());
+            async move { watch_over(&*handler, &ranks, &peers, &notes, &ended, &sender, limits).await }
         });
-        Fence { seat: Some(seat), peers, cut_off, ended, _tasks: tasks }
+        Fence { seat: Some(seat), notes: Some(notes), peers, cut_off, ended, _tasks: tasks }
     }
 
     /// Waits until this node knows how to ask the others, so that an etcd that is lost right after finds it prepared. Not
@@ -98,8 +101,9 @@ impl Fence {
     }
 
     /// Waits until the workers are to be stopped.
-    pub(crate) async fn cut_off(&mut self) -> CutOff {
-        match self.cut_off.wait_for(Option::is_some).await.as_deref() {
+    pub(crate) async fn cut_off(&self) -> CutOff {
+        let mut cut_off = self.cut_off.clone();
+        match cut_off.wait_for(Option::is_some).await.as_deref() {
             Ok(Some(why)) => *why,
             _ => std::future::pending().await,
         }
@@ -113,24 +117,48 @@ impl Fence {
         }
     }
 
-    /// This node has ended well, and nobody could be told through etcd. Those who still work are told before it is gone:
-    /// they would take its silence for a reason to stop.
+    /// Whoever asks why the round is over is told this, unless something earlier is known.
+    pub(crate) fn tell(&self, notice: Notice) {
+        if let Some(notes) = &self.notes {
+            notes.learn(News { notice, closes: false });
+        }
+    }
+
+    /// Waits until something other than this is known, from this node or from others, to have come first.
+    pub(crate) async fn told(&self, known: Option<&Notice>) -> Notice {
+        match &self.notes {
+            Some(notes) => notes.other_than(known).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Waits until another node says that it has closed the run; because of what.
+    pub(crate) async fn closed(&self) -> Notice {
+        match &self.notes {
+            Some(notes) => notes.closed().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// This node has ended well, and nobody could be told through etcd.
     pub(crate) async fn done(&self) {
         if let Some(seat) = &self.seat {
-            seat.done();
-            tokio::time::sleep(HEARD_BY_ALL).await;
+            seat.done().await;
         }
     }
 }
 
-/// Waits until the round is over, as far as this node can know while etcd does not answer it.
+/// Says when the round is over, as far as this node can know while etcd does not answer it. It goes on asking then: others
+/// may come to know the reason.
 async fn watch_over(
     handler: &dyn RendezvousHandler,
     ranks: &[usize],
     peers: &watch::Receiver<Vec<Peer>>,
+    notes: &Notes,
     ended: &watch::Receiver<bool>,
+    cut_off: &watch::Sender<Option<CutOff>>,
     limits: Limits,
-) -> CutOff {
+) {
     let began = Instant::now();
     let mut judge = Judge::new(ranks.len(), limits);
     let mut asking = false;
@@ -141,13 +169,13 @@ async fn watch_over(
         };
         judge.contact(contact.at.saturating_duration_since(began));
         if !contact.is_silent() {
-            if std::mem::take(&mut asking) {
+            if std::mem::take(&mut asking) && !*ended.borrow() {
                 info!("etcd answers this node again");
             }
             tokio::time::sleep_until(contact.silent_at()).await;
             continue;
         }
-        if !std::mem::replace(&mut asking, true) {
+        if !std::mem::replace(&mut asking, true) && !*ended.borrow() {
             let seconds = contact.at.elapsed().as_secs();
             warn!(
                 "etcd has not answered for {seconds} s; asking other nodes whether this round still stands"
@@ -163,18 +191,24 @@ async fn watch_over(
             }
         }
         while let Some(asked) = questions.join_next().await {
-            let Ok((at, Some(answer))) = asked else { continue };
-            debug!(rank = ranks[at], ?answer, "a node has answered");
+            let Ok((at, Some((answer, news)))) = asked else { continue };
+            debug!(rank = ranks[at], ?answer, ?news, "a node has answered");
+            if let Some(news) = news {
+                notes.learn(news);
+            }
             judge.answered(at, began.elapsed(), answer);
-            if judge.verdict(began.elapsed(), ranks, &members, *ended.borrow()).is_some_and(CutOff::is_over) {
+            let failed = *ended.borrow() || notes.has_any();
+            let verdict = judge.verdict(began.elapsed(), ranks, &members, failed);
+            if cut_off.borrow().is_none() && verdict.is_some_and(CutOff::is_over) {
                 break;
             }
         }
         if let Some(contact) = handler.contact() {
             judge.contact(contact.at.saturating_duration_since(began));
         }
-        if let Some(why) = judge.verdict(began.elapsed(), ranks, &members, *ended.borrow()) {
-            return why;
+        let failed = *ended.borrow() || notes.has_any();
+        if let Some(why) = judge.verdict(began.elapsed(), ranks, &members, failed) {
+            cut_off.send_if_modified(|known| known.is_none() && known.replace(why).is_none());
         }
         tokio::time::sleep_until(next).await;
     }

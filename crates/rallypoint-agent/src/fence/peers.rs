@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::judge::{Answer, Member};
 use super::pace::ASKING;
-use super::wire::{ANSWER, Question, Whereabouts, read_answer};
+use super::wire::{ANSWER, MOST_NEWS, News, Question, Whereabouts, read_answer};
 
 /// Where a member writes how it is asked; its rank follows.
 const KEY: &str = "rallypoint/fence/";
@@ -76,15 +76,24 @@ impl Reach {
         }
     }
 
-    pub(super) async fn ask(&self) -> Option<Answer> {
+    /// What the member says of the round, and what it knows of its end.
+    pub(super) async fn ask(&self) -> Option<(Answer, Option<News>)> {
         let asking = async {
             let mut stream = TcpStream::connect(&self.addresses[..]).await?;
             stream.write_all(&self.question.write()).await?;
             let mut answer = [0; ANSWER];
             stream.read_exact(&mut answer).await?;
-            std::io::Result::Ok(read_answer(&answer, self.proof))
+            std::io::Result::Ok((read_answer(&answer, self.proof), stream))
         };
-        tokio::time::timeout(ASKING, asking).await.ok()?.ok()?
+        let (answer, stream) = tokio::time::timeout(ASKING, asking).await.ok()?.ok()?;
+        let answer = answer?;
+        if !matches!(answer, Answer::Over { .. }) {
+            return Some((answer, None));
+        }
+        let mut news = Vec::new();
+        // The answer counts without them.
+        let _ = tokio::time::timeout(ASKING, stream.take(MOST_NEWS).read_to_end(&mut news)).await;
+        Some((answer, News::read(&news)))
     }
 }
 

@@ -3,7 +3,10 @@
 //! ```text
 //! question   "RPF" version(1)  key(16)   seat(16)
 //! answer     "RPF" version(1)  proof(16) word(1)  age in ms, big endian(4)
+//! news       JSON up to the end of the connection, where the round is over and the node knows why
 //! ```
+//!
+//! An agent that knows no news sends none and reads none: the answer alone is whole.
 //!
 //! Key, seat and proof are random. Each node writes its own to the round's store, so that only who can read that may ask,
 //! and nobody else can answer in its place. They keep strangers out, and not those who can read along.
@@ -14,11 +17,14 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::judge::Answer;
+use crate::notice::Notice;
 
 /// The first bytes of everything, with the version.
 const MAGIC: [u8; 4] = *b"RPF\x01";
 pub(super) const QUESTION: usize = 36;
 pub(super) const ANSWER: usize = 25;
+/// More than any notice has.
+pub(super) const MOST_NEWS: u64 = 1 << 20;
 
 /// Whether the node with this key has this seat still.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +80,35 @@ pub(super) fn read_answer(bytes: &[u8; ANSWER], proof: Uuid) -> Option<Answer> {
         4 => Answer::Over { known: true },
         _ => return None,
     })
+}
+
+/// Why a round is over.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct News {
+    /// What came first, as far as the node knows.
+    pub(super) notice: Notice,
+    /// The run was closed because of it.
+    pub(super) closes: bool,
+}
+
+impl News {
+    pub(super) fn write(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// None where there is nothing, or what another version says.
+    pub(super) fn read(text: &[u8]) -> Option<Self> {
+        serde_json::from_slice(text).ok()
+    }
+
+    /// What is known of both. Nothing comes after the run's end, and so nothing takes back why it was closed.
+    pub(super) fn and(self, other: News) -> News {
+        match (self.closes, other.closes) {
+            (true, false) => self,
+            (false, true) => other,
+            (closes, _) => News { notice: self.notice.earlier(other.notice), closes },
+        }
+    }
 }
 
 /// Where a node is asked about its round, as it stands in the round's store.

@@ -16,12 +16,15 @@ use uuid::Uuid;
 
 use super::judge::Answer;
 use super::pace::ASKING;
-use super::wire::{QUESTION, Question, Whereabouts, write_answer};
+use super::wire::{News, QUESTION, Question, Whereabouts, write_answer};
+use crate::notice::Notice;
 
 /// Questions that are answered at a time; who comes on top is turned away, and asks again.
 const MOST: usize = 64;
 /// Between tries to accept, where the system has no more sockets.
 const AGAIN: Duration = Duration::from_millis(100);
+/// Who asks does so this often at least, so whoever has said something for this long has been heard.
+const HEARD_BY_ALL: Duration = Duration::from_secs(3);
 
 /// The agent's side of others' questions, from its first round to its end.
 #[derive(Debug)]
@@ -31,20 +34,29 @@ pub(crate) struct Witness {
     key: Uuid,
     proof: Uuid,
     standing: watch::Sender<Standing>,
+    handler: Arc<dyn RendezvousHandler>,
     task: JoinHandle<()>,
 }
 
 /// Where this node stands.
+#[derive(Debug, Clone, PartialEq)]
+struct Standing {
+    /// Its place in its last round.
+    seat: Option<Uuid>,
+    state: State,
+    /// What it knows of that round's end.
+    news: Option<News>,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
-    /// In no round: its last one is over for it; whether that is known from etcd.
+enum State {
+    In,
+    /// The round is over for it; whether that is known from etcd.
     Out {
-        seat: Option<Uuid>,
         known: bool,
     },
-    In(Uuid),
     /// It has ended well.
-    Done(Uuid),
+    Done,
 }
 
 impl Witness {
@@ -61,18 +73,34 @@ impl Witness {
         };
         let port = listener.local_addr()?.port();
         let (key, proof) = (Uuid::new_v4(), Uuid::new_v4());
-        let (standing, stands) = watch::channel(Standing::Out { seat: None, known: true });
-        let task = tokio::spawn(answer_all(listener, Desk { key, proof, stands, handler }));
-        Ok(Some(Witness { address, port, key, proof, standing, task }))
+        let nowhere = Standing { seat: None, state: State::Out { known: true }, news: None };
+        let (standing, stands) = watch::channel(nowhere);
+        let desk = Desk { key, proof, stands, handler: Arc::clone(&handler) };
+        let task = tokio::spawn(answer_all(listener, desk));
+        Ok(Some(Witness { address, port, key, proof, standing, handler, task }))
     }
 
     /// This node is in a round, for as long as the seat is held.
     pub(super) fn sit(&self) -> (Seat, Whereabouts) {
         let seat = Uuid::new_v4();
-        self.standing.send_replace(Standing::In(seat));
+        self.standing.send_replace(Standing { seat: Some(seat), state: State::In, news: None });
         let question = Question { key: self.key, seat };
         let whereabouts = Whereabouts::new(&self.address, self.port, question, self.proof);
-        (Seat { id: seat, known: true, standing: self.standing.clone() }, whereabouts)
+        (Seat { known: true, notes: Notes { seat, standing: self.standing.clone() } }, whereabouts)
+    }
+
+    /// The run is closed because of what came first in the last round. While etcd is silent, only this node can tell the
+    /// others: it is there for them for a while.
+    pub(crate) async fn close(&self) {
+        let told = self.standing.send_if_modified(|standing| {
+            standing.news.as_mut().is_some_and(|news| !std::mem::replace(&mut news.closes, true))
+        });
+        let silent = self.handler.contact().is_some_and(|contact| contact.is_silent());
+        // Who has heard it from another tells it on.
+        let knows = told || self.standing.borrow().news.as_ref().is_some_and(|news| news.closes);
+        if knows && silent {
+            tokio::time::sleep(HEARD_BY_ALL).await;
+        }
     }
 }
 
@@ -85,30 +113,97 @@ impl Drop for Witness {
 /// A node's place in a round. When it is dropped, the round is over for the node.
 #[derive(Debug)]
 pub(super) struct Seat {
-    id: Uuid,
     /// How others are told that it is over.
     known: bool,
-    standing: watch::Sender<Standing>,
+    notes: Notes,
 }
 
 impl Seat {
+    /// What is known of the round's end.
+    pub(super) fn notes(&self) -> Notes {
+        self.notes.clone()
+    }
+
     /// The round is over for the node, because somebody whom etcd answers has said so, or not.
     pub(super) fn give_up(mut self, known: bool) {
         self.known = known;
     }
 
-    /// The node has ended well, whatever becomes of the others.
-    pub(super) fn done(&self) {
-        self.standing.send_replace(Standing::Done(self.id));
+    /// The node has ended well, whatever becomes of the others. They are told before it is gone: they would take its
+    /// silence for a reason to stop.
+    pub(super) async fn done(&self) {
+        self.notes.change(|standing| standing.state = State::Done);
+        tokio::time::sleep(HEARD_BY_ALL).await;
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
+        let out = State::Out { known: self.known };
+        self.notes.change(|standing| {
+            if standing.state == State::In {
+                standing.state = out;
+            }
+        });
+    }
+}
+
+/// What a node knows of the end of one round, its own or from others, and tells who asks.
+#[derive(Debug, Clone)]
+pub(super) struct Notes {
+    seat: Uuid,
+    standing: watch::Sender<Standing>,
+}
+
+impl Notes {
+    /// Takes note of what somebody knows. What came first stays.
+    pub(super) fn learn(&self, news: News) {
+        self.change(|standing| {
+            standing.news = Some(match standing.news.take() {
+                Some(known) => known.and(news),
+                None => news,
+            });
+        });
+    }
+
+    pub(super) fn has_any(&self) -> bool {
+        self.news(|_| true).is_some()
+    }
+
+    /// Waits until something other than this is known to have come first.
+    pub(super) async fn other_than(&self, known: Option<&Notice>) -> Notice {
+        self.wait(|news| known != Some(&news.notice)).await
+    }
+
+    /// Waits until the run is known to be closed; because of what.
+    pub(super) async fn closed(&self) -> Notice {
+        self.wait(|news| news.closes).await
+    }
+
+    async fn wait(&self, wanted: impl Fn(&News) -> bool) -> Notice {
+        let mut changes = self.standing.subscribe();
+        loop {
+            if let Some(notice) = self.news(&wanted) {
+                return notice;
+            }
+            if changes.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    fn news(&self, wanted: impl Fn(&News) -> bool) -> Option<Notice> {
+        let standing = self.standing.borrow();
+        let news = standing.news.as_ref().filter(|_| standing.seat == Some(self.seat));
+        news.filter(|news| wanted(news)).map(|news| news.notice.clone())
+    }
+
+    /// Only while the node is in no later round.
+    fn change(&self, change: impl FnOnce(&mut Standing)) {
         self.standing.send_if_modified(|standing| {
-            let ours = *standing == Standing::In(self.id);
+            let ours = standing.seat == Some(self.seat);
             if ours {
-                *standing = Standing::Out { seat: Some(self.id), known: self.known };
+                change(standing);
             }
             ours
         });
@@ -125,29 +220,37 @@ struct Desk {
 }
 
 impl Desk {
-    fn answer(&self, seat: Uuid) -> Answer {
-        match *self.stands.borrow() {
-            Standing::In(ours) if ours == seat => match self.handler.contact() {
-                Some(contact) if !contact.is_silent() => {
-                    Answer::Stands { age: Instant::now().saturating_duration_since(contact.at) }
-                }
-                _ => Answer::Away,
-            },
-            Standing::Done(ours) if ours == seat => Answer::Done,
-            Standing::Out { seat: Some(ours), known } if ours == seat => Answer::Over { known },
+    fn answer(&self, seat: Uuid) -> (Answer, Option<News>) {
+        let standing = self.stands.borrow();
+        if standing.seat != Some(seat) {
             // A round before the last one: there is no later round without an etcd.
-            Standing::In(_) | Standing::Done(_) | Standing::Out { .. } => Answer::Over { known: true },
+            return (Answer::Over { known: true }, None);
+        }
+        match standing.state {
+            State::In => match self.handler.contact() {
+                Some(contact) if !contact.is_silent() => {
+                    let age = Instant::now().saturating_duration_since(contact.at);
+                    (Answer::Stands { age }, None)
+                }
+                _ => (Answer::Away, None),
+            },
+            State::Done => (Answer::Done, None),
+            State::Out { known } => (Answer::Over { known }, standing.news.clone()),
         }
     }
 
     async fn serve(&self, mut stream: TcpStream) -> io::Result<()> {
         let mut bytes = [0; QUESTION];
         stream.read_exact(&mut bytes).await?;
-        match Question::read(&bytes).filter(|question| question.key == self.key) {
-            Some(question) => stream.write_all(&write_answer(self.proof, self.answer(question.seat))).await,
-            // A stranger is told nothing.
-            None => Ok(()),
-        }
+        // A stranger is told nothing.
+        let Some(question) = Question::read(&bytes).filter(|question| question.key == self.key) else {
+            return Ok(());
+        };
+        let (answer, news) = self.answer(question.seat);
+        let mut said = write_answer(self.proof, answer).to_vec();
+        said.extend(news.iter().flat_map(News::write));
+        stream.write_all(&said).await?;
+        stream.shutdown().await
     }
 }
 
@@ -175,17 +278,33 @@ async fn answer_all(listener: TcpListener, desk: Desk) {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+    use std::time::SystemTime;
+
     use rallypoint_rendezvous::native::{NativeHandler, NativeSettings};
     use rallypoint_testkit::{Etcd, Version};
 
     use super::super::peers::{Peer, Reach};
+    use super::super::wire::{ANSWER, read_answer};
     use super::*;
 
-    async fn asks(whereabouts: &Whereabouts) -> Option<Answer> {
+    async fn hears(whereabouts: &Whereabouts) -> Option<(Answer, Option<News>)> {
         match Reach::read(&whereabouts.write()).await {
             Peer::At(reach) => reach.ask().await,
             other => panic!("{other:?}"),
         }
+    }
+
+    async fn asks(whereabouts: &Whereabouts) -> Option<Answer> {
+        hears(whereabouts).await.map(|(answer, _)| answer)
+    }
+
+    /// One that reads no news.
+    async fn asks_in_older_words(whereabouts: &Whereabouts) -> Option<Answer> {
+        let mut stream = TcpStream::connect((whereabouts.address.as_str(), whereabouts.port)).await.unwrap();
+        stream.write_all(&whereabouts.question().unwrap().write()).await.unwrap();
+        let mut answer = [0; ANSWER];
+        stream.read_exact(&mut answer).await.unwrap();
+        read_answer(&answer, whereabouts.proof().unwrap())
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -208,14 +327,31 @@ mod tests {
             "a round that is over stays over"
         );
 
+        let news = |at, closes| {
+            let at = SystemTime::UNIX_EPOCH + Duration::from_secs(at);
+            News { notice: Notice { at, ..Notice::leaves(0, "a", false) }, closes }
+        };
+        let notes = second.notes();
+        notes.learn(news(3, false));
+        notes.learn(news(2, false));
+        notes.learn(news(4, false));
+        assert!(matches!(hears(&later).await, Some((Answer::Stands { .. }, None))), "it is in the round");
         second.give_up(false);
-        assert_eq!(asks(&later).await, Some(Answer::Over { known: false }));
+        let over = Answer::Over { known: false };
+        assert_eq!(hears(&later).await, Some((over, Some(news(2, false)))), "what came first");
+        witness.close().await;
+        notes.learn(news(1, false));
+        assert_eq!(hears(&later).await, Some((over, Some(news(2, true)))), "that is why it was closed");
+        assert_eq!(notes.closed().await, news(2, true).notice);
+        assert_eq!(asks_in_older_words(&later).await, Some(over));
         assert_eq!(
             asks(&whereabouts).await,
             Some(Answer::Over { known: true }),
             "of the last round alone it is not known"
         );
         let (third, later) = witness.sit();
+        notes.learn(news(0, true));
+        assert!(!third.notes().has_any(), "that was another round");
 
         let stranger = Question { key: Uuid::new_v4(), seat: later.question().unwrap().seat };
         let stranger = Whereabouts::new(&later.address, later.port, stranger, later.proof().unwrap());
@@ -231,7 +367,7 @@ mod tests {
         while asks(&later).await != Some(Answer::Away) {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        third.done();
+        third.done().await;
         drop(third);
         assert_eq!(asks(&later).await, Some(Answer::Done), "what has ended well stays so");
     }

@@ -21,5 +21,5 @@ pub use code::Code;
 pub use options::{Delete, Get, MAX_TTL, Put};
 pub use refusal::Refusal;
 pub use response::{Action, Lookup, Node, Response, Version};
-pub use transport::{MAX_FORM, MAX_REPLY};
+pub use transport::{MAX_FORM, MAX_REPLY, NO_V2};
 pub use watch::{Watched, Watcher};

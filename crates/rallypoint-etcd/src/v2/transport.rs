@@ -176,10 +176,13 @@ async fn read(mut response: reqwest::Response) -> Result<Option<Vec<u8>>, reqwes
     Ok(Some(body))
 }
 
+/// What is said of a server that has no v2 API.
+pub const NO_V2: &str = " (is the v2 API on? etcd needs --enable-v2)";
+
 /// What a reply that is not of the v2 API means.
 fn unexpected(status: StatusCode) -> (ErrorKind, &'static str) {
     match status {
-        StatusCode::NOT_FOUND => (ErrorKind::Rejected, " (is the v2 API on? etcd needs --enable-v2)"),
+        StatusCode::NOT_FOUND => (ErrorKind::Rejected, NO_V2),
         StatusCode::UNAUTHORIZED => (ErrorKind::Auth, ""),
         StatusCode::FORBIDDEN => (ErrorKind::PermissionDenied, ""),
         StatusCode::PAYLOAD_TOO_LARGE => (ErrorKind::TooLarge, ""),

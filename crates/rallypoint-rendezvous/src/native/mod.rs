@@ -19,7 +19,8 @@ pub(crate) use identity::local_address;
 pub use operator::{NodeState, NodeStatus, RunStatus, Unreadable, close, runs, status};
 pub use rallypoint_core::round::{Lost, MasterRecord, RankPolicy, RunSettings, Why, default_lease};
 pub use settings::{
-    DEFAULT_JOIN_TIMEOUT, DEFAULT_ROOT, LONGEST_NAME, NativeSettings, OPTIONS, check_run_id, run_prefix,
+    DEFAULT_JOIN_TIMEOUT, DEFAULT_ROOT, LONGEST_NAME, NativeSettings, OPTIONS, TORCHRUNS, check_run_id,
+    run_prefix,
 };
 
 /// The backend's name.

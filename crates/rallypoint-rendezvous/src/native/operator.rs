@@ -19,6 +19,8 @@ use crate::handler::Member;
 
 /// Leases whose time is asked for together.
 const LEASES_AT_A_TIME: usize = 32;
+/// In a round of up to so many members, each that is missed is looked for. All nodes may do so at once.
+const MOST_LOOKED_FOR: usize = 256;
 
 /// A run, as it is now.
 #[derive(Debug, Clone, Serialize)]
@@ -238,14 +240,34 @@ async fn read_entry(client: &Client, key: &str) -> Result<Option<Entry>> {
     }
 }
 
-/// Members of the round of `plan` that are there no more, the first few.
+/// Members of the round of `plan` that are there no more; of a large round the first few.
 pub(super) async fn lost(client: &Client, keys: &Keys, plan: &str) -> Result<Vec<Lost>> {
     let round = read_round(client, keys).await?.filter(|round| round.plan == plan && round.has_round());
+    let Some(round) = round else { return Ok(Vec::new()) };
     let mut gone = Vec::new();
-    for lost in round.map(|round| round.news.lost).unwrap_or_default() {
+    for lost in round.news.lost {
         // Who asked for a new round may have gone since.
         if lost.why != Why::Again || read_entry(client, &keys.node(&lost.node)).await?.is_none() {
             gone.push(lost);
+        }
+    }
+    if round.world_size <= MOST_LOOKED_FOR {
+        // Nobody tells of those who went when the others had asked for a new round already.
+        let (_, ranks) = read_all(client, &keys.ranks()).await?;
+        let (_, nodes) = read_all(client, &keys.nodes()).await?;
+        let nodes = by_id(keys, &nodes);
+        for entry in &ranks {
+            let id = keys.id_of(&entry.key);
+            let Ok(place) = parse::<RankRecord>(entry) else { continue };
+            let Some((rank, incarnation)) = place.in_plan(plan).filter(|_| !nodes.contains_key(id)) else {
+                continue;
+            };
+            let why = if place.left && place.incarnation == incarnation { Why::Left } else { Why::Died };
+            match gone.iter_mut().find(|lost| lost.node == id) {
+                Some(known) if known.why == Why::Again => known.why = why,
+                Some(_) => {}
+                None => gone.push(Lost { node: id.to_owned(), rank, why }),
+            }
         }
     }
     gone.sort_by_key(|lost| lost.rank);

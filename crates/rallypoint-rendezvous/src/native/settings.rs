@@ -22,6 +22,9 @@ const LONGEST_LEASE: Duration = Duration::from_secs(9_000_000_000);
 /// Where all runs are, under the prefix of the [`EtcdSettings`].
 pub const DEFAULT_ROOT: &str = "rallypoint/";
 
+/// What torchrun puts among a backend's options by itself; none of it means anything to this one.
+pub const TORCHRUNS: [&str; 4] = ["rank", "is_host", "store_type", "keep_alive_interval"];
+
 /// What a node of the native backend is started with.
 ///
 /// ```
@@ -127,8 +130,6 @@ impl NativeSettings {
 
     /// What torchrun hands over. An option that there is not is refused by name.
     pub fn from_parameters(parameters: &RendezvousParameters) -> Result<Self, ParameterError> {
-        // torchrun puts some of its own among them, which mean nothing here.
-        const TORCHRUNS: [&str; 4] = ["rank", "is_host", "store_type", "keep_alive_interval"];
         for key in parameters.config.keys() {
             let known = OPTIONS.iter().any(|(name, _)| name == key) || TORCHRUNS.contains(&key.as_str());
             if !known {

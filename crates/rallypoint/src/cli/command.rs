@@ -108,7 +108,9 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, python: Option<Os
     let (command, variables) = match parse(&arguments) {
         Ok(parsed) => parsed,
         Err(problem) => {
-            if let Some(text) = part.as_deref().and_then(|part| in_full(part, &problem)) {
+            if let Some(text) = without_run(&arguments, &problem) {
+                say(format!("error: {text}\n"));
+            } else if let Some(text) = part.as_deref().and_then(|part| in_full(part, &problem)) {
                 say(format!("error: {text}\n"));
             } else if lacks_program(&problem) {
                 say("error: no program: name it after the flags, as in rallypoint run --standalone --nproc-per-node 2 train.py; rallypoint run --help has more\n".to_owned());
@@ -117,7 +119,8 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, python: Option<Os
                 let _ = problem.print();
             } else if problem.use_stderr() {
                 let text = one_line(&problem.render().to_string());
-                say(format!("{}\n", with_variables(&text, &problem, &arguments)));
+                let next = part.as_deref().and_then(|part| next_step(part, &text, &problem)).unwrap_or("");
+                say(format!("{}{next}\n", with_variables(&text, &problem, &arguments)));
             } else {
                 // Help and the version; nothing is left to do where they cannot be written.
                 let _ = problem.print();
@@ -126,7 +129,12 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, python: Option<Os
         }
     };
     match command {
-        Command::Run(options) => run::run(&Run { python, variables, ..options }),
+        Command::Run(options) => {
+            let cli = Cli::command();
+            let set = std::env::vars_os().map(|(name, _)| name);
+            let unread = cli.find_subcommand("run").map(|run| variables::unread(run, set));
+            run::run(&Run { python, variables, unread: unread.unwrap_or_default(), ..options })
+        }
         Command::Serve(options) => run_server(options),
         Command::Status(options) => wait_for(status::status(&options)),
         Command::Close(options) => wait_for(status::close(&options)),
@@ -162,6 +170,32 @@ fn with_variables(text: &str, problem: &clap::Error, arguments: &[OsString]) -> 
         Some(part) => variables::named(text, &variables::set(part, arguments)),
         None => text.to_owned(),
     }
+}
+
+/// What to write where the word `run` was left out.
+fn without_run(arguments: &[OsString], problem: &clap::Error) -> Option<String> {
+    let given = arguments.get(1)?.to_str()?;
+    let is_program = problem.kind() == ErrorKind::InvalidSubcommand
+        && (given.ends_with(".py") || std::path::Path::new(given).is_file());
+    let flag = given.strip_prefix("--").map(|flag| flag.split('=').next().unwrap_or_default());
+    let cli = Cli::command();
+    let has = |run: &clap::Command, flag| {
+        run.get_arguments().any(|arg| {
+            arg.get_long() == Some(flag) || arg.get_all_aliases().is_some_and(|all| all.contains(&flag))
+        })
+    };
+    let is_flag = problem.kind() == ErrorKind::UnknownArgument
+        && flag.is_some_and(|flag| cli.find_subcommand("run").is_some_and(|run| has(run, flag)));
+    let what = if is_flag { "a flag of rallypoint run" } else { "no command of rallypoint" };
+    (is_program || is_flag).then(|| format!("{given} is {what}: write rallypoint run {given} ..."))
+}
+
+/// What to do about a flag that `run` has not, where no other is like it.
+fn next_step(part: &OsStr, text: &str, problem: &clap::Error) -> Option<&'static str> {
+    let unknown = problem.kind() == ErrorKind::UnknownArgument && !text.contains("similar argument");
+    (part == "run" && unknown).then_some(
+        "; rallypoint run --help lists the flags, and those of the program itself go after its name",
+    )
 }
 
 /// Whether `run` was not told what to run.

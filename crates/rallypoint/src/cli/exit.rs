@@ -5,9 +5,10 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rallypoint_agent::AgentError;
+use rallypoint_agent::{AgentError, SERVER_ENDED};
 use rallypoint_core::text::plain;
 use rallypoint_etcd::ErrorKind;
+use rallypoint_etcd::v2::NO_V2;
 use rallypoint_rendezvous::{ParameterError, RendezvousError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -61,6 +62,8 @@ pub(crate) enum Place {
     Endpoint,
     /// `--rdzv-endpoint` of a command that was written for torchrun, which need not name the run.
     Nameless,
+    /// The same on a server that one of the nodes runs, and that ends with the run.
+    Embedded,
     /// `--master-addr`: node 0 has the server.
     Master,
     /// `--endpoint` of an operator's command.
@@ -68,10 +71,15 @@ pub(crate) enum Place {
 }
 
 impl Place {
+    /// Where the server is one of the nodes'.
+    pub(crate) fn embedded(self) -> Self {
+        if self == Place::Endpoint { Place::Embedded } else { self }
+    }
+
     /// The flags that say where it is.
     pub(crate) fn flags(self) -> &'static str {
         match self {
-            Place::Endpoint | Place::Nameless => "--rdzv-endpoint",
+            Place::Endpoint | Place::Embedded | Place::Nameless => "--rdzv-endpoint",
             Place::Master => "--master-addr and --master-port",
             Place::Operator => "--endpoint",
         }
@@ -85,7 +93,9 @@ impl Place {
     /// What to look at where nobody answers there.
     fn nobody(self) -> &'static str {
         match self {
-            Place::Endpoint | Place::Nameless => "; check --rdzv-endpoint, and that an etcd runs there",
+            Place::Endpoint | Place::Embedded | Place::Nameless => {
+                "; check --rdzv-endpoint, and that an etcd runs there"
+            }
             Place::Master => "; check --master-addr and --master-port, and that node 0 runs there",
             Place::Operator => "; check --endpoint, and that an etcd runs there",
         }
@@ -94,7 +104,7 @@ impl Place {
     /// What to look at where too few have come.
     fn too_few(self) -> &'static str {
         match self {
-            Place::Endpoint | Place::Operator => {
+            Place::Endpoint | Place::Embedded | Place::Operator => {
                 "; check that all nodes use this --rdzv-id and --rdzv-endpoint"
             }
             Place::Nameless => "; check that all nodes use this --rdzv-endpoint",
@@ -108,6 +118,7 @@ impl Place {
     fn over(self) -> &'static str {
         match self {
             Place::Endpoint | Place::Operator => "; start a new one with another --rdzv-id",
+            Place::Embedded => "; start all nodes again",
             Place::Nameless | Place::Master => "; start all nodes again, or name the new run with --rdzv-id",
         }
     }
@@ -142,7 +153,16 @@ impl Problem {
             );
             return Problem::new(NO_RENDEZVOUS, text);
         }
+        if let RendezvousError::Connection { endpoint, source } = error
+            && source.to_string().contains(NO_V2)
+        {
+            return Problem::new(NO_SERVER, without_v2(endpoint));
+        }
         let (code, advice) = match error {
+            // What kept the name is gone.
+            RendezvousError::Closed { reason, .. } if reason.ends_with(SERVER_ENDED) => {
+                (CLOSED, place.embedded().over())
+            }
             RendezvousError::Closed { .. } => (CLOSED, place.over()),
             RendezvousError::Connection { .. } => (NO_SERVER, advice(kind(error), place)),
             RendezvousError::NotMet { needed, here, .. } if here < needed => (NO_RENDEZVOUS, place.too_few()),
@@ -177,6 +197,9 @@ impl Problem {
             ),
             AgentError::ServerGone { .. } => {
                 Problem::new(NO_SERVER, format!("{error}; start that node again, and the others"))
+            }
+            AgentError::Unreachable { source, .. } => {
+                Problem::new(NO_SERVER, format!("{}{}", chain(error), advice(kind(source), place)))
             }
             AgentError::Start { program, source } if source.raw_os_error() == Some(NO_PROGRAM) => {
                 let text = format!(
@@ -251,6 +274,13 @@ fn say_here(text: &str) {
     }
 }
 
+/// What to do about an etcd that has only the v3 API.
+fn without_v2(endpoint: &str) -> String {
+    format!(
+        "--rdzv-backend etcd speaks etcd's v2 API, and what answers at {endpoint} has none: leave the option out on all nodes, which then meet on the v3 API; only to meet PyTorch's own etcd backend, start an etcd 3.4 or 3.5 with --enable-v2"
+    )
+}
+
 /// What kept us from an etcd, where that is known.
 pub(crate) fn kind(error: &RendezvousError) -> Option<ErrorKind> {
     let RendezvousError::Connection { source, .. } = error else { return None };
@@ -318,6 +348,18 @@ fn without_aliases(line: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_that_nothing_keeps_can_be_used_again() {
+        let closed = |reason: &str, place| {
+            let error = RendezvousError::Closed { run_id: "job".to_owned(), reason: reason.to_owned() };
+            Problem::rendezvous(&error, place).text
+        };
+        assert!(closed("enough", Place::Endpoint).ends_with("another --rdzv-id"));
+        assert!(closed("enough", Place::Endpoint.embedded()).ends_with("; start all nodes again"));
+        let ended = format!("node1 {SERVER_ENDED}");
+        assert!(closed(&ended, Place::Endpoint).ends_with("; start all nodes again"));
+    }
 
     #[test]
     fn clap_is_made_brief() {

@@ -4,6 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rallypoint_core::text::{self, plain};
+use rallypoint_etcd::ErrorKind;
 use rallypoint_etcd::v3::{Client, KeyRange, Watch, revision_of};
 use rallypoint_rendezvous::native::{self, DEFAULT_ROOT, NodeState, RunStatus, Unreadable, Why, run_prefix};
 use tokio::signal::unix::{SignalKind, signal};
@@ -152,7 +153,20 @@ async fn connect(connection: &Connection) -> Result<Client, Problem> {
     let mut settings = connection.settings()?;
     settings.prefix = connection.prefix.clone().unwrap_or_default();
     Client::connect(settings).await.map_err(|error| {
-        Problem::new(NO_SERVER, format!("{}{}", chain(&error), advice(Some(error.kind()), Place::Operator)))
+        let (text, kind) = (chain(&error), error.kind());
+        let endpoint = connection.endpoints();
+        let text = match kind {
+            // The words of the HTTP/2 library for what makes no sense to it, and for a connection that was given up for that.
+            ErrorKind::Interrupted | ErrorKind::Unreachable
+                if text.contains("connection error detected") || text.contains("connection closed") => format!(
+                "what listens at {endpoint} is no etcd, or one that wants TLS (--cacert); check --endpoint"
+            ),
+            ErrorKind::Timeout => format!(
+                "{endpoint} takes connections and says nothing: it is no etcd, or one that hangs; check --endpoint"
+            ),
+            kind => format!("{text}{}", advice(Some(kind), Place::Operator)),
+        };
+        Problem::new(NO_SERVER, text)
     })
 }
 

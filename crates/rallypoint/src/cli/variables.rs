@@ -5,12 +5,37 @@ use std::ffi::{OsStr, OsString};
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
+use rallypoint_core::text::nearest;
 
 /// A flag whose value a variable has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Variable {
     flag: String,
     name: String,
+}
+
+/// A variable by whose name somebody meant an option.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Unread {
+    pub(crate) name: String,
+    /// The nearest one that there is.
+    pub(crate) meant: Option<String>,
+}
+
+/// Before the names of torchrun's variables.
+const TORCHS: &str = "PET_";
+
+/// Of these variables, those that are named as torchrun's options are, and none of this command's.
+pub(crate) fn unread(command: &Command, set: impl IntoIterator<Item = OsString>) -> Vec<Unread> {
+    let known: Vec<&str> =
+        command.get_arguments().filter_map(|arg| arg.get_env()).filter_map(OsStr::to_str).collect();
+    let named = |name: &String| name.starts_with(TORCHS) && !known.contains(&name.as_str());
+    let names = set.into_iter().filter_map(|name| name.into_string().ok()).filter(named);
+    let mut unread: Vec<Unread> = names
+        .map(|name| Unread { meant: nearest(&name, known.iter().copied()).map(str::to_owned), name })
+        .collect();
+    unread.sort_by(|one, other| one.name.cmp(&other.name));
+    unread
 }
 
 /// Those of a command that was understood.
@@ -103,6 +128,21 @@ mod tests {
         ] {
             assert_eq!(named(text, &variables), expected);
         }
+    }
+
+    #[test]
+    fn a_variable_that_nobody_reads_is_told_with_the_one_that_was_meant() {
+        let of = |name: &'static str| Arg::new(name).long(name).env(name);
+        let command = Command::new("run").arg(of("PET_NNODES")).arg(of("PET_RDZV_ID"));
+        let set = ["PET_NNODE", "PET_RDZV_ID", "PETS", "PET_COLOUR"].map(OsString::from);
+        let unread = |name: &str, meant: Option<&str>| Unread {
+            name: name.to_owned(),
+            meant: meant.map(str::to_owned),
+        };
+        assert_eq!(
+            super::unread(&command, set),
+            [unread("PET_COLOUR", None), unread("PET_NNODE", Some("PET_NNODES"))]
+        );
     }
 
     #[test]

@@ -3,19 +3,12 @@
 use rallypoint_agent::{StreamChoice, Streams};
 
 use super::options::Run;
+use super::room;
 use crate::cli::exit::Problem;
-
-/// Processes that the system can have at a time.
-const PID_MAX: &str = "/proc/sys/kernel/pid_max";
 
 /// Refuses what cannot be meant, on a node with so many workers.
 pub(crate) fn check(options: &Run, workers: usize) -> Result<(), Problem> {
-    let most = std::fs::read_to_string(PID_MAX).ok().and_then(|most| most.trim().parse::<usize>().ok());
-    if let Some(most) = most.filter(|most| workers >= *most) {
-        return Err(Problem::usage(format!(
-            "--nproc-per-node {workers}: this system can have {most} processes in all (kernel.pid_max)"
-        )));
-    }
+    room::check(workers, &room::limits())?;
     let named = [
         ("--redirects", options.redirects.last_named()),
         ("--tee", StreamChoice::last_named(&options.tee)),

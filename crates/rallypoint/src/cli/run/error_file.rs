@@ -57,7 +57,11 @@ pub(crate) fn keep(record: &Value) {
     let why = match written {
         Ok(Ok(())) => return,
         Ok(Err(error)) => error.to_string(),
-        Err(unknown) => unknown.to_string(),
+        // A pipe that nobody reads takes nothing.
+        Err(unknown) => match std::fs::metadata(&name).ok().as_ref().and_then(disk::no_file) {
+            Some(kind) => format!("it is {kind} that takes nothing"),
+            None => unknown.to_string(),
+        },
     };
     warn!("cannot write {VARIABLE}, {}: {why}", Path::new(&name).display());
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use rallypoint_rendezvous::native::BACKEND;
+use rallypoint_rendezvous::native::{BACKEND, TORCHRUNS};
 use rallypoint_rendezvous::{ParameterError, Registry, RendezvousParameters};
 
 use super::options::Run;
@@ -70,8 +70,8 @@ pub(crate) fn of(options: &mut Run) -> Result<Meet, Problem> {
         )));
     }
     let mut meet = Meet::new(options)?;
-    let is_host = if asked.torchs.is_some() { meet.drop_theirs()? } else { None };
     let native = asked.torchs.is_some() || options.rdzv_backend == BACKEND;
+    let is_host = if native { meet.drop_theirs(asked.torchs)? } else { None };
     if asked.torchs.is_some() {
         options.rdzv_backend = BACKEND.to_owned();
     }
@@ -88,12 +88,14 @@ pub(crate) fn of(options: &mut Run) -> Result<Meet, Problem> {
     meet.alone = options.standalone || (options.nnodes.max == 1 && options.connection.endpoints().is_empty());
     if options.standalone {
         meet.none_of(&asked, "--standalone is for this node alone");
+        meet.no_host(is_host);
     } else if !native {
         meet.none_of(&asked, "only Rallypoint's own backend heeds it");
     } else {
         asked.check_rank(options)?;
         if meet.alone {
             meet.by_itself(options, asked);
+            meet.no_host(is_host);
         } else {
             meet.with_others(options, &asked, is_host);
         }
@@ -189,9 +191,11 @@ impl Meet {
         self.without_effect.push((flag.to_owned(), why.to_owned()));
     }
 
-    /// Takes out what only torchrun's backends can be told; whether this node is to serve, if it says so.
-    fn drop_theirs(&mut self) -> Result<Option<bool>, Problem> {
-        for (key, why) in THEIRS {
+    /// Takes out what only torchrun's backends can be told; whether this node is to serve, if it says so. Of our own
+    /// backend, what is no option of it is refused later, but for what torchrun puts there by itself.
+    fn drop_theirs(&mut self, torchs: Option<Torchs>) -> Result<Option<bool>, Problem> {
+        let all = torchs.is_some();
+        for (key, why) in THEIRS.into_iter().filter(|(key, _)| all || TORCHRUNS.contains(key)) {
             if self.config.remove(key).is_some() {
                 self.nothing(&format!("--rdzv-conf {key}"), why);
             }
@@ -206,6 +210,13 @@ impl Meet {
             ("--node-rank", asked.node_rank.is_some_and(|rank| rank != 0)),
         ];
         given.into_iter().filter(|(_, given)| *given).for_each(|(flag, _)| self.nothing(flag, why));
+    }
+
+    /// A node that meets nobody has a server of its own.
+    fn no_host(&mut self, is_host: Option<bool>) {
+        if is_host.is_some() {
+            self.nothing("--rdzv-conf is_host", "this node meets no other");
+        }
     }
 
     /// Nobody else needs to find the server, so the workers can have the port.
@@ -363,6 +374,13 @@ mod tests {
         let (run, _) =
             meant("--rdzv-backend c10d --nnodes 2 --rdzv-endpoint [fd00::1]:1 --master-addr x").unwrap();
         assert_eq!(run.connection.endpoints(), "[fd00::1]:1");
+        // Our own backend heeds it too, and names what it does not heed.
+        let (_, meet) =
+            meant("--nnodes 2 --rdzv-endpoint node1 --rdzv-id j --rdzv-conf is_host=0,rank=1").unwrap();
+        assert_eq!((meet.serves, meet.config.len()), (Serves::Elsewhere, 0));
+        assert_eq!(meet.without_effect[0].0, "--rdzv-conf rank");
+        let (_, meet) = meant("--standalone --rdzv-conf is_host=1").unwrap();
+        assert_eq!(meet.without_effect[0].0, "--rdzv-conf is_host");
         // Ranks are heeded though torchrun's c10d does not; nodes may still share one.
         let (_, meet) = meant("--rdzv-backend c10d --nnodes 2:4 --rdzv-endpoint n:1 --node-rank 7").unwrap();
         assert_eq!((meet.config["rank_hint"].as_str(), meet.config.get("node_id")), ("7", None));

@@ -11,6 +11,7 @@ mod numa;
 mod options;
 mod program;
 mod progress;
+mod room;
 mod server;
 mod signals;
 mod stuck;
@@ -49,7 +50,7 @@ use self::terminal::{LogWriter, Terminal};
 use self::timer::TimerFile;
 use self::writer::Lost;
 use super::exit::{CLOSED, NO_SERVER, NODE, Place, Problem, SIGNAL, WORKERS_FAILED, kind, say};
-use super::variables::named;
+use super::variables::{Unread, named};
 use super::{LogFormat, start_log_to};
 
 const GRACE_VARIABLE: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
@@ -204,6 +205,12 @@ async fn launch(
     for (flag, why) in options.without_meaning.given() {
         warn!("{} has no effect: {why}", named(flag, &options.variables));
     }
+    for Unread { name, meant } in &options.unread {
+        match meant {
+            Some(meant) => warn!("{name} is set, and nothing reads it: did you mean {meant}?"),
+            None => warn!("{name} is set, and nothing reads it; rallypoint run --help names the variables"),
+        }
+    }
     if std::env::var_os(HEALTH_VARIABLE).is_some() {
         warn!(
             "{HEALTH_VARIABLE} has no effect: there is no server for health checks, as in torchrun's public release"
@@ -255,7 +262,7 @@ async fn launch(
     let agent =
         Agent::new(spec, Arc::clone(&handler), logs, console).adopting_orphans().with_workers(workers);
     let (endpoint, server) = (parameters.endpoint.clone(), agent.server());
-    let waiting = Waiting { handler, run: run_id.clone(), endpoint, timeout, server };
+    let waiting = Waiting { handler, run: run_id.clone(), endpoint, timeout, server: server.clone() };
     let agent = agent.with_events(record.clone().map(|record| record as Arc<dyn Events>));
     let agent = if meeting.server.is_some() { agent.hosting_server() } else { agent };
     // A server that is only ever connected to is no node's.
@@ -281,7 +288,10 @@ async fn launch(
         Some(problem) => Err(problem),
         None => match outcome {
             Ok(outcome) => report(outcome, options.log_format, &run_id, kept.as_deref(), terminal),
-            Err(error) => Err(Problem::agent(&error, meet.place)),
+            Err(error) => {
+                let ends_with_run = meeting.server.is_some() || server.borrow().is_some();
+                Err(Problem::agent(&error, if ends_with_run { meet.place.embedded() } else { meet.place }))
+            }
         },
     };
     if let Some(server) = meeting.server {
@@ -423,6 +433,12 @@ async fn reach(options: &Run, meet: &Meet, run_id: &str) -> Result<Reached, Prob
         // The server of the job before this one, which is about to end: only a run without a name can be taken for it.
         let over = meet.nameless && meeting.server.is_none();
         if !over || Instant::now() >= deadline || !handler.is_closed().await.unwrap_or(false) {
+            if meeting.taken {
+                info!(
+                    endpoint = parameters.endpoint,
+                    "a server is there: the nodes meet on it, and this one starts none"
+                );
+            }
             return Ok(Reached { meeting, parameters, handler, timeout });
         }
         if !std::mem::replace(&mut told, true) {

@@ -11,7 +11,7 @@ use super::numa::Mode;
 use crate::cli::LogFormat;
 use crate::cli::connection::Connection;
 use crate::cli::exit::TABLE;
-use crate::cli::variables::{Variable, yes_or_no};
+use crate::cli::variables::{Unread, Variable, yes_or_no};
 
 /// Run a program as the workers of a distributed job, together with other nodes.
 ///
@@ -29,6 +29,9 @@ pub(crate) struct Run {
     /// The options that come from the environment.
     #[arg(skip)]
     pub(crate) variables: Vec<Variable>,
+    /// Variables that look like options, and are none.
+    #[arg(skip)]
+    pub(crate) unread: Vec<Unread>,
     /// The Python that this command is installed in, if any.
     #[arg(skip)]
     pub(crate) python: Option<OsString>,
