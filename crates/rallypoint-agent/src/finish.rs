@@ -7,7 +7,7 @@ use rallypoint_core::time::bounded;
 use rallypoint_rendezvous::RendezvousHandler;
 use rallypoint_store::{Store, StoreError};
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::agent::Agent;
 use crate::patience;
@@ -17,16 +17,52 @@ const ARRIVED: &[u8] = b"torchelastic/agent/terminal_state/num_members";
 /// ...and that all have.
 pub(crate) const PASSED: &[u8] = b"torchelastic/agent/terminal_state/last_member";
 
-/// The barrier of c10d, without a limit: work takes as long as it takes, and a node that dies is known.
-pub(crate) async fn finished(store: &dyn Store, nodes: usize, timeout: Duration) -> Result<(), StoreError> {
+/// That this node is among them; its rank follows.
+const HERE: &str = "rallypoint/finished/";
+/// How often a node that waits makes sure that it is counted, at most; more seldom in larger groups.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+const LOOK_AGAIN_PER_NODE: Duration = Duration::from_millis(2);
+
+/// The barrier of c10d, without a limit: work takes as long as it takes, and a node that dies is known. Where etcd was
+/// restored from a time before this node had come, it comes again.
+pub(crate) async fn finished(
+    store: &dyn Store,
+    (rank, nodes): (usize, usize),
+    timeout: Duration,
+) -> Result<(), StoreError> {
     let writes = store.clone_store();
     writes.set_timeout(timeout);
+    let here = format!("{HERE}{rank}").into_bytes();
+    let every = LOOK_AGAIN.max(LOOK_AGAIN_PER_NODE.saturating_mul(u32::try_from(nodes).unwrap_or(u32::MAX)));
+    let passed =
+        patience::until(Instant::now() + bounded(timeout), async || patience::wait(store, PASSED).await);
+    tokio::pin!(passed);
+    loop {
+        arrive(&*writes, &here, nodes, timeout).await?;
+        loop {
+            tokio::select! {
+                biased;
+                passed = &mut passed => return passed,
+                () = tokio::time::sleep(every) => {}
+            }
+            // What cannot be read now can be later.
+            if let Ok(false) = writes.check(&[&here]).await {
+                debug!("etcd has lost that this node has finished; saying it again");
+                break;
+            }
+        }
+    }
+}
+
+/// Counts this node in. That it is counted comes first: twice would be worse than not at all.
+async fn arrive(writes: &dyn Store, here: &[u8], nodes: usize, timeout: Duration) -> Result<(), StoreError> {
     let deadline = Instant::now() + bounded(timeout);
+    patience::until(deadline, async || writes.set(here, b"1").await).await?;
     let arrived = patience::until(deadline, async || writes.add(ARRIVED, 1).await).await?;
     if usize::try_from(arrived).is_ok_and(|arrived| arrived >= nodes) {
         patience::until(deadline, async || writes.set(PASSED, b"1").await).await?;
     }
-    patience::until(deadline, async || patience::wait(store, PASSED).await).await
+    Ok(())
 }
 
 /// Waits until etcd has not answered for so long, counted from now at the earliest. Never where that is not known.
@@ -55,4 +91,40 @@ pub(crate) async fn server_gone(agent: &Agent) -> Infallible {
         }
     }
     std::future::pending().await
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+    use rallypoint_store::MemoryStore;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[tokio::test(start_paused = true)]
+    async fn all_are_waited_for_and_each_counts_once() {
+        let store = MemoryStore::new();
+        let first = finished(&store, (0, 2), LONG);
+        tokio::pin!(first);
+        assert!(tokio::time::timeout(LOOK_AGAIN * 10, &mut first).await.is_err(), "the other has not come");
+        let (first, second) = tokio::join!(first, finished(&store, (1, 2), LONG));
+        first.and(second).unwrap();
+        assert_eq!(store.add(ARRIVED, 0).await.unwrap(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_was_forgotten_comes_again() {
+        let store = MemoryStore::new();
+        let first = finished(&store, (0, 2), LONG);
+        tokio::pin!(first);
+        assert!(tokio::time::timeout(LOOK_AGAIN / 2, &mut first).await.is_err());
+        // As it was before.
+        for key in [ARRIVED, b"rallypoint/finished/0"] {
+            assert!(store.delete_key(key).await.unwrap());
+        }
+        assert!(tokio::time::timeout(LOOK_AGAIN, &mut first).await.is_err());
+        let (first, second) = tokio::join!(first, finished(&store, (1, 2), LONG));
+        first.and(second).unwrap();
+    }
 }

@@ -71,6 +71,7 @@ pub(crate) async fn run(
     let mut round = Round {
         agent,
         board,
+        rank: met.rank,
         nodes: met.world_size,
         run_store: met.run_store.take(),
         decision: Decision::new(rules),
@@ -144,6 +145,8 @@ impl Drop for Wanted {
 struct Round<'a> {
     agent: &'a Agent,
     board: Board,
+    /// This node's place among so many.
+    rank: usize,
     nodes: usize,
     run_store: Option<Arc<dyn Store>>,
     decision: Decision,
@@ -340,7 +343,8 @@ impl Round<'_> {
     async fn finish(&mut self, store: &dyn Store, fence: &Fence, stop: &mut StopListener) {
         let (board, nodes, agent) = (self.board.clone(), self.nodes, self.agent);
         let timeout = agent.spec().exit_barrier_timeout;
-        let (done, silent) = (finished(store, nodes, timeout), silent_for(agent.handler(), timeout));
+        let place = (self.rank, nodes);
+        let (done, silent) = (finished(store, place, timeout), silent_for(agent.handler(), timeout));
         let told = board.told();
         tokio::pin!(done, silent, told);
         let began = Instant::now();

@@ -77,6 +77,8 @@ pub(crate) struct Check {
     pub(crate) somebody_waited: bool,
     /// The revision after which etcd last lost data. What stands there from before may be of another history.
     lost_at: i64,
+    /// When somebody wrote who is no node.
+    pub(crate) by_others: BTreeSet<i64>,
     /// Nodes that asked for a round since the last one.
     asked: BTreeSet<String>,
     /// Nodes whose key was gone since the last round, or that had left it: who comes back by that name is a newcomer.
@@ -114,6 +116,7 @@ impl Check {
             reasons: BTreeSet::new(),
             losses: 0,
             lost_at: 0,
+            by_others: BTreeSet::new(),
             holders: BTreeMap::new(),
             claims: BTreeMap::new(),
             owners: BTreeMap::new(),
@@ -190,6 +193,7 @@ impl Check {
     pub(crate) fn lost_data(&mut self, etcd: &Etcd) -> Result<(), Violation> {
         self.losses += 1;
         self.lost_at = etcd.revision();
+        self.by_others.clear();
         self.round = etcd.get(&self.keys.round()).map(parse).transpose()?.unwrap_or_else(nothing);
         self.holders.clear();
         for entry in etcd.prefix(&self.keys.nodes()) {
@@ -203,7 +207,7 @@ impl Check {
     pub(crate) fn change(&mut self, etcd: &Etcd, change: &etcd::Change) -> Result<(), Violation> {
         for event in &change.events {
             match event {
-                Event::Put(entry) if entry.value == SCRIBBLE => {}
+                Event::Put(entry) if self.by_others.contains(&entry.mod_revision) => {}
                 Event::Put(entry) => {
                     promise!(5, entry.lease != 0, "{} hangs on no lease", entry.key);
                     if entry.key == self.keys.round() {

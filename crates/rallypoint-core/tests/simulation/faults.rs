@@ -120,11 +120,17 @@ impl World {
 
     /// Somebody who is no node writes at a key, without a lease.
     pub(crate) fn scribble(&mut self, key: String) -> Result<(), Violation> {
+        self.overwrite(key, SCRIBBLE.to_owned())
+    }
+
+    /// Somebody who is no node writes there, without a lease.
+    pub(crate) fn overwrite(&mut self, key: String, value: String) -> Result<(), Violation> {
         self.trace(|| format!("somebody writes at {key}"));
-        let put = Op::Put { key, value: SCRIBBLE.to_owned(), lease: 0 };
+        let put = Op::Put { key, value, lease: 0 };
         let txn = Request::Txn(Txn { then: vec![put], ..Txn::default() });
         let written = self.etcd.apply(self.now, &txn);
         assert!(written.is_ok(), "the model writes");
+        self.check.by_others.insert(self.etcd.revision());
         self.publish()
     }
 

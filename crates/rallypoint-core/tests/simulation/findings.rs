@@ -465,6 +465,27 @@ fn a_node_whose_key_is_overwritten_writes_it_again() {
     });
 }
 
+/// It is the node's own record, and would be there for ever when the node is gone.
+#[test]
+fn a_node_whose_key_has_lost_its_lease_writes_it_again() {
+    tell(60, |seed| {
+        for index in 0..3 {
+            let mut world = world(seed, 3, 3);
+            start(&mut world, 3)?;
+            settle(&mut world, MOMENT)?;
+            let (news, before) = (world.news, ranks(&world));
+            let key = world.keys.node(&format!("n{index}"));
+            let record = world.etcd.get(&key).expect("it is there").value.clone();
+            world.overwrite(key.clone(), record)?;
+            world.run_for(world.setup.lease + second(2))?;
+            assert_eq!((world.news, ranks(&world)), (news, before), "{}", state(&world));
+            let entry = world.etcd.get(&key).expect("it is there");
+            assert_ne!(entry.lease, 0, "{entry:?}");
+        }
+        Ok(())
+    });
+}
+
 /// The leader waits for the others before it tidies up, and its watches break meanwhile.
 #[test]
 fn a_leader_that_has_lost_sight_of_a_closed_run_tidies_up() {

@@ -7,6 +7,7 @@ use rallypoint_core::round::{
     default_lease,
 };
 use rallypoint_core::text::nearest;
+use rallypoint_core::time::bounded;
 use rallypoint_core::{Credentials, EtcdSettings, TlsSettings};
 
 use crate::parameters::{ParameterError, RendezvousParameters, integer};
@@ -164,6 +165,10 @@ impl NativeSettings {
         set(&mut settings.closed_ttl, &["closed_timeout"])?;
         set(&mut settings.etcd.connect_timeout, &["connect_timeout"])?;
         set(&mut settings.etcd.request_timeout, &["read_timeout"])?;
+        let etcd = &mut settings.etcd;
+        for time in [&mut settings.join_timeout, &mut etcd.connect_timeout, &mut etcd.request_timeout] {
+            *time = bounded(*time);
+        }
         if let Some(policy) = parameters.get("rank_policy") {
             settings.run.policy = policy.parse().map_err(ParameterError)?;
         }

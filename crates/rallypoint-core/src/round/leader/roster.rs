@@ -254,12 +254,15 @@ impl Roster {
         self.look_at(id);
     }
 
-    /// What stands under a node's key. What is not a node's record is no node.
+    /// What stands under a node's key. What is not a node's record is no node, and what hangs on no lease was written by
+    /// somebody else: it would be there when the node is gone.
     pub(super) fn read(&mut self, id: &str, entry: &Entry) {
         let (created, modified) = (entry.create_revision, entry.mod_revision);
         match parse(entry) {
-            Ok(record) => self.put(id, Present { record, created, modified, spent: false }),
-            Err(_) => self.remove(id, modified),
+            Ok(record) if entry.lease != 0 => {
+                self.put(id, Present { record, created, modified, spent: false });
+            }
+            _ => self.remove(id, modified),
         }
     }
 

@@ -30,6 +30,7 @@ use rallypoint_agent::{
     Agent, Console, DEFAULT_GRACE, Events, Guarded, Interactive, Orders, Outcome, Part, Prefix, Stopper,
     Stream, WorkerSpec, Workers, allowed_cpus, parse_signals,
 };
+use rallypoint_core::time::bounded;
 use rallypoint_etcd::ErrorKind;
 use rallypoint_rendezvous::native::{BACKEND, DEFAULT_JOIN_TIMEOUT, NativeSettings};
 use rallypoint_rendezvous::{Registry, RendezvousError, RendezvousHandler, RendezvousParameters};
@@ -428,7 +429,7 @@ async fn reach(options: &Run, meet: &Meet, run_id: &str) -> Result<Reached, Prob
         let timeout =
             ["join_timeout", "timeout"].iter().find_map(|name| parameters.seconds(name).ok().flatten());
         let timeout = timeout.unwrap_or(DEFAULT_JOIN_TIMEOUT);
-        let deadline = began + meet.patience.unwrap_or(timeout);
+        let deadline = began + bounded(meet.patience.unwrap_or(timeout));
         let handler = connect(&parameters, &meeting, meet.place, deadline).await?;
         // The server of the job before this one, which is about to end: only a run without a name can be taken for it.
         let over = meet.nameless && meeting.server.is_none();

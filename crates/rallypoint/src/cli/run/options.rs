@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use rallypoint_agent::{DEFAULT_MAX_DEPARTURES, DEFAULT_SIGNALS, StreamChoice, WhenExhausted};
+use rallypoint_core::time::bounded;
 use rallypoint_rendezvous::native::OPTIONS;
 
 use super::numa::Mode;
@@ -478,7 +479,10 @@ impl FromStr for Seconds {
     fn from_str(text: &str) -> Result<Self, String> {
         let seconds =
             text.trim().parse().ok().and_then(|seconds| std::time::Duration::try_from_secs_f64(seconds).ok());
-        seconds.map(Seconds).ok_or_else(|| "write a number of seconds, such as 30 or 0.5".to_owned())
+        seconds
+            .map(bounded)
+            .map(Seconds)
+            .ok_or_else(|| "write a number of seconds, such as 30 or 0.5".to_owned())
     }
 }
 
