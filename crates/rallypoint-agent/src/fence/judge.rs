@@ -30,6 +30,13 @@ pub(crate) enum Answer {
     Done,
 }
 
+impl Answer {
+    /// Whether somebody whom etcd answers is behind it. Where there is one, a run is closed through etcd and not otherwise.
+    pub(crate) fn is_by_etcd(self) -> bool {
+        matches!(self, Answer::Stands { .. } | Answer::Over { known: true })
+    }
+}
+
 /// What is known of a member that could be asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Member {
@@ -257,6 +264,14 @@ mod tests {
         assert_eq!(verdict(&judge, 112), no_word(11));
         judge.answered(1, s(112), Answer::Over { known: true });
         assert_eq!(verdict(&judge, 112), Some(CutOff::MovedOn { rank: 7, known: true }));
+    }
+
+    #[test]
+    fn a_close_by_word_of_mouth_counts_where_etcd_answers_nobody() {
+        let by_etcd = [Answer::Stands { age: s(1) }, Answer::Over { known: true }];
+        let by_itself = [Answer::Away, Answer::Over { known: false }, Answer::Done];
+        assert!(by_etcd.iter().all(|answer| answer.is_by_etcd()));
+        assert!(!by_itself.iter().any(|answer| answer.is_by_etcd()));
     }
 
     #[test]

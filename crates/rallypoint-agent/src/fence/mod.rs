@@ -190,11 +190,14 @@ async fn watch_over(
                 questions.spawn(async move { (at, reach.ask().await) });
             }
         }
+        let (mut answers, mut closed) = (Vec::new(), Vec::new());
         while let Some(asked) = questions.join_next().await {
             let Ok((at, Some((answer, news)))) = asked else { continue };
             debug!(rank = ranks[at], ?answer, ?news, "a node has answered");
+            answers.push(answer);
             if let Some(news) = news {
-                notes.learn(news);
+                notes.learn(News { closes: false, ..news.clone() });
+                closed.extend(Some(news).filter(|news| news.closes));
             }
             judge.answered(at, began.elapsed(), answer);
             let failed = *ended.borrow() || notes.has_any();
@@ -202,6 +205,9 @@ async fn watch_over(
             if cut_off.borrow().is_none() && verdict.is_some_and(CutOff::is_over) {
                 break;
             }
+        }
+        if !answers.iter().any(|answer| answer.is_by_etcd()) {
+            closed.into_iter().for_each(|news| notes.learn(news));
         }
         if let Some(contact) = handler.contact() {
             judge.contact(contact.at.saturating_duration_since(began));
