@@ -7,8 +7,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
+use crate::durable::{Promise, Taken, Ticket};
 use crate::identity::Identity;
-use crate::v2::{Answer, Error, Place, Request, Store, Time};
+use crate::v2::{Answer, Change, Error, Kept, Place, Request, Store, Time, Untold};
 
 /// What the v3 half says of itself.
 pub(crate) struct V3 {
@@ -87,14 +88,69 @@ impl Service {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn apply(&self, request: Request) -> Result<Answered, Error> {
+    /// Carries out a request. Where there is a ticket, the answer must wait for it: it tells of what is not on disk.
+    pub(super) fn apply(&self, request: Request) -> (Result<Answered, Error>, Option<Ticket>) {
+        self.write(|store| {
+            let before = store.next_end();
+            let answer = store.apply(self.now(), &request.path, request.op);
+            if store.next_end().is_some_and(|end| before.is_none_or(|before| end < before)) {
+                self.sooner.notify_one();
+            }
+            let (index, raft_index) = (store.index(), store.raft_index());
+            (answer.map(|answer| Answered { answer, index, raft_index }), store.ticket())
+        })
+    }
+
+    /// Changes the store, then tells the writer, if there is one.
+    fn write<R>(&self, write: impl FnOnce(&mut Store) -> R) -> R {
         let mut store = self.store();
-        let before = store.next_end();
-        let answer = store.apply(self.now(), &request.path, request.op)?;
-        if store.next_end().is_some_and(|end| before.is_none_or(|before| end < before)) {
-            self.sooner.notify_one();
+        let result = write(&mut store);
+        let bell = store.bell();
+        drop(store);
+        if let Some(bell) = bell {
+            // It may have been rung already.
+            let _ = bell.try_send(());
         }
-        Ok(Answered { answer, index: store.index(), raft_index: store.raft_index() })
+        result
+    }
+
+    /// What is to be written, the index and the one of raft after it, and whom to tell of what then.
+    pub(crate) fn take_changes(&self) -> Option<(Taken<Change>, (u64, u64), Vec<Untold>)> {
+        let mut store = self.store();
+        let (taken, untold) = store.take_changes()?;
+        Some((taken, (store.index(), store.raft_index()), untold))
+    }
+
+    /// What was taken is on disk.
+    pub(crate) fn settle(&self, untold: Vec<Untold>) {
+        self.store().settle(untold);
+    }
+
+    /// What was taken was not kept; the promise to those who wait for what came after it.
+    pub(crate) fn go_back(&self, kept: Kept) -> Option<Promise> {
+        self.store().go_back(kept)
+    }
+
+    /// The disk is full.
+    pub(crate) fn set_full(&self) {
+        let mut store = self.store();
+        let weight = store.weight();
+        if let Some(journal) = store.journal() {
+            journal.set_full(weight);
+        }
+    }
+
+    /// Whether there is room on the disk again, after what was deleted.
+    pub(crate) fn has_shrunk(&self) -> bool {
+        let mut store = self.store();
+        let weight = store.weight();
+        store.journal().is_some_and(|journal| journal.has_shrunk_to(weight))
+    }
+
+    pub(crate) fn set_room(&self) {
+        if let Some(journal) = self.store().journal() {
+            journal.set_room();
+        }
     }
 
     /// Ends the watches: the server stops.
@@ -117,11 +173,10 @@ impl Drop for Service {
 async fn expire(service: Weak<Service>, sooner: Arc<Notify>) {
     while let Some(alive) = service.upgrade() {
         let now = alive.now();
-        let next = {
-            let mut store = alive.store();
+        let next = alive.write(|store| {
             store.expire(now);
             store.next_end()
-        };
+        });
         drop(alive);
         match next {
             // Whichever comes first, the next round looks again.
