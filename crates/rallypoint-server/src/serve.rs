@@ -206,7 +206,8 @@ fn parts(
     data: Option<(Folder, Opened)>,
     stopping: watch::Receiver<bool>,
 ) -> Result<Parts, ServerError> {
-    let client_urls = if config.advertise.is_empty() { vec![url.to_owned()] } else { config.advertise.clone() };
+    let client_urls =
+        if config.advertise.is_empty() { vec![url.to_owned()] } else { config.advertise.clone() };
     let limits = Limits {
         request_bytes: config.max_request_bytes,
         txn_ops: config.max_txn_ops,

@@ -100,25 +100,9 @@ impl Shared {
         promise
     }
 
-    /// The disk is full.
-    pub(crate) fn set_full(&self) {
-        self.write(|state| {
-            let weight = state.weight();
-            if let Some(journal) = &mut state.journal {
-                journal.set_full(weight);
-            }
-        });
-    }
-
-    /// Whether there is room on the disk again, after what was deleted and compacted.
-    pub(crate) fn has_shrunk(&self) -> bool {
-        self.read(|state| {
-            state.journal.as_ref().is_some_and(|journal| journal.has_shrunk_to(state.weight()))
-        })
-    }
-
-    pub(crate) fn set_room(&self) {
-        self.write(|state| state.journal.as_mut().map(Journal::set_room));
+    /// Whether there is no room on the disk.
+    pub(crate) fn set_full(&self, is_full: bool) {
+        self.write(|state| state.journal.as_mut().map(|journal| journal.set_full(is_full)));
     }
 
     /// Ends leases when their time is up, for as long as it is polled.

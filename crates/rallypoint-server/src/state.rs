@@ -51,7 +51,8 @@ impl State {
         let LoadedV3 { revision, compacted, records, leases } = loaded;
         let mut state = State::new(limits, Store::restored(retention, revision, compacted, records));
         state.leases = Leases::restored(now, leases);
-        for record in state.store.iter_at(&Span::From(&b""[..]), revision).filter(|record| record.lease != 0) {
+        for record in state.store.iter_at(&Span::From(&b""[..]), revision).filter(|record| record.lease != 0)
+        {
             state.leases.attach(&record.key, record.lease);
         }
         state

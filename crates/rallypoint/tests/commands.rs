@@ -35,7 +35,10 @@ impl Serving {
             }
         };
         let is_kept = args.contains(&"--data-dir");
-        assert!(line.contains(if is_kept { "is kept in" } else { "in memory" }), "it says what it is: {line}");
+        assert!(
+            line.contains(if is_kept { "is kept in" } else { "in memory" }),
+            "it says what it is: {line}"
+        );
         Serving { child, endpoint, log }
     }
 

@@ -58,7 +58,9 @@ impl From<redb::Error> for EngineError {
     fn from(error: redb::Error) -> Self {
         match error {
             // What it says of a file that is none of its own, or empty.
-            redb::Error::Io(error) if error.raw_os_error().is_none() => EngineError::Damaged(error.to_string()),
+            redb::Error::Io(error) if error.raw_os_error().is_none() => {
+                EngineError::Damaged(error.to_string())
+            }
             redb::Error::Io(error) => EngineError::Io(error),
             redb::Error::DatabaseAlreadyOpen => EngineError::InUse,
             other => EngineError::Damaged(other.to_string()),

@@ -15,7 +15,7 @@ const DATABASE: &str = "rallypoint.redb";
 /// A database that is being made. Only a whole one gets the name above.
 const UNFINISHED: &str = "rallypoint.redb.new";
 const LOCK: &str = "rallypoint.lock";
-/// Room that is given up when the disk is full, so that there can be deletes.
+/// Room that is given up when somebody else has filled the disk, so that there can be deletes.
 const RESERVE: &str = "rallypoint.reserve";
 const RESERVE_BYTES: u64 = 4 << 20;
 /// Every file system may have it at its top.
@@ -95,14 +95,17 @@ impl Folder {
         Engine::load(Engine::builder().open(self.path.join(DATABASE))?)
     }
 
-    /// Takes the room that is given up when the disk is full; whether it is there.
-    pub(crate) fn take_reserve(&self) -> bool {
-        match rustix::fs::fallocate(&self.reserve, FallocateFlags::empty(), 0, RESERVE_BYTES) {
-            Ok(()) => true,
-            Err(rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT) => false,
-            // Not every file system has it, and then there is no reserve.
-            Err(_) => true,
-        }
+    /// Takes the room that is given up when the disk is full.
+    pub(crate) fn take_reserve(&self) {
+        // Not every file system has it, and then there is no reserve.
+        let _ = rustix::fs::fallocate(&self.reserve, FallocateFlags::empty(), 0, RESERVE_BYTES);
+    }
+
+    /// Bytes that are free on the disk.
+    pub(crate) fn free(&self) -> u64 {
+        // Where nobody can tell, a write will.
+        let disk = rustix::fs::fstatvfs(&self.reserve);
+        disk.map_or(u64::MAX, |disk| disk.f_bavail.saturating_mul(disk.f_frsize))
     }
 
     pub(crate) fn give_up_reserve(&self) {
@@ -118,11 +121,15 @@ impl Folder {
             EngineError::InUse => in_use(path),
             EngineError::Format(_) => refused(
                 path,
-                &format!("was written by another version of this program ({error}): use that version, or name another folder"),
+                &format!(
+                    "was written by another version of this program ({error}): use that version, or name another folder"
+                ),
             ),
             EngineError::Damaged(_) => refused(
                 path,
-                &format!("has data that cannot be read ({error}): put a copy of the folder in its place, or remove it to begin anew"),
+                &format!(
+                    "has data that cannot be read ({error}): put a copy of the folder in its place, or remove it to begin anew"
+                ),
             ),
         }
     }

@@ -63,8 +63,8 @@ pub(crate) struct Journal<C> {
     bell: SyncSender<()>,
     /// Whether the writer has to be told of something.
     is_new: bool,
-    /// What all weighed when the disk was found full. Until there is room again, nothing is added.
-    full_at: Option<usize>,
+    /// There is no room on the disk: nothing is added.
+    is_full: bool,
 }
 
 /// What the writer takes.
@@ -77,7 +77,7 @@ pub(crate) struct Taken<C> {
 impl<C> Journal<C> {
     /// The writer listens at the other end of the bell, which holds one ring.
     pub(crate) fn new(bell: SyncSender<()>) -> Self {
-        Journal { changes: Vec::new(), open: ticket(), writing: None, bell, is_new: false, full_at: None }
+        Journal { changes: Vec::new(), open: ticket(), writing: None, bell, is_new: false, is_full: false }
     }
 
     pub(crate) fn push(&mut self, change: C) {
@@ -118,23 +118,13 @@ impl<C> Journal<C> {
         std::mem::replace(&mut self.open, ticket()).0
     }
 
-    /// The disk is full, with all that weighs so much.
-    pub(crate) fn set_full(&mut self, weight: usize) {
-        self.full_at = Some(weight);
-    }
-
-    /// There is room on the disk again.
-    pub(crate) fn set_room(&mut self) {
-        self.full_at = None;
+    /// Whether there is no room on the disk.
+    pub(crate) fn set_full(&mut self, is_full: bool) {
+        self.is_full = is_full;
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.full_at.is_some()
-    }
-
-    /// Whether an eighth of what was there when the disk was full is gone: its place in the file is free for others.
-    pub(crate) fn has_shrunk_to(&self, weight: usize) -> bool {
-        self.full_at.is_some_and(|full_at| weight <= full_at - full_at / 8)
+        self.is_full
     }
 }
 
@@ -192,15 +182,5 @@ mod tests {
         let last = journal.ticket();
         drop(journal.take().unwrap());
         assert_eq!(now(last), Some(Err(Lost::Stopped)));
-    }
-
-    #[test]
-    fn a_full_disk_has_room_when_an_eighth_is_gone() {
-        let mut journal = Journal::<()>::new(mpsc::sync_channel(1).0);
-        assert!(!journal.has_shrunk_to(0));
-        journal.set_full(800);
-        assert!(journal.is_full() && !journal.has_shrunk_to(701) && journal.has_shrunk_to(700));
-        journal.set_room();
-        assert!(!journal.is_full());
     }
 }

@@ -8,7 +8,7 @@
 //! Nobody sees what a crash could take back. Reads of v3 see the last revision that is on disk, since every revision can
 //! be read; whatever else looks at the state gets a [`Ticket`] for what it saw, and its answer waits for that.
 //!
-//! - [`change`], [`code`], [`journal`]: plain values.
+//! - [`change`], [`code`], [`journal`], [`room`]: plain values.
 //! - [`engine`]: the tables. [`folder`]: the files, the lock, and what is said of a folder that cannot be used.
 
 mod change;
@@ -16,6 +16,9 @@ mod code;
 mod engine;
 mod folder;
 mod journal;
+#[cfg(test)]
+mod power_cut;
+mod room;
 mod writer;
 
 pub(crate) use change::{Change, Ids, LoadedV3, V2Batch, V3Batch};

@@ -12,9 +12,11 @@ use super::change::{Batch, V2Batch};
 use super::engine::{Engine, EngineError};
 use super::folder::Folder;
 use super::journal::{Lost, Promise};
+use super::room::Room;
 use crate::ServerError;
 use crate::http::Service;
 use crate::shared::Shared;
+use crate::state::State;
 use crate::v2::Untold;
 
 /// How often a full disk is looked at.
@@ -52,7 +54,7 @@ impl Writer {
     ) -> std::io::Result<Self> {
         let stopping = Arc::new(AtomicBool::new(false));
         let (failing, failed) = oneshot::channel();
-        let mut work = Work { folder, engine: Some(engine), halves, is_full: false };
+        let mut work = Work { folder, engine: Some(engine), halves, room: Room::default() };
         let told = Arc::clone(&stopping);
         let thread = thread::Builder::new().name("writer".to_owned()).spawn(move || {
             if let Err(error) = work.run(&rung, &told) {
@@ -95,7 +97,7 @@ struct Work {
     /// None while it is opened anew.
     engine: Option<Engine>,
     halves: Halves,
-    is_full: bool,
+    room: Room,
 }
 
 /// What waits for a batch to be on disk.
@@ -108,11 +110,10 @@ struct Waiting {
 
 impl Work {
     fn run(&mut self, rung: &Receiver<()>, stopping: &AtomicBool) -> Result<(), EngineError> {
-        if !self.folder.take_reserve() {
-            self.set_full();
-        }
+        self.folder.take_reserve();
+        self.look_for_room();
         loop {
-            let rang = if self.is_full {
+            let rang = if self.room.is_full() {
                 rung.recv_timeout(FULL_INTERVAL)
             } else {
                 rung.recv().map_err(|_| RecvTimeoutError::Disconnected)
@@ -121,16 +122,16 @@ impl Work {
             let is_last = stopping.load(Ordering::Acquire) || rang == Err(RecvTimeoutError::Disconnected);
             while let Some((batch, waiting)) = self.take() {
                 match self.engine.as_mut().expect("it is open").write(&batch) {
-                    Ok(()) => self.settle(waiting),
+                    Ok(()) => {
+                        self.look_for_room();
+                        self.settle(waiting);
+                    }
                     Err(error) if error.is_full() => self.recover(waiting, stopping)?,
                     Err(error) => return Err(error),
                 }
             }
-            if self.is_full && self.has_room() {
-                tracing::info!("there is room on the disk again");
-                self.is_full = false;
-                self.halves.v3.set_room();
-                self.halves.v2.set_room();
+            if self.room.is_full() {
+                self.look_for_room();
             }
             if is_last {
                 return Ok(());
@@ -166,9 +167,8 @@ impl Work {
     /// The disk is full. The engine does not say whether the batch was written, so it is opened anew and what it has
     /// counts. What was not kept is taken back, and with it all that was built on it.
     fn recover(&mut self, waiting: Waiting, stopping: &AtomicBool) -> Result<(), EngineError> {
-        tracing::error!("the disk is full: nothing is added until there is room; deletes still work");
         let batches = self.engine.take().map_or(0, |engine| engine.batches());
-        self.set_full();
+        self.ran_out();
         self.folder.give_up_reserve();
         let loaded = loop {
             match self.folder.load() {
@@ -192,21 +192,44 @@ impl Work {
         promises.extend(self.halves.v3.go_back(loaded.v3));
         promises.extend(self.halves.v2.go_back(loaded.v2));
         // What it weighs now is what the disk has room for.
-        self.set_full();
+        self.ran_out();
         for promise in promises {
             promise.resolve(Err(Lost::NoSpace));
         }
         Ok(())
     }
 
-    fn set_full(&mut self) {
-        self.is_full = true;
-        self.halves.v3.set_full();
-        self.halves.v2.set_full();
+    fn weight(halves: &Halves) -> usize {
+        halves.v3.read(State::weight) + halves.v2.weight()
     }
 
-    /// Whether somebody has made room on the disk, or enough was deleted for its place in the file to do.
-    fn has_room(&self) -> bool {
-        self.folder.take_reserve() || self.halves.v3.has_shrunk() || self.halves.v2.has_shrunk()
+    fn ran_out(&mut self) {
+        let was_full = self.room.is_full();
+        self.room.ran_out(Work::weight(&self.halves));
+        self.tell(was_full);
+    }
+
+    fn look_for_room(&mut self) {
+        let was_full = self.room.is_full();
+        let is_full = self.room.look(self.folder.free(), || Work::weight(&self.halves));
+        if was_full && !is_full {
+            // It may have been given up. If it cannot be had, it goes on without.
+            self.folder.take_reserve();
+        }
+        self.tell(was_full);
+    }
+
+    /// Tells both halves, if it has changed.
+    fn tell(&self, was_full: bool) {
+        let is_full = self.room.is_full();
+        match (was_full, is_full) {
+            (false, true) => {
+                tracing::error!("the disk is full: nothing is added until there is room; deletes still work");
+            }
+            (true, false) => tracing::info!("there is room on the disk again"),
+            _ => return,
+        }
+        self.halves.v3.set_full(is_full);
+        self.halves.v2.set_full(is_full);
     }
 }

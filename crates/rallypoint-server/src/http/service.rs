@@ -131,26 +131,16 @@ impl Service {
         self.store().go_back(kept)
     }
 
-    /// The disk is full.
-    pub(crate) fn set_full(&self) {
-        let mut store = self.store();
-        let weight = store.weight();
-        if let Some(journal) = store.journal() {
-            journal.set_full(weight);
-        }
-    }
-
-    /// Whether there is room on the disk again, after what was deleted.
-    pub(crate) fn has_shrunk(&self) -> bool {
-        let mut store = self.store();
-        let weight = store.weight();
-        store.journal().is_some_and(|journal| journal.has_shrunk_to(weight))
-    }
-
-    pub(crate) fn set_room(&self) {
+    /// Whether there is no room on the disk.
+    pub(crate) fn set_full(&self, is_full: bool) {
         if let Some(journal) = self.store().journal() {
-            journal.set_room();
+            journal.set_full(is_full);
         }
+    }
+
+    /// About the bytes of memory of all nodes.
+    pub(crate) fn weight(&self) -> usize {
+        self.store().weight()
     }
 
     /// Ends the watches: the server stops.

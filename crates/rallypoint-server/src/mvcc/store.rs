@@ -238,7 +238,8 @@ impl Store {
             Some(last) if !last.is_deletion() => (last.create_revision, last.version + 1),
             _ => (mod_revision, 1),
         };
-        let record = Arc::new(Record { key, value, create_revision, mod_revision, version, lease, place: self.open });
+        let record =
+            Arc::new(Record { key, value, create_revision, mod_revision, version, lease, place: self.open });
         versions.push_back(Arc::clone(&record));
         self.record(record);
         mod_revision

@@ -108,6 +108,16 @@ impl Store {
         self.keeping.as_mut().map(|keeping| &mut keeping.journal)
     }
 
+    /// All nodes, for tests.
+    #[cfg(test)]
+    pub(crate) fn listing(&self) -> Vec<String> {
+        let mut all = Vec::new();
+        let mut add = |path: &Path, node: &Node| all.push(format!("{path:?} {:?}", node.bare()));
+        self.root.for_each_below(&Path::default(), &mut add);
+        all.push(format!("{:?}", self.ends));
+        all
+    }
+
     pub(super) fn note(&mut self, change: impl FnOnce() -> Change) {
         if let Some(journal) = self.journal() {
             journal.push(change());
