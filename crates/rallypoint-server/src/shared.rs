@@ -31,6 +31,14 @@ pub(crate) struct Settings {
     pub(crate) progress_interval: std::time::Duration,
 }
 
+/// A lease that was granted.
+#[derive(Debug)]
+pub(crate) struct Granted {
+    pub(crate) id: i64,
+    pub(crate) ttl: i64,
+    pub(crate) revision: i64,
+}
+
 impl Shared {
     pub(crate) fn new(state: State, identity: Identity, settings: Settings) -> Self {
         Shared { state: Mutex::new(state), identity, settings, sooner: Notify::new() }
@@ -73,12 +81,11 @@ impl Shared {
         self.write(|state| (write(state), ticket(state)))
     }
 
-    /// Grants a lease; its id, its TTL and the revision.
-    pub(crate) fn grant(&self, id: i64, ttl: i64) -> (Result<(i64, i64, i64), Error>, Option<Ticket>) {
+    pub(crate) fn grant(&self, id: i64, ttl: i64) -> (Result<Granted, Error>, Option<Ticket>) {
         let ((granted, is_sooner), ticket) = self.change(|state| {
             let before = state.leases.next_deadline();
             let granted = state.grant(Instant::now(), id, ttl);
-            let granted = granted.map(|(id, ttl)| (id, ttl, state.store.revision()));
+            let granted = granted.map(|(id, ttl)| Granted { id, ttl, revision: state.store.revision() });
             (granted, state.leases.next_deadline() != before)
         });
         if is_sooner {

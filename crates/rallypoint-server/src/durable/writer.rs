@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::change::{Batch, V2Batch};
+use super::change::Batch;
 use super::engine::{Engine, EngineError};
 use super::folder::Folder;
 use super::journal::{Lost, Promise};
@@ -145,9 +145,9 @@ impl Work {
             waiting.v3 = Some((v3.revision, promise));
             batch.v3 = Some(v3);
         }
-        if let Some((taken, (index, raft_index), untold)) = self.halves.v2.take_changes() {
-            waiting.v2 = Some((untold, taken.promise));
-            batch.v2 = Some(V2Batch { changes: taken.changes, index, raft_index });
+        if let Some((v2, untold, promise)) = self.halves.v2.take_changes() {
+            waiting.v2 = Some((untold, promise));
+            batch.v2 = Some(v2);
         }
         (batch.v3.is_some() || batch.v2.is_some()).then_some((batch, waiting))
     }

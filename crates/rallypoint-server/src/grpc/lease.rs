@@ -13,7 +13,7 @@ use tonic::{Status, Streaming};
 
 use super::streaming::Outgoing;
 use crate::durable::{Lost, Ticket, kept};
-use crate::shared::Shared;
+use crate::shared::{Granted, Shared};
 use crate::stopped::stopped;
 
 /// An answer, and the ticket that it must wait for.
@@ -21,7 +21,7 @@ type Kept<T> = (Result<T, Status>, Option<Ticket>);
 
 pub(super) fn grant(shared: &Shared, request: PbLeaseGrantRequest) -> Kept<PbLeaseGrantResponse> {
     let (granted, ticket) = shared.grant(request.id, request.ttl);
-    let answer = granted.map_err(Status::from).map(|(id, ttl, revision)| PbLeaseGrantResponse {
+    let answer = granted.map_err(Status::from).map(|Granted { id, ttl, revision }| PbLeaseGrantResponse {
         header: Some(shared.header_at(revision)),
         id,
         ttl,

@@ -7,9 +7,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
-use crate::durable::{Promise, Taken, Ticket};
+use crate::durable::{Promise, Ticket, V2Batch};
 use crate::identity::Identity;
-use crate::v2::{Answer, Change, Error, Kept, Place, Request, Store, Time, Untold};
+use crate::v2::{Answer, Error, Kept, Place, Request, Store, Time, Untold};
 
 /// What the v3 half says of itself.
 pub(crate) struct V3 {
@@ -114,11 +114,12 @@ impl Service {
         result
     }
 
-    /// What is to be written, the index and the one of raft after it, and whom to tell of what then.
-    pub(crate) fn take_changes(&self) -> Option<(Taken<Change>, (u64, u64), Vec<Untold>)> {
+    /// What is to be written, whom to tell of what then, and the promise to those who wait for it.
+    pub(crate) fn take_changes(&self) -> Option<(V2Batch, Vec<Untold>, Promise)> {
         let mut store = self.store();
         let (taken, untold) = store.take_changes()?;
-        Some((taken, (store.index(), store.raft_index()), untold))
+        let (index, raft_index) = (store.index(), store.raft_index());
+        Some((V2Batch { changes: taken.changes, index, raft_index }, untold, taken.promise))
     }
 
     /// What was taken is on disk.

@@ -16,7 +16,7 @@ async fn killed_at_any_moment_it_loses_nothing_that_was_promised_and_invents_not
     let rounds = std::env::var("RALLYPOINT_KILLS").map_or(8, |rounds| rounds.parse().unwrap());
     let folder = tempfile::tempdir().unwrap();
     let mut models: Vec<Model> = (0..CLIENTS).map(Model::new).collect();
-    let told = Mutex::new(Told::default());
+    let mut told = Mutex::new(Told::default());
     let began = Instant::now();
     let mut serving = Serving::start(folder.path());
     for round in 1..=rounds {
@@ -48,7 +48,7 @@ async fn killed_at_any_moment_it_loses_nothing_that_was_promised_and_invents_not
             let found = holdings(&serving, model).await;
             model.check(found);
         }
-        check_told(&serving, &mut told.lock().unwrap()).await;
+        check_told(&serving, told.get_mut().unwrap()).await;
         if round % 100 == 0 {
             let requests: u64 = models.iter().map(|model| model.count).sum();
             println!("{round} times killed, {requests} requests, {:?}", began.elapsed());

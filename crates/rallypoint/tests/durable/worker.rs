@@ -140,12 +140,13 @@ pub(crate) async fn look(endpoint: &str, client: &Client, told: &Mutex<Told>) {
     let mut client = client.clone();
     loop {
         let Ok(found) = client.get("w", Some(GetOptions::new().with_prefix())).await else { return };
-        let mut seen = told.lock().unwrap();
-        seen.header(found.header());
-        for pair in found.kvs() {
-            seen.change(pair.mod_revision(), pair.key_str().unwrap(), Some(pair.value_str().unwrap()));
+        {
+            let mut seen = told.lock().unwrap();
+            seen.header(found.header());
+            for pair in found.kvs() {
+                seen.change(pair.mod_revision(), pair.key_str().unwrap(), Some(pair.value_str().unwrap()));
+            }
         }
-        drop(seen);
         let Ok((_, index, _)) = ask_v2(endpoint, "GET", "/?recursive=true", "").await else { return };
         let mut seen = told.lock().unwrap();
         seen.index = seen.index.max(index);
