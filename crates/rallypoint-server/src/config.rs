@@ -18,6 +18,8 @@ use std::time::Duration;
 pub struct Config {
     /// Where to listen. Port 0 takes a free one. Anything but a loopback address lets other machines in.
     pub listen: SocketAddr,
+    /// The folder to keep all data in. Without one it ends with the server.
+    pub data_dir: Option<PathBuf>,
     /// The name of the one member.
     pub name: String,
     /// URLs that clients are told to use; by default the address it listens on.
@@ -40,7 +42,7 @@ pub struct Config {
     pub history_changes: usize,
     /// Roughly the bytes of those.
     pub history_bytes: usize,
-    /// Where the revisions of v3 and the indices of v2 begin.
+    /// Where the revisions of v3 and the indices of v2 begin. In a folder with data they go on.
     pub numbering: Numbering,
     /// How often an idle watch that asked for it hears that it missed nothing.
     pub progress_interval: Duration,
@@ -92,6 +94,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 2379)),
+            data_dir: None,
             name: "default".to_owned(),
             advertise: Vec::new(),
             tls: None,

@@ -44,6 +44,28 @@ pub enum ServerError {
         /// Why not.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// What is in the folder for the data is not for this server.
+    #[error("{} {problem}", path.display())]
+    DataDir {
+        /// The folder.
+        path: PathBuf,
+        /// Why not, and what to do.
+        problem: String,
+    },
+    /// The folder for the data cannot be read or written.
+    #[error("cannot keep data in {}", path.display())]
+    DataDirIo {
+        /// The folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// There is no thread for what writes to the disk.
+    #[error("cannot start a thread")]
+    Thread {
+        /// What the system said.
+        source: io::Error,
+    },
     /// The task that serves ended by a panic, or the runtime was shut down under it.
     #[error("the server ended before it was told to")]
     Ended {

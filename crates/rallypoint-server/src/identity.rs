@@ -1,10 +1,11 @@
-//! Who this server says it is. What it holds ends with it, so each start is another cluster.
+//! Who this server says it is. Where what it holds ends with it, each start is another cluster.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use uuid::Uuid;
 
 use crate::Numbering;
+use crate::durable::Ids;
 
 /// The raft term, which never changes without an election.
 pub(crate) const RAFT_TERM: u64 = 1;
@@ -30,6 +31,15 @@ impl Identity {
     pub(crate) fn new(name: String, client_urls: Vec<String>) -> Self {
         let (cluster_id, member_id) = Uuid::new_v4().as_u64_pair();
         Identity { cluster_id, member_id, name, client_urls }
+    }
+
+    /// The same as that of an earlier start.
+    pub(crate) fn known(ids: Ids, name: String, client_urls: Vec<String>) -> Self {
+        Identity { cluster_id: ids.cluster, member_id: ids.member, name, client_urls }
+    }
+
+    pub(crate) fn ids(&self) -> Ids {
+        Ids { cluster: self.cluster_id, member: self.member_id }
     }
 }
 

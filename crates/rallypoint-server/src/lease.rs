@@ -57,6 +57,28 @@ impl Leases {
         Ok((id, ttl))
     }
 
+    /// Leases as they were, each with its id and its TTL, which begins anew.
+    pub(crate) fn restored(now: Instant, leases: impl IntoIterator<Item = (i64, i64)>) -> Self {
+        let mut restored = Leases::default();
+        for (id, ttl) in leases {
+            let deadline = now + seconds(ttl);
+            restored.by_id.insert(id, Lease { ttl, deadline, keys: BTreeSet::new() });
+            restored.by_deadline.insert((deadline, id));
+        }
+        restored
+    }
+
+    /// Leases that were there before go on as they did then.
+    pub(crate) fn go_on_from(&mut self, before: &Leases) {
+        for (id, lease) in &mut self.by_id {
+            if let Some(Lease { deadline, .. }) = before.by_id.get(id) {
+                self.by_deadline.remove(&(lease.deadline, *id));
+                lease.deadline = *deadline;
+                self.by_deadline.insert((*deadline, *id));
+            }
+        }
+    }
+
     fn free_id(&self) -> i64 {
         std::iter::repeat_with(|| fastrand::i64(1..))
             .find(|id| !self.by_id.contains_key(id))

@@ -1,4 +1,4 @@
-//! A server of etcd's v3 and v2 protocols inside any program: one process, one port, in memory.
+//! A server of etcd's v3 and v2 protocols inside any program: one process, one port, in memory or in a folder.
 //!
 //! ```no_run
 //! # async fn demo() -> Result<(), Box<dyn std::error::Error>> {
@@ -11,7 +11,8 @@
 //! # }
 //! ```
 //!
-//! In memory means in memory: what is stored ends with the server. Who needs more runs a real etcd.
+//! What is stored ends with the server, unless [`Config::data_dir`] names a folder: then it is on disk before it is
+//! acknowledged. Who needs more than one machine runs a real etcd.
 //!
 //! # The layout
 //!
@@ -25,6 +26,7 @@
 //! - `shared`: the v3 state behind its one lock, and the task that ends leases.
 //! - `state`: the v3 state, plain data that is told the time: `mvcc` (keys and their history), `lease`, and
 //!   `watch` (who is to be told what).
+//! - `durable`: what survives, where there is a folder for it.
 //! - `on_demand`: this server where nothing listens yet.
 //! - `managed`: a real etcd as a child process, or this server where there is none.
 //! - `v2`: the tree of the v2 API, plain data too. The two halves share no keys, as in etcd.
@@ -33,6 +35,7 @@ mod admission;
 mod authority;
 mod config;
 mod connections;
+mod durable;
 mod error;
 mod fair;
 mod files;

@@ -11,7 +11,7 @@ pub(crate) fn v3(shared: &Shared) -> String {
             (
                 "etcd_debugging_mvcc_current_revision",
                 "The current revision of the store.",
-                state.store.revision().unsigned_abs(),
+                state.store.visible().unsigned_abs(),
             ),
             (
                 "etcd_debugging_mvcc_compact_revision",

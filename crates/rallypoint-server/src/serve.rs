@@ -4,7 +4,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch;
@@ -13,6 +13,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::admission::Budget;
 use crate::connections::{Connections, Front};
+use crate::durable::{Folder, Halves, Journal, Opened, V2Batch, V3Batch, Writer};
 use crate::grpc::Grpc;
 use crate::identity::Identity;
 use crate::mvcc::{Retention, Store};
@@ -33,7 +34,7 @@ pub struct Server {
     url: String,
     stop: watch::Sender<bool>,
     open: watch::Receiver<usize>,
-    task: JoinHandle<()>,
+    task: JoinHandle<Result<(), ServerError>>,
 }
 
 impl Server {
@@ -55,8 +56,7 @@ impl Server {
         config: Config,
         shutdown: impl Future<Output = ()> + Send,
     ) -> Result<(), ServerError> {
-        Prepared::new(listener, config)?.run(shutdown, watch::Sender::new(0)).await;
-        Ok(())
+        Prepared::new(listener, config)?.run(shutdown, watch::Sender::new(0)).await
     }
 
     /// Where it listens.
@@ -91,7 +91,12 @@ impl Server {
     /// Stops it, and waits until open requests have ended or had their time to.
     pub async fn stop(mut self) -> Result<(), ServerError> {
         self.stop.send_replace(true);
-        (&mut self.task).await.map_err(|source| ServerError::Ended { source })
+        self.ended().await
+    }
+
+    /// Waits until it has ended. It does so by itself only when its data can no longer be kept.
+    pub async fn ended(&mut self) -> Result<(), ServerError> {
+        (&mut self.task).await.map_err(|source| ServerError::Ended { source })?
     }
 }
 
@@ -121,6 +126,8 @@ struct Prepared {
     url: String,
     tls: Option<TlsAcceptor>,
     config: Config,
+    parts: Parts,
+    stop: watch::Sender<bool>,
 }
 
 impl Prepared {
@@ -129,70 +136,144 @@ impl Prepared {
             listener.local_addr().map_err(|source| ServerError::Listen { address: config.listen, source })?;
         let tls = config.tls.as_ref().map(tls::acceptor).transpose()?;
         let scheme = if tls.is_some() { "https" } else { "http" };
-        Ok(Prepared { listener, address, url: format!("{scheme}://{address}"), tls, config })
+        let url = format!("{scheme}://{address}");
+        let data = config.data_dir.as_deref().map(Folder::open).transpose()?;
+        let (stop, stopping) = watch::channel(false);
+        let parts = parts(&url, &config, data, stopping)?;
+        Ok(Prepared { listener, address, url, tls, config, parts, stop })
     }
 
     /// Tells `open` how many connections there are.
-    async fn run(self, shutdown: impl Future<Output = ()>, open: watch::Sender<usize>) {
-        let Prepared { listener, address, url, tls, config } = self;
-        tracing::info!(%address, "serving etcd's v3 and v2 protocols; all data is in memory and ends with this process");
-        let (stop, stopping) = watch::channel(false);
-        let (front, shared, v2) = front(url, &config, stopping.clone());
-        let budget = Budget::new(config.inflight_bytes, files::connections_within(config.max_connections));
-        let connections = Connections { front, tls, budget, stopping };
-        let mut tasks = JoinSet::new();
-        tokio::select! {
-            () = shutdown => {}
-            () = shared.expire_leases() => {}
-            () = connections.accept(&listener, &mut tasks, &open) => {}
+    async fn run(
+        self,
+        shutdown: impl Future<Output = ()>,
+        open: watch::Sender<usize>,
+    ) -> Result<(), ServerError> {
+        let Prepared { listener, address, tls, config, parts, stop, .. } = self;
+        let Parts { front, halves, mut writer } = parts;
+        match &config.data_dir {
+            Some(folder) => tracing::info!(
+                %address,
+                "serving etcd's v3 and v2 protocols; all data is kept in {}",
+                folder.display()
+            ),
+            None => tracing::info!(
+                %address,
+                "serving etcd's v3 and v2 protocols; all data is in memory and ends with this process"
+            ),
         }
+        let budget = Budget::new(config.inflight_bytes, files::connections_within(config.max_connections));
+        let connections = Connections { front, tls, budget, stopping: stop.subscribe() };
+        let mut tasks = JoinSet::new();
+        let failed = async {
+            match &mut writer {
+                Some(writer) => writer.failed().await,
+                None => std::future::pending().await,
+            }
+        };
+        let failed = tokio::select! {
+            () = shutdown => None,
+            () = halves.v3.expire_leases() => None,
+            () = connections.accept(&listener, &mut tasks, &open) => None,
+            failed = failed => failed,
+        };
 
         drop(listener);
         stop.send_replace(true);
-        shared.write(|state| state.hub.close());
-        v2.close();
+        halves.v3.write(|state| state.hub.close());
+        halves.v2.close();
         let ended = async { while tasks.join_next().await.is_some() {} };
         if tokio::time::timeout(config.stop_timeout, ended).await.is_err() {
             tracing::debug!(%address, "requests were cut off");
         }
+        if let Some(writer) = writer {
+            writer.stop().await;
+        }
+        failed.map_or(Ok(()), Err)
     }
 }
 
-/// What answers requests, and the two halves behind it.
-fn front(
-    url: String,
+/// What answers requests, the two halves behind it, and what keeps them on disk.
+struct Parts {
+    front: Front,
+    halves: Halves,
+    writer: Option<Writer>,
+}
+
+fn parts(
+    url: &str,
     config: &Config,
+    data: Option<(Folder, Opened)>,
     stopping: watch::Receiver<bool>,
-) -> (Front, Arc<Shared>, Arc<http1::Service>) {
-    let client_urls = if config.advertise.is_empty() { vec![url] } else { config.advertise.clone() };
-    let identity = Identity::new(config.name.clone(), client_urls);
+) -> Result<Parts, ServerError> {
+    let client_urls =
+        if config.advertise.is_empty() { vec![url.to_owned()] } else { config.advertise.clone() };
     let limits = Limits {
         request_bytes: config.max_request_bytes,
         txn_ops: config.max_txn_ops,
         quota_bytes: config.quota_bytes,
     };
     let retention = Retention { changes: config.history_changes, bytes: config.history_bytes };
+    let v2_limits = v2::Limits { nodes: config.quota_bytes, ..v2::Limits::default() };
+    let name = config.name.clone();
+    let (mut v3, mut v2, identity, data) = match data {
+        Some((folder, Opened::Something(something))) => {
+            let (engine, loaded) = *something;
+            let identity = Identity::known(loaded.ids, name, client_urls);
+            let v3 = State::restored(limits, retention, Instant::now(), loaded.v3);
+            (v3, v2::Store::restored(v2_limits, loaded.v2), identity, Some((folder, engine)))
+        }
+        fresh => {
+            let (store, v2) = match config.numbering.origin(SystemTime::now()) {
+                None => (Store::new(retention), v2::Store::new(v2_limits)),
+                Some(origin) => {
+                    let store = Store::starting_at(retention, origin.cast_signed());
+                    (store, v2::Store::starting_at(v2_limits, origin))
+                }
+            };
+            let identity = Identity::new(name, client_urls);
+            let data = match fresh {
+                Some((folder, _)) => {
+                    let (revision, compacted) = (store.revision(), store.compacted());
+                    let v3 = V3Batch { changes: Vec::new(), revision, compacted };
+                    let (index, raft_index) = (v2.index(), v2.raft_index());
+                    let v2 = V2Batch { changes: Vec::new(), index, raft_index };
+                    let engine = folder.create(identity.ids(), &v3, &v2)?;
+                    Some((folder, engine))
+                }
+                None => None,
+            };
+            (State::new(limits, store), v2, identity, data)
+        }
+    };
+    let bell = data.is_some().then(Writer::bell);
+    if let Some((bell, _)) = &bell {
+        v3.keep(Journal::new(bell.clone()));
+        v2.keep(bell.clone());
+    }
+
     let message_bytes = config.max_request_bytes + MESSAGE_OVERHEAD;
     let settings = Settings {
         quota_bytes: config.quota_bytes,
         fragment_bytes: message_bytes,
         progress_interval: config.progress_interval,
     };
-    let v2_store = v2::Limits { nodes: config.quota_bytes, ..v2::Limits::default() };
-    let (store, v2_store) = match config.numbering.origin(SystemTime::now()) {
-        None => (Store::new(retention), v2::Store::new(v2_store)),
-        Some(origin) => {
-            let store = Store::starting_at(retention, origin.cast_signed());
-            (store, v2::Store::starting_at(v2_store, origin))
-        }
-    };
-    let shared = Arc::new(Shared::new(State::new(limits, store), identity.clone(), settings));
+    let shared = Arc::new(Shared::new(v3, identity.clone(), settings));
     let (numbers, quota) = (Arc::clone(&shared), Arc::clone(&shared));
     let v3 = http1::V3 {
         metrics: Box::new(move || metrics::v3(&numbers)),
         is_full: Box::new(move || quota.read(State::is_full)),
     };
-    let v2 = http1::Service::start(Arc::new(identity), v3, http1::Limits::default(), v2_store);
+    let v2 = http1::Service::start(Arc::new(identity), v3, http1::Limits::default(), v2);
     let grpc = Grpc::new(Arc::clone(&shared), message_bytes, stopping);
-    (Front::new(grpc, http1::router(Arc::clone(&v2))), shared, v2)
+    let front = Front::new(grpc, http1::router(Arc::clone(&v2)));
+    let halves = Halves { v3: shared, v2 };
+    let writer = match data.zip(bell) {
+        Some(((folder, engine), (bell, rung))) => {
+            let started = Writer::start(folder, engine, halves.clone(), bell, rung);
+            Some(started.map_err(|source| ServerError::Thread { source })?)
+        }
+        None => None,
+    };
+    Ok(Parts { front, halves, writer })
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 use etcd_client::proto::PbResponseHeader;
 use tokio::sync::Notify;
 
+use crate::durable::{Journal, LoadedV3, Promise, Ticket, V3Batch};
 use crate::identity::{Identity, RAFT_TERM};
 use crate::mvcc::Error;
 use crate::state::State;
@@ -30,6 +31,14 @@ pub(crate) struct Settings {
     pub(crate) progress_interval: std::time::Duration,
 }
 
+/// A lease that was granted.
+#[derive(Debug)]
+pub(crate) struct Granted {
+    pub(crate) id: i64,
+    pub(crate) ttl: i64,
+    pub(crate) revision: i64,
+}
+
 impl Shared {
     pub(crate) fn new(state: State, identity: Identity, settings: Settings) -> Self {
         Shared { state: Mutex::new(state), identity, settings, sooner: Notify::new() }
@@ -45,28 +54,62 @@ impl Shared {
         read(&self.lock())
     }
 
+    /// Reads what may not be on disk yet: with a ticket, the answer must wait for it.
+    pub(crate) fn look<R>(&self, read: impl FnOnce(&State) -> R) -> (R, Option<Ticket>) {
+        self.read(|state| (read(state), ticket(state)))
+    }
+
     /// Changes the state, then wakes the watches that it concerns: they need the lock themselves.
     pub(crate) fn write<R>(&self, write: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let result = write(&mut state);
         let wakers = state.hub.take_wakers();
+        let bell = state.journal.as_mut().and_then(Journal::bell);
         drop(state);
         for waker in wakers {
             waker.wake();
         }
+        if let Some(bell) = bell {
+            // It may have been rung already.
+            let _ = bell.try_send(());
+        }
         result
     }
 
-    pub(crate) fn grant(&self, id: i64, ttl: i64) -> Result<(i64, i64), Error> {
-        let (granted, is_sooner) = self.write(|state| {
+    /// The same, for an answer: with a ticket, it must wait for that.
+    pub(crate) fn change<R>(&self, write: impl FnOnce(&mut State) -> R) -> (R, Option<Ticket>) {
+        self.write(|state| (write(state), ticket(state)))
+    }
+
+    pub(crate) fn grant(&self, id: i64, ttl: i64) -> (Result<Granted, Error>, Option<Ticket>) {
+        let ((granted, is_sooner), ticket) = self.change(|state| {
             let before = state.leases.next_deadline();
             let granted = state.grant(Instant::now(), id, ttl);
+            let granted = granted.map(|(id, ttl)| Granted { id, ttl, revision: state.store.revision() });
             (granted, state.leases.next_deadline() != before)
         });
         if is_sooner {
             self.sooner.notify_one();
         }
-        granted
+        (granted, ticket)
+    }
+
+    /// What is to be written, and the promise to those who wait for it.
+    pub(crate) fn take_changes(&self) -> Option<(V3Batch, Promise)> {
+        self.lock().take_changes()
+    }
+
+    /// What was taken was not kept; the promise to those who wait for what came after it.
+    pub(crate) fn go_back(&self, loaded: LoadedV3) -> Option<Promise> {
+        let promise = self.write(|state| state.go_back(Instant::now(), loaded));
+        // A lease may have come back that ends before all others.
+        self.sooner.notify_one();
+        promise
+    }
+
+    /// Whether there is no room on the disk.
+    pub(crate) fn set_full(&self, is_full: bool) {
+        self.write(|state| state.journal.as_mut().map(|journal| journal.set_full(is_full)));
     }
 
     /// Ends leases when their time is up, for as long as it is polled.
@@ -93,4 +136,8 @@ impl Shared {
             state
         })
     }
+}
+
+fn ticket(state: &State) -> Option<Ticket> {
+    state.journal.as_ref().and_then(Journal::ticket)
 }

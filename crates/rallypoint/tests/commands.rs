@@ -34,7 +34,11 @@ impl Serving {
                 break rest.split_whitespace().next().unwrap().to_owned();
             }
         };
-        assert!(line.contains("in memory"), "it says what it is: {line}");
+        let is_kept = args.contains(&"--data-dir");
+        assert!(
+            line.contains(if is_kept { "is kept in" } else { "in memory" }),
+            "it says what it is: {line}"
+        );
         Serving { child, endpoint, log }
     }
 
@@ -63,9 +67,12 @@ fn run(program: &str, args: &[&str]) -> Output {
 
 #[tokio::test]
 async fn both_commands_serve_and_stop_in_good_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("made").join("here");
+    let data = data.to_str().unwrap();
     for (program, args) in [
         (RALLYPOINT, &["serve", "--listen", "127.0.0.1:0"][..]),
-        (SERVER, &["--listen-client-urls", "http://127.0.0.1:0", "--data-dir", "x", "--enable-v2"]),
+        (SERVER, &["--listen-client-urls", "http://127.0.0.1:0", "--data-dir", data, "--enable-v2"]),
     ] {
         let serving = Serving::start(program, args);
         let settings = EtcdSettings::new(&serving.endpoint).unwrap();
@@ -77,7 +84,6 @@ async fn both_commands_serve_and_stop_in_good_order() {
         assert_eq!(serving.terminate(), Some(0));
         assert!(began.elapsed() < Duration::from_secs(5));
     }
-    assert!(!Path::new("x").exists(), "nothing is written");
 }
 
 #[test]
@@ -85,7 +91,25 @@ fn what_cannot_be_served_is_one_line_and_an_exit_code() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let url = format!("http://{address}");
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (file, foreign, etcds, empty) = (at("file"), at("foreign"), at("etcds"), at("empty"));
+    for made in [&foreign, &etcds, &empty] {
+        std::fs::create_dir(made).unwrap();
+    }
+    std::fs::create_dir(Path::new(&etcds).join("member")).unwrap();
+    for made in [&file, &format!("{foreign}/other"), &format!("{empty}/rallypoint.redb")] {
+        std::fs::write(made, "").unwrap();
+    }
+    let below = format!("{file}/below");
+    let keep = |folder| ["serve", "--listen", "127.0.0.1:0", "--data-dir", folder];
     for (program, args, code, word) in [
+        (RALLYPOINT, &keep(&file)[..], 1, "file is not a folder: name a folder"),
+        (RALLYPOINT, &keep(&below), 1, "below: Not a directory"),
+        (RALLYPOINT, &keep(&foreign), 1, "foreign has files of something else (other): name an empty folder"),
+        (RALLYPOINT, &keep(&etcds), 1, "has the data of an etcd (member): name an empty folder"),
+        (RALLYPOINT, &keep(&empty), 1, "has data that cannot be read (it is damaged: "),
+        (SERVER, &["--listen-client-urls", "http://127.0.0.1:0", "--data-dir", "/proc/no"], 1, "/proc/no"),
         (RALLYPOINT, &["serve", "--listen", &address][..], 1, address.as_str()),
         (SERVER, &["--listen-client-urls", &url], 1, &address),
         (RALLYPOINT, &["serve", "--listen", "127.0.0.1"], 2, "--listen"),
@@ -175,11 +199,11 @@ fn the_log_goes_where_etcds_flag_says() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("log");
     let outputs = format!("stderr,{}", file.display());
-    let args = ["--listen-client-urls", "http://127.0.0.1:0", "--log-outputs", &outputs, "--data-dir", "x"];
+    let args = ["--listen-client-urls", "http://127.0.0.1:0", "--log-outputs", &outputs, "--wal-dir", "x"];
     let serving = Serving::start(SERVER, &args);
     assert_eq!(serving.terminate(), Some(0));
     let log = std::fs::read_to_string(file).unwrap();
-    assert!(log.contains("--data-dir has no meaning") && log.contains("in memory"), "{log}");
+    assert!(log.contains("--wal-dir has no meaning") && log.contains("in memory"), "{log}");
     assert!(log.contains("stopping") && !log.contains('\u{1b}'), "{log}");
     let output = run(SERVER, &["--log-outputs", "/no/such/folder/log"]);
     let text = String::from_utf8(output.stderr).unwrap();

@@ -30,6 +30,7 @@ pub(crate) async fn run(plan: &Plan) -> Part {
     let (comparisons, table) = block_in_place(|| rates::lean(plan, rounds));
     part.tables.push(table);
     part.comparisons.extend(comparisons);
+    part.comparisons.extend(block_in_place(|| rates::on_disk(plan, rounds)));
     part.comparisons.extend(rates::usual(plan, rounds).await);
     if plan.only.is_some() {
         return part;

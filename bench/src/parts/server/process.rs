@@ -1,5 +1,6 @@
 //! The servers to measure, each a process of its own.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -20,16 +21,24 @@ pub(crate) struct Ours {
     child: Child,
     endpoint: String,
     pub(super) ready: Duration,
+    /// Where it keeps its data.
+    _folder: Option<tempfile::TempDir>,
 }
 
 impl Ours {
     pub(crate) fn start() -> Self {
+        Ours::start_in(None)
+    }
+
+    /// One that keeps its data in a folder, which goes with it.
+    pub(super) fn start_in(folder: Option<tempfile::TempDir>) -> Self {
         let began = Instant::now();
         // It ends with this process, however that one ends.
         let mut child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL"])
             .arg(program())
             .args(["--listen-client-urls", "http://127.0.0.1:0"])
+            .args(folder.iter().flat_map(|folder| [OsStr::new("--data-dir"), folder.path().as_os_str()]))
             .stderr(Stdio::piped())
             .spawn()
             .expect("rallypoint-server is built beside this program");
@@ -40,7 +49,7 @@ impl Ours {
             .find_map(|line| Some(line.split_once("address=")?.1.split_whitespace().next()?.to_owned()))
             .expect("it says where it listens");
         std::net::TcpStream::connect(&endpoint).expect("it listens");
-        Ours { child, endpoint, ready: began.elapsed() }
+        Ours { child, endpoint, ready: began.elapsed(), _folder: folder }
     }
 
     /// `host:port`.
@@ -64,6 +73,11 @@ fn program() -> PathBuf {
 impl Server {
     pub(super) fn ours() -> Self {
         Server::Ours(Ours::start())
+    }
+
+    /// Ours, with its data on the disk that etcd has its own on.
+    pub(super) fn ours_in_a_folder() -> Self {
+        Server::Ours(Ours::start_in(Some(tempfile::tempdir().expect("a temporary folder can be made"))))
     }
 
     /// A real one that does not wait for its disk: the fair rival of a server in memory.

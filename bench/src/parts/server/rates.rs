@@ -87,7 +87,35 @@ pub(super) fn lean(plan: &Plan, rounds: u32) -> (Vec<Comparison>, Table) {
     (comparisons, table)
 }
 
-/// The same through the client that Rust programs use. It takes more of the machine than the servers do.
+/// Rates of the two servers that wait for the disk. It has a runtime of its own.
+pub(super) fn on_disk(plan: &Plan, rounds: u32) -> Vec<Comparison> {
+    const CASES: [(Kind, usize, &str); 4] = [
+        (Kind::Put, 1, "put in a folder, 1 in flight"),
+        (Kind::Put, 64, "put in a folder, 64 in flight"),
+        (Kind::Put, 1024, "put in a folder, 1,024 in flight"),
+        (Kind::Txn, 64, "txn in a folder, 64 in flight"),
+    ];
+    let is_wanted = |name: &str| plan.only.as_deref().is_none_or(|only| name.contains(only));
+    let servers = [Server::ours_in_a_folder(), Server::etcd_with_fsync()];
+    let clients = servers.each_ref().map(|server| Lean::connect(&server.endpoint()));
+    let mut comparisons = Vec::new();
+    for (kind, in_flight, name) in CASES.into_iter().filter(|(_, _, name)| is_wanted(name)) {
+        plan.say(name);
+        let mut rates = [(); 2].map(|()| Samples::default());
+        for round in 0..rounds {
+            for at in in_turn(servers.len(), round) {
+                rates[at].push(clients[at].rate(kind, &VALUE, in_flight, TURN));
+            }
+        }
+        let [ours, theirs] = rates;
+        // One alone has nobody to share its sync with, and goes through more hands than etcd's.
+        let promise = (in_flight > 1).then_some(Promise::AtLeast(1.0));
+        comparisons.push(Comparison::new(name, "/s", (ours, ETCD_WITH_FSYNC, theirs), promise));
+    }
+    comparisons
+}
+
+/// Rates through the client that Rust programs use, in memory. It takes more of the machine than the servers do.
 pub(super) async fn usual(plan: &Plan, rounds: u32) -> Vec<Comparison> {
     let (ours, etcd) = (Server::ours(), Server::etcd());
     let (our_client, etcd_client) = (ours.client().await, etcd.client().await);

@@ -14,7 +14,7 @@ use crate::shared::Shared;
 const EMPTY_BYTES: i64 = 20_480;
 
 pub(super) fn status(shared: &Shared, _: PbStatusRequest) -> Result<PbStatusResponse, Status> {
-    let (revision, weight) = shared.read(|state| (state.store.revision(), state.weight()));
+    let (revision, weight) = shared.read(|state| (state.store.visible(), state.weight()));
     // A file is never empty, and etcdctl divides by its size.
     let bytes = i64::try_from(weight).unwrap_or(i64::MAX).max(EMPTY_BYTES);
     // Without a raft log, the revision counts what was applied.
@@ -39,18 +39,18 @@ pub(super) fn alarm(shared: &Shared, request: PbAlarmRequest) -> Result<PbAlarmR
     if request.action == ACTIVATE {
         return Err(Status::unimplemented("an embedded server has no alarms"));
     }
-    let header = shared.header_at(shared.read(|state| state.store.revision()));
+    let header = shared.header_at(shared.read(|state| state.store.visible()));
     Ok(PbAlarmResponse { header: Some(header), alarms: Vec::new() })
 }
 
 /// There is no file to be made smaller.
 pub(super) fn defragment(shared: &Shared, _: PbDefragmentRequest) -> Result<PbDefragmentResponse, Status> {
-    let header = shared.header_at(shared.read(|state| state.store.revision()));
+    let header = shared.header_at(shared.read(|state| state.store.visible()));
     Ok(PbDefragmentResponse { header: Some(header) })
 }
 
 pub(super) fn members(shared: &Shared, _: PbMemberListRequest) -> Result<PbMemberListResponse, Status> {
-    let header = shared.header_at(shared.read(|state| state.store.revision()));
+    let header = shared.header_at(shared.read(|state| state.store.visible()));
     let member = PbMember {
         id: shared.identity.member_id,
         name: shared.identity.name.clone(),

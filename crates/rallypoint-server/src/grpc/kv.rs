@@ -8,14 +8,17 @@ use etcd_client::proto::{
 };
 use futures::FutureExt as _;
 use futures::future::Either;
+use prost::Message;
 use tonic::Status;
 
 use super::answer;
 use super::body::ANSWER_BYTES;
-use super::unary::{Answering, Whole, at_once, decode};
+use super::unary::{Answering, Whole, at_once, decode, once_kept};
 use crate::admission::{Account, Share};
+use crate::durable::Ticket;
 use crate::mvcc::{Error, Found, Reading};
 use crate::shared::Shared;
+use crate::state::State;
 
 /// Keys that a read looks at before it lets others at the store. That takes a fraction of a millisecond.
 const STEP: usize = 2_000;
@@ -84,36 +87,54 @@ fn answer_found(shared: &Shared, found: Found, mut share: Share) -> Result<Whole
 }
 
 pub(super) fn put(shared: &Arc<Shared>, account: &Account, message: Bytes) -> Answering {
-    at_once(decode::<PbPutRequest>(message).and_then(|request| {
+    write(shared, message, |state, request: PbPutRequest| {
         let answer = |done: crate::mvcc::PutDone| {
             Whole::new(answer::put(shared.header_at(done.revision), done), account)
         };
-        Ok(shared.write(|state| state.put(request, answer))?)
-    }))
+        state.put(request, answer)
+    })
 }
 
 pub(super) fn delete(shared: &Arc<Shared>, account: &Account, message: Bytes) -> Answering {
-    at_once(decode::<PbDeleteRequest>(message).and_then(|request| {
+    write(shared, message, |state, request: PbDeleteRequest| {
         let answer = |done: crate::mvcc::DeleteDone| {
             Whole::new(answer::delete(shared.header_at(done.revision), done), account)
         };
-        Ok(shared.write(|state| state.delete(&request, answer))?)
-    }))
+        state.delete(&request, answer)
+    })
 }
 
 pub(super) fn txn(shared: &Arc<Shared>, account: &Account, message: Bytes) -> Answering {
-    at_once(decode::<PbTxnRequest>(message).and_then(|request| {
+    write(shared, message, |state, request: PbTxnRequest| {
         let answer = |done: crate::mvcc::TxnDone| {
             Whole::new(answer::txn(shared.header_at(done.revision), done), account)
         };
-        Ok(shared.write(|state| state.txn(request, answer))?)
-    }))
+        state.txn(request, answer)
+    })
 }
 
-pub(super) fn compact(shared: &Shared, request: PbCompactionRequest) -> Result<PbCompactionResponse, Status> {
-    let revision = shared.write(|state| {
+/// Carries out a write. Also an error may tell of what is not on disk yet.
+fn write<In: Message + Default>(
+    shared: &Shared,
+    message: Bytes,
+    write: impl FnOnce(&mut State, In) -> Result<Whole, Error>,
+) -> Answering {
+    match decode(message) {
+        Ok(request) => {
+            let (answer, ticket) = shared.change(|state| write(state, request));
+            once_kept(answer.map_err(Status::from), ticket)
+        }
+        Err(status) => at_once(Err(status)),
+    }
+}
+
+pub(super) fn compact(
+    shared: &Shared,
+    request: PbCompactionRequest,
+) -> (Result<PbCompactionResponse, Status>, Option<Ticket>) {
+    let (revision, ticket) = shared.change(|state| {
         state.compact(request.revision)?;
         Ok::<_, Status>(state.store.revision())
-    })?;
-    Ok(PbCompactionResponse { header: Some(shared.header_at(revision)) })
+    });
+    (revision.map(|revision| PbCompactionResponse { header: Some(shared.header_at(revision)) }), ticket)
 }

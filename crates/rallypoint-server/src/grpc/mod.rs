@@ -96,26 +96,26 @@ impl Grpc {
 
 /// What answers a method of one message each way.
 fn handler(path: &str) -> Option<unary::Handler> {
-    use unary::answer;
+    use unary::{answer, answer_kept};
     Some(match path {
         "/etcdserverpb.KV/Range" => kv::range,
         "/etcdserverpb.KV/Put" => kv::put,
         "/etcdserverpb.KV/DeleteRange" => kv::delete,
         "/etcdserverpb.KV/Txn" => kv::txn,
         "/etcdserverpb.KV/Compact" => {
-            |shared, account, message| answer(message, account, |ask| kv::compact(shared, ask))
+            |shared, account, message| answer_kept(message, account, |ask| kv::compact(shared, ask))
         }
         "/etcdserverpb.Lease/LeaseGrant" => {
-            |shared, account, message| answer(message, account, |ask| lease::grant(shared, ask))
+            |shared, account, message| answer_kept(message, account, |ask| lease::grant(shared, ask))
         }
         "/etcdserverpb.Lease/LeaseRevoke" => {
-            |shared, account, message| answer(message, account, |ask| lease::revoke(shared, ask))
+            |shared, account, message| answer_kept(message, account, |ask| lease::revoke(shared, ask))
         }
         "/etcdserverpb.Lease/LeaseTimeToLive" => {
-            |shared, account, message| answer(message, account, |ask| lease::time_to_live(shared, ask))
+            |shared, account, message| answer_kept(message, account, |ask| lease::time_to_live(shared, ask))
         }
         "/etcdserverpb.Lease/LeaseLeases" => {
-            |shared, account, message| answer(message, account, |ask| lease::list(shared, ask))
+            |shared, account, message| answer_kept(message, account, |ask| lease::list(shared, ask))
         }
         "/etcdserverpb.Maintenance/Status" => {
             |shared, account, message| answer(message, account, |ask| admin::status(shared, ask))

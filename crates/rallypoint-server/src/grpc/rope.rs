@@ -204,7 +204,15 @@ mod tests {
 
     fn record(value: usize) -> Arc<Record> {
         let (key, value) = (Bytes::from("k".repeat(200)), Bytes::from(vec![b'v'; value]));
-        Arc::new(Record { key, value, create_revision: 2, mod_revision: 300, version: 4, lease: -5 })
+        Arc::new(Record {
+            key,
+            value,
+            create_revision: 2,
+            mod_revision: 300,
+            version: 4,
+            lease: -5,
+            place: 0,
+        })
     }
 
     fn as_proto(record: &Record) -> PbKeyValue {

@@ -2,6 +2,7 @@
 
 use tonic::{Code, Status};
 
+use crate::durable::Lost;
 use crate::mvcc::Error;
 
 impl From<Error> for Status {
@@ -21,5 +22,14 @@ impl From<Error> for Status {
             Error::NoSpace | Error::TooManyRequests | Error::AnswerTooLarge => Code::ResourceExhausted,
         };
         Status::new(code, error.to_string())
+    }
+}
+
+impl From<Lost> for Status {
+    fn from(lost: Lost) -> Self {
+        match lost {
+            Lost::NoSpace => Error::NoSpace.into(),
+            Lost::Stopped => Status::unavailable("etcdserver: server stopped"),
+        }
     }
 }

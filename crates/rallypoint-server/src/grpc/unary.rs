@@ -21,6 +21,7 @@ use super::body::{ANSWER_BYTES, Bounded};
 use super::rope::{PREFIX, Rope};
 use super::{Messages, Reply};
 use crate::admission::{Account, Share, counted};
+use crate::durable::Ticket;
 use crate::mvcc::Error;
 use crate::shared::Shared;
 
@@ -87,6 +88,33 @@ where
 {
     let answer = decode(message).and_then(handle);
     at_once(answer.and_then(|answer| Ok(Whole::new(Rope::of(&answer), account)?)))
+}
+
+/// The same, for an answer that waits for a ticket where there is one.
+pub(super) fn answer_kept<In, Out>(
+    message: Bytes,
+    account: &Account,
+    handle: impl FnOnce(In) -> (Result<Out, Status>, Option<Ticket>),
+) -> Answering
+where
+    In: Message + Default,
+    Out: Message,
+{
+    let (answer, ticket) = match decode(message) {
+        Ok(message) => handle(message),
+        Err(status) => (Err(status), None),
+    };
+    once_kept(answer.and_then(|answer| Ok(Whole::new(Rope::of(&answer), account)?)), ticket)
+}
+
+/// An answer that is given once all that it tells of is on disk.
+pub(super) fn once_kept(answer: Result<Whole, Status>, ticket: Option<Ticket>) -> Answering {
+    let Some(ticket) = ticket else { return at_once(answer) };
+    let later = async move {
+        ticket.kept().await?;
+        answer
+    };
+    Either::Right(later.boxed())
 }
 
 pub(super) fn decode<In: Message + Default>(message: Bytes) -> Result<In, Status> {

@@ -13,8 +13,9 @@ use http::{Method, StatusCode, header};
 use super::service::{Answered, Service};
 use super::{body, reply};
 use crate::admission::{Account, Share, counted};
+use crate::durable::{Lost, kept};
 use crate::identity::RAFT_TERM;
-use crate::v2::{self, Answer, Error, Event, Path, Watch};
+use crate::v2::{self, Answer, Code, Error, Event, Path, Watch};
 
 /// Serves a request on `key`, whose escapes are undone.
 pub(super) async fn serve(service: &Arc<Service>, key: &[u8], request: Request) -> Response {
@@ -45,7 +46,30 @@ async fn answer(service: &Arc<Service>, key: &[u8], request: Request) -> Result<
     let request = v2::Request::parse(&head.method, Path::clean(key), query.as_bytes(), &form)?;
     drop(form);
     let no_value = request.no_value;
-    let Answered { answer, index, raft_index } = service.apply(request)?;
+    let (answered, ticket) = service.apply(request);
+    // A watch is ended with its body, whatever becomes of the wait.
+    let response = answered.and_then(|answered| respond(service, account, share, answered, no_value));
+    kept(ticket).await.map_err(lost)?;
+    response
+}
+
+/// An answer that tells of what could not be kept.
+fn lost(lost: Lost) -> Error {
+    let cause = match lost {
+        Lost::NoSpace => "etcdserver: mvcc: database space exceeded",
+        Lost::Stopped => "etcdserver: server stopped",
+    };
+    Error::new(Code::Internal, cause, 0)
+}
+
+fn respond(
+    service: &Arc<Service>,
+    account: &Account,
+    mut share: Share,
+    answered: Answered,
+    no_value: bool,
+) -> Result<Response, Error> {
+    let Answered { answer, index, raft_index } = answered;
     let response = match answer {
         Answer::Event(event) => {
             let status = if event.is_new_node() { StatusCode::CREATED } else { StatusCode::OK };

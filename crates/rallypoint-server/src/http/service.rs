@@ -7,8 +7,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
+use crate::durable::{Promise, Ticket, V2Batch};
 use crate::identity::Identity;
-use crate::v2::{Answer, Error, Place, Request, Store, Time};
+use crate::v2::{Answer, Error, Kept, Place, Request, Store, Time, Untold};
 
 /// What the v3 half says of itself.
 pub(crate) struct V3 {
@@ -87,14 +88,60 @@ impl Service {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn apply(&self, request: Request) -> Result<Answered, Error> {
+    /// Carries out a request. Where there is a ticket, the answer must wait for it: it tells of what is not on disk.
+    pub(super) fn apply(&self, request: Request) -> (Result<Answered, Error>, Option<Ticket>) {
+        self.write(|store| {
+            let before = store.next_end();
+            let answer = store.apply(self.now(), &request.path, request.op);
+            if store.next_end().is_some_and(|end| before.is_none_or(|before| end < before)) {
+                self.sooner.notify_one();
+            }
+            let (index, raft_index) = (store.index(), store.raft_index());
+            (answer.map(|answer| Answered { answer, index, raft_index }), store.ticket())
+        })
+    }
+
+    /// Changes the store, then tells the writer, if there is one.
+    fn write<R>(&self, write: impl FnOnce(&mut Store) -> R) -> R {
         let mut store = self.store();
-        let before = store.next_end();
-        let answer = store.apply(self.now(), &request.path, request.op)?;
-        if store.next_end().is_some_and(|end| before.is_none_or(|before| end < before)) {
-            self.sooner.notify_one();
+        let result = write(&mut store);
+        let bell = store.bell();
+        drop(store);
+        if let Some(bell) = bell {
+            // It may have been rung already.
+            let _ = bell.try_send(());
         }
-        Ok(Answered { answer, index: store.index(), raft_index: store.raft_index() })
+        result
+    }
+
+    /// What is to be written, whom to tell of what then, and the promise to those who wait for it.
+    pub(crate) fn take_changes(&self) -> Option<(V2Batch, Vec<Untold>, Promise)> {
+        let mut store = self.store();
+        let (taken, untold) = store.take_changes()?;
+        let (index, raft_index) = (store.index(), store.raft_index());
+        Some((V2Batch { changes: taken.changes, index, raft_index }, untold, taken.promise))
+    }
+
+    /// What was taken is on disk.
+    pub(crate) fn settle(&self, untold: Vec<Untold>) {
+        self.store().settle(untold);
+    }
+
+    /// What was taken was not kept; the promise to those who wait for what came after it.
+    pub(crate) fn go_back(&self, kept: Kept) -> Option<Promise> {
+        self.store().go_back(kept)
+    }
+
+    /// Whether there is no room on the disk.
+    pub(crate) fn set_full(&self, is_full: bool) {
+        if let Some(journal) = self.store().journal() {
+            journal.set_full(is_full);
+        }
+    }
+
+    /// About the bytes of memory of all nodes.
+    pub(crate) fn weight(&self) -> usize {
+        self.store().weight()
     }
 
     /// Ends the watches: the server stops.
@@ -117,11 +164,10 @@ impl Drop for Service {
 async fn expire(service: Weak<Service>, sooner: Arc<Notify>) {
     while let Some(alive) = service.upgrade() {
         let now = alive.now();
-        let next = {
-            let mut store = alive.store();
+        let next = alive.write(|store| {
             store.expire(now);
             store.next_end()
-        };
+        });
         drop(alive);
         match next {
             // Whichever comes first, the next round looks again.

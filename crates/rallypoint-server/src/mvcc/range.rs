@@ -44,8 +44,17 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
+    /// Reads what all may see.
     pub(crate) fn new(store: &Store, request: PbRangeRequest) -> Result<Self, Error> {
-        let view = store.view_revision();
+        Reading::at(store, request, store.visible())
+    }
+
+    /// Reads as part of a write, with what was written before it.
+    pub(crate) fn within(store: &Store, request: PbRangeRequest) -> Result<Self, Error> {
+        Reading::at(store, request, store.view_revision())
+    }
+
+    fn at(store: &Store, request: PbRangeRequest, view: i64) -> Result<Self, Error> {
         let at = match request.revision {
             ..=0 => view,
             revision if revision > view => return Err(Error::FutureRevision),

@@ -2,6 +2,8 @@
 
 use bytes::Bytes;
 
+use super::Place;
+
 /// One version of one key, or its deletion. Shared by the index, the log and whoever is being told of it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Record {
@@ -12,9 +14,16 @@ pub(crate) struct Record {
     /// Counts the changes since the key was made; 0 marks a deletion.
     pub(crate) version: i64,
     pub(crate) lease: i64,
+    /// Counts the changes of its revision, from 0.
+    pub(crate) place: u32,
 }
 
 impl Record {
+    /// Where it is among all changes.
+    pub(crate) fn at(&self) -> Place {
+        (self.mod_revision, self.place)
+    }
+
     pub(crate) fn is_deletion(&self) -> bool {
         self.version == 0
     }

@@ -33,12 +33,21 @@ pub(crate) struct Store {
     log_weight: usize,
     /// What the index weighs, which is more: it has the keys that were not changed since the compaction.
     weight: usize,
+    /// How many of them that are.
+    open: u32,
     /// Of the last committed change.
     revision: i64,
+    /// Up to here readers see. It is the revision, but where that has yet to reach the disk.
+    visible: i64,
+    /// What was forgotten and is still on disk, where the store is kept there.
+    forgotten: Option<Vec<Place>>,
     /// Nothing before it can be read. Negative until the first compaction.
     compacted: i64,
     retention: Retention,
 }
+
+/// Where a change is among all: its revision, and its place there.
+pub(crate) type Place = (i64, u32);
 
 /// How far [`Store::scan`] came.
 #[derive(Debug)]
@@ -61,7 +70,10 @@ impl Store {
             log: VecDeque::new(),
             log_weight: 0,
             weight: 0,
+            open: 0,
             revision: FIRST_REVISION,
+            visible: FIRST_REVISION,
+            forgotten: None,
             compacted: NEVER_COMPACTED,
             retention,
         }
@@ -69,7 +81,70 @@ impl Store {
 
     /// An empty store at a later revision, where all before counts as compacted.
     pub(crate) fn starting_at(retention: Retention, revision: i64) -> Self {
-        Store { revision, compacted: revision, ..Store::new(retention) }
+        Store { revision, visible: revision, compacted: revision, ..Store::new(retention) }
+    }
+
+    /// A store as it was, from the changes that [`Store::settle`] was told of and that were not forgotten, in order.
+    pub(crate) fn restored(
+        retention: Retention,
+        revision: i64,
+        compacted: i64,
+        changes: impl IntoIterator<Item = Record>,
+    ) -> Self {
+        let mut store = Store { revision, visible: revision, compacted, ..Store::new(retention) };
+        for change in changes {
+            let change = Arc::new(change);
+            if change.mod_revision >= compacted {
+                store.log_weight += change.weight();
+                store.log.push_back(Arc::clone(&change));
+            }
+            let versions = store.index.entry(change.key.clone()).or_default();
+            // Of those up to the compaction only the last is of interest, and a deletion is not.
+            if change.mod_revision <= compacted {
+                store.weight -= versions.drain(..).map(|version| version.weight()).sum::<usize>();
+                if change.is_deletion() {
+                    store.index.remove(&change.key);
+                    continue;
+                }
+            }
+            store.weight += change.weight();
+            versions.push_back(change);
+        }
+        store
+    }
+
+    /// From now on readers see a commit only when it has settled.
+    pub(crate) fn hold(&mut self) {
+        self.forgotten = Some(Vec::new());
+    }
+
+    /// Readers see what was committed up to this revision; those changes.
+    pub(crate) fn settle(&mut self, revision: i64) -> impl Iterator<Item = &Arc<Record>> {
+        let was = std::mem::replace(&mut self.visible, revision);
+        self.changes_from(was + 1)
+    }
+
+    pub(crate) fn retention(&self) -> Retention {
+        self.retention
+    }
+
+    /// Up to here readers see.
+    pub(crate) fn visible(&self) -> i64 {
+        self.visible
+    }
+
+    /// What was forgotten since the last call, and is still on disk.
+    pub(crate) fn take_forgotten(&mut self) -> Vec<Place> {
+        self.forgotten.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Every version of every key, and what else watchers can ask for. No order.
+    #[cfg(test)]
+    pub(crate) fn all(&self) -> Vec<Place> {
+        let mut all: Vec<_> = self.index.values().flatten().chain(&self.log).map(|it| it.at()).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
     }
 
     /// Of the last committed change.
@@ -89,7 +164,7 @@ impl Store {
 
     /// Whether a compaction would find something to forget.
     pub(crate) fn has_past(&self) -> bool {
-        self.compacted < self.revision
+        self.compacted < self.visible
     }
 
     /// The number of keys in the index, deleted ones included until the compaction.
@@ -149,10 +224,10 @@ impl Store {
         Scan { visited, last: last.cloned(), is_done: true }
     }
 
-    /// The committed changes from a revision on, in order.
+    /// The changes from a revision on that readers see, in order.
     pub(crate) fn changes_from(&self, revision: i64) -> impl Iterator<Item = &Arc<Record>> {
         let first = self.log.partition_point(|change| change.mod_revision < revision);
-        self.log.range(first..).take_while(|change| change.mod_revision <= self.revision)
+        self.log.range(first..).take_while(|change| change.mod_revision <= self.visible)
     }
 
     /// Writes a key at the next revision; its revision.
@@ -163,7 +238,8 @@ impl Store {
             Some(last) if !last.is_deletion() => (last.create_revision, last.version + 1),
             _ => (mod_revision, 1),
         };
-        let record = Arc::new(Record { key, value, create_revision, mod_revision, version, lease });
+        let record =
+            Arc::new(Record { key, value, create_revision, mod_revision, version, lease, place: self.open });
         versions.push_back(Arc::clone(&record));
         self.record(record);
         mod_revision
@@ -185,6 +261,7 @@ impl Store {
                 mod_revision,
                 version: 0,
                 lease: 0,
+                place: self.open,
             });
             let versions = self.index.get_mut(&last.key).expect("a key just found is in the index");
             versions.push_back(Arc::clone(&record));
@@ -198,19 +275,24 @@ impl Store {
         self.log_weight += weight;
         self.weight += weight;
         self.log.push_back(change);
+        self.open += 1;
     }
 
     /// Makes the changes since the last commit visible as one revision; those changes.
     pub(crate) fn commit(&mut self) -> impl Iterator<Item = &Arc<Record>> {
-        let new = self.log.iter().rev().take_while(|change| change.mod_revision > self.revision).count();
+        let new = std::mem::take(&mut self.open);
         if new > 0 {
             self.revision += 1;
+            if self.forgotten.is_none() {
+                self.visible = self.revision;
+            }
         }
-        self.log.range(self.log.len() - new..)
+        self.log.range(self.log.len() - new as usize..)
     }
 
     /// Takes the changes since the last commit back.
     pub(crate) fn rollback(&mut self) {
+        self.open = 0;
         while self.view_revision() > self.revision {
             let change = self.log.pop_back().expect("only a change is newer than the last commit");
             self.log_weight -= change.weight();
@@ -228,17 +310,32 @@ impl Store {
         if revision <= self.compacted {
             return Err(Error::Compacted);
         }
-        if revision > self.revision {
+        if revision > self.visible {
             return Err(Error::FutureRevision);
         }
         let was = std::mem::replace(&mut self.compacted, revision);
         let past = self.log.partition_point(|change| change.mod_revision <= revision);
         for change in self.log.range(..past).filter(|change| change.mod_revision > was) {
-            self.weight -= forget_before(&mut self.index, change);
+            let forgotten = |version: &Record| {
+                // What is still to be told stays.
+                if let Some(forgotten) = self.forgotten.as_mut().filter(|_| version.mod_revision < revision) {
+                    forgotten.push(version.at());
+                }
+            };
+            self.weight -= forget_before(&mut self.index, change, forgotten);
         }
         // A watch may start at the compaction itself, so the changes of that revision stay.
         let older = self.log.partition_point(|change| change.mod_revision < revision);
-        self.log_weight -= self.log.drain(..older).map(|change| change.weight()).sum::<usize>();
+        for change in self.log.drain(..older) {
+            self.log_weight -= change.weight();
+            // It stayed at the compaction before, though its key may have forgotten it then.
+            if let Some(forgotten) = self.forgotten.as_mut().filter(|_| change.mod_revision <= was) {
+                let versions = self.index.get(&change.key);
+                if !versions.is_some_and(|versions| versions.iter().any(|it| Arc::ptr_eq(it, &change))) {
+                    forgotten.push(change.at());
+                }
+            }
+        }
         Ok(())
     }
 
@@ -258,12 +355,16 @@ impl Store {
         });
         let first_kept = surplus.map_or(self.revision, |(_, change)| change.mod_revision);
         // It fails when the newest revision alone is too much.
-        let _ = self.compact(first_kept.min(self.revision - 1));
+        let _ = self.compact(first_kept.min(self.revision - 1).min(self.visible));
     }
 }
 
 /// Drops the versions of a key before a change, and the change too when it is a deletion; what they weighed.
-fn forget_before(index: &mut BTreeMap<Bytes, VecDeque<Arc<Record>>>, change: &Arc<Record>) -> usize {
+fn forget_before(
+    index: &mut BTreeMap<Bytes, VecDeque<Arc<Record>>>,
+    change: &Arc<Record>,
+    mut forgotten: impl FnMut(&Record),
+) -> usize {
     let versions = index.get_mut(&change.key).expect("a change of the log is in the index");
     let mut weight = 0;
     while let Some(first) = versions.front()
@@ -271,6 +372,7 @@ fn forget_before(index: &mut BTreeMap<Bytes, VecDeque<Arc<Record>>>, change: &Ar
     {
         let is_last = Arc::ptr_eq(first, change);
         weight += first.weight();
+        forgotten(first);
         versions.pop_front();
         if is_last {
             break;

@@ -165,7 +165,7 @@ impl Plan {
             done.push(match step {
                 Step::Txn(nested) => Done::Txn(nested.apply(store, lease_exists, effort)?),
                 Step::Op(PbTxnOpRequest::RequestRange(request)) => {
-                    let mut reading = Reading::new(store, request)?;
+                    let mut reading = Reading::within(store, request)?;
                     let keys = reading.step(store, effort.left)?;
                     effort.spend(keys, reading.is_done())?;
                     Done::Range(reading.finish())

@@ -14,13 +14,28 @@ const WINDOW: usize = 1000;
 pub(crate) struct History {
     events: VecDeque<Arc<Event>>,
     weight: usize,
+    /// The first index that may be asked for when there is none.
+    first: u64,
     /// Large values must not fill the memory a thousand times over.
     max_weight: usize,
 }
 
 impl History {
     pub(crate) fn new(max_weight: usize) -> Self {
-        History { events: VecDeque::new(), weight: 0, max_weight }
+        History { events: VecDeque::new(), weight: 0, first: 0, max_weight }
+    }
+
+    /// Nothing is known of what happened up to an index.
+    pub(crate) fn after(max_weight: usize, index: u64) -> Self {
+        History { first: index + 1, ..History::new(max_weight) }
+    }
+
+    /// What happened after an index was taken back.
+    pub(crate) fn take_back_to(&mut self, index: u64) {
+        while self.events.back().is_some_and(|event| event.index() > index) {
+            self.weight -= self.events.pop_back().map_or(0, |event| event.weight());
+        }
+        self.first = index + 1;
     }
 
     pub(crate) fn add(&mut self, event: Arc<Event>) {
@@ -39,7 +54,7 @@ impl History {
         path: &Path,
         recursive: bool,
     ) -> Result<impl Iterator<Item = &Arc<Event>>, u64> {
-        let oldest = self.events.front().map_or(0, |event| event.index());
+        let oldest = self.events.front().map_or(self.first, |event| event.index());
         let offset = index.checked_sub(oldest).ok_or(oldest)?;
         // An index of the future has no event yet.
         let offset = usize::try_from(offset).unwrap_or(usize::MAX).min(self.events.len());

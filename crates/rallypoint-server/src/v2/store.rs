@@ -10,6 +10,7 @@ use super::error::{Code, Error, Result};
 use super::event::{Action, Event, View};
 use super::history::History;
 use super::hub::{Hub, Place, Watch};
+use super::keep::{Change, Keeping};
 use super::path::Path;
 use super::request::{Compare, Op, Put};
 use super::stats::Stats;
@@ -39,19 +40,21 @@ impl Default for Limits {
 /// All of v2's data. It has no clock: every call says what time it is, and time must not go back.
 #[derive(Debug)]
 pub(crate) struct Store {
-    root: Node,
-    index: u64,
+    pub(super) root: Node,
+    pub(super) index: u64,
     /// Grows with every request to write, done or refused, as raft's does.
-    raft_index: u64,
+    pub(super) raft_index: u64,
     /// The nodes that end, by their end.
-    ends: BTreeSet<(Time, Path)>,
-    history: History,
-    hub: Hub,
+    pub(super) ends: BTreeSet<(Time, Path)>,
+    pub(super) history: History,
+    pub(super) hub: Hub,
     stats: Stats,
-    nodes: usize,
+    pub(super) nodes: usize,
     /// About the memory that the nodes take.
-    weight: usize,
-    limits: Limits,
+    pub(super) weight: usize,
+    pub(super) limits: Limits,
+    /// Where it is kept on disk.
+    pub(super) keeping: Option<Keeping>,
 }
 
 /// What a request is answered with.
@@ -91,6 +94,7 @@ impl Store {
             nodes: 0,
             weight: 0,
             limits,
+            keeping: None,
         }
     }
 
@@ -174,6 +178,9 @@ impl Store {
             }
         };
         self.raft_index += u64::from(action != Action::Get);
+        if action != Action::Get && result.is_err() {
+            self.note(|| Change::Counted);
+        }
         self.stats.count(action, result.is_ok());
         result.map(Answer::Event)
     }
@@ -235,7 +242,7 @@ impl Store {
         let node = Node::new(self.index, put.ttl.and_then(|ttl| now.after(ttl)), content);
         let event = Event::new(action, node.view(path.clone(), now), replaced).refreshing(put.refresh);
         self.insert(path, node);
-        Ok(self.record(event))
+        Ok(self.record(event, None))
     }
 
     fn update(&mut self, now: Time, path: &Path, put: Put) -> Result<Arc<Event>> {
@@ -280,7 +287,10 @@ impl Store {
         self.ends.extend(node.expires.map(|end| (end, path.clone())));
         self.weight = self.weight - weight + node.weight(path);
         let now_is = View { modified: self.index, ..node.view(path.clone(), now) };
-        Ok(self.record(Event::new(action, now_is, Some(prev)).refreshing(put.refresh)))
+        if let Some(keeping) = &mut self.keeping {
+            keeping.journal.push(Change::Put(path.clone(), node.bare()));
+        }
+        Ok(self.record(Event::new(action, now_is, Some(prev)).refreshing(put.refresh), None))
     }
 
     fn delete(&mut self, now: Time, path: &Path, dir: bool, recursive: bool) -> Result<Arc<Event>> {
@@ -315,7 +325,9 @@ impl Store {
             let cause = format!("too many watchers: the limit is {}", self.limits.watchers);
             return Err(self.error(Code::Internal, cause));
         }
-        Ok(self.hub.watch(path.clone(), recursive, stream, since, past))
+        // It has been told of all that has happened, also of what is not on disk yet.
+        let next = since.max(self.index + 1);
+        Ok(self.hub.watch(path.clone(), recursive, stream, next, past))
     }
 
     /// Takes the node at `path`, which is there, away, and tells everybody whom it concerns.
@@ -330,26 +342,25 @@ impl Store {
             created: prev.created,
             ..View::default()
         };
-        let event = self.record(Event::new(action, gone, Some(prev)));
-        // The watchers of the node itself have been told once; etcd tells streams twice.
-        if self.hub.count() > 0 {
-            node.for_each_below(path, &mut |below, _| self.hub.tell_gone(below, &event));
-        }
-        event
+        self.note(|| Change::Removed(path.clone()));
+        // The watchers of the node itself are told once; etcd tells streams twice.
+        self.record(Event::new(action, gone, Some(prev)), Some(&node))
     }
 
-    /// Keeps the event for later watchers and tells those of now.
-    fn record(&mut self, event: Event) -> Arc<Event> {
+    /// Keeps the event for later watchers and tells those of now, also those of what went with the node.
+    fn record(&mut self, event: Event, gone: Option<&Node>) -> Arc<Event> {
         let event = Arc::new(event);
         self.history.add(Arc::clone(&event));
         if !event.refresh {
-            self.hub.tell(&event);
+            self.tell(&event, gone);
         }
         event
     }
 
     /// Puts a node at a free path; missing directories above it come with it.
-    fn insert(&mut self, path: &Path, node: Node) {
+    pub(super) fn insert(&mut self, path: &Path, node: Node) {
+        self.note(|| Change::Put(path.clone(), node.bare()));
+        let keeping = &mut self.keeping;
         self.ends.extend(node.expires.map(|end| (end, path.clone())));
         self.weight += node.weight(path);
         self.nodes += 1;
@@ -363,6 +374,9 @@ impl Store {
                 let missing = Node::new(self.index, None, Content::Dir([].into()));
                 self.weight += missing.weight(&above);
                 self.nodes += 1;
+                if let Some(keeping) = keeping {
+                    keeping.journal.push(Change::Put(above.clone(), missing.bare()));
+                }
                 missing
             });
         }
@@ -416,7 +430,8 @@ impl Store {
     /// Whether so many bytes more may be taken in. What does not grow always may: a full store must not end
     /// the TTLs of its users.
     fn room_for(&self, more: usize) -> Result<()> {
-        match more > 0 && self.weight + more > self.limits.nodes {
+        let is_full = self.keeping.as_ref().is_some_and(|keeping| keeping.journal.is_full());
+        match more > 0 && (is_full || self.weight + more > self.limits.nodes) {
             true => Err(self.error(Code::Internal, "etcdserver: mvcc: database space exceeded")),
             false => Ok(()),
         }

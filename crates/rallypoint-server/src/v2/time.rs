@@ -17,6 +17,14 @@ impl Time {
         Time(u64::try_from(time.as_nanos()).map_or(Time::END, |nanos| nanos.min(Time::END)))
     }
 
+    pub(crate) fn nanos(self) -> u64 {
+        self.0
+    }
+
+    pub(crate) fn from_nanos(nanos: u64) -> Self {
+        Time(nanos.min(Time::END))
+    }
+
     /// When a TTL of so many seconds ends. None for one that etcd cannot count: it never ends.
     pub(crate) fn after(self, seconds: u64) -> Option<Self> {
         let nanos = seconds.checked_mul(NANOS_PER_SECOND)?.checked_add(self.0)?;

@@ -41,6 +41,15 @@ impl Node {
         Node { created: index, modified: index, expires, content }
     }
 
+    /// The same, without what is in it.
+    pub(crate) fn bare(&self) -> Self {
+        let content = match &self.content {
+            Content::File(value) => Content::File(value.clone()),
+            Content::Dir(_) => Content::Dir([].into()),
+        };
+        Node { content, ..*self }
+    }
+
     pub(crate) fn is_dir(&self) -> bool {
         matches!(self.content, Content::Dir(_))
     }

@@ -202,7 +202,7 @@ impl Hub {
 
     /// Makes a watch, or refuses it; either way the answer waits on the stream.
     pub(crate) fn create(&mut self, store: &Store, stream: StreamKey, request: WatchRequest) {
-        let revision = store.revision();
+        let revision = store.visible();
         let answer = match self.try_create(revision, stream, request) {
             Ok(id) => Message::Created { id, revision },
             Err(reason) => Message::Refused { revision, reason },
@@ -212,7 +212,7 @@ impl Hub {
 
     /// Answers a watch that the server has no room for.
     pub(crate) fn refuse(&mut self, store: &Store, stream: StreamKey, reason: &'static str) {
-        self.streams[stream].answers.push_back(Message::Refused { revision: store.revision(), reason });
+        self.streams[stream].answers.push_back(Message::Refused { revision: store.visible(), reason });
     }
 
     fn try_create(
@@ -273,7 +273,7 @@ impl Hub {
         } else {
             return;
         }
-        self.streams[stream].answers.push_back(Message::Canceled { id, revision: store.revision() });
+        self.streams[stream].answers.push_back(Message::Canceled { id, revision: store.visible() });
     }
 
     /// Asks for the progress of a stream.
@@ -287,7 +287,7 @@ impl Hub {
         for (id, watcher) in &stream.by_id {
             let watcher = &mut self.watchers[*watcher];
             if watcher.progress_notify && !watcher.is_behind && !watcher.is_fresh {
-                stream.answers.push_back(Message::Progress { id: *id, revision: store.revision() });
+                stream.answers.push_back(Message::Progress { id: *id, revision: store.visible() });
             }
             watcher.is_fresh = false;
         }
@@ -343,7 +343,7 @@ impl Hub {
         let stream = &mut self.streams[key];
         if stream.progress_asked > 0 {
             stream.progress_asked -= 1;
-            return Polled::Message(Message::Progress { id: -1, revision: store.revision() });
+            return Polled::Message(Message::Progress { id: -1, revision: store.visible() });
         }
         stream.waker = Some(waker.clone());
         Polled::Pending
@@ -370,7 +370,7 @@ impl Hub {
         }
         let mut events = Vec::new();
         let mut bytes = 0;
-        let mut next = store.revision() + 1;
+        let mut next = store.visible() + 1;
         let mut last = watcher.next;
         for change in store.changes_from(watcher.next) {
             // A revision is never split.
@@ -392,7 +392,7 @@ impl Hub {
             return Err(bytes);
         }
         watcher.next = next;
-        watcher.is_behind = next <= store.revision();
+        watcher.is_behind = next <= store.visible();
         if watcher.is_behind {
             self.streams[watcher.stream].behind.push_back(key);
         }
@@ -400,7 +400,7 @@ impl Hub {
             return Ok(None);
         }
         watcher.is_fresh = true;
-        Ok(Some(Message::Events { id, revision: store.revision(), events, fragment: watcher.fragment }))
+        Ok(Some(Message::Events { id, revision: store.visible(), events, fragment: watcher.fragment }))
     }
 
     fn remove(&mut self, key: WatcherKey) {

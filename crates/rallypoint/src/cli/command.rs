@@ -52,16 +52,20 @@ enum Command {
     Man(Man),
 }
 
-/// Serve etcd's v3 and v2 protocols on one port, in memory.
+/// Serve etcd's v3 and v2 protocols on one port, in memory or in a folder.
 ///
-/// For one machine, tests and small jobs: what is stored ends with this process. Where you need more, run a real
-/// etcd; every part of Rallypoint works with it.
+/// For one machine, tests and small jobs: what is stored ends with this process, unless a folder is named for it. Where
+/// you need more, run a real etcd; every part of Rallypoint works with it.
 #[derive(clap::Args)]
 #[command(after_help = "Exit codes: 0 stopped by Ctrl-C or SIGTERM, 1 cannot serve, 2 wrong usage.")]
 struct Serve {
     /// Where to listen. Anything but a loopback address lets other machines in.
     #[arg(long, env = "RALLYPOINT_LISTEN", value_name = "ADDRESS:PORT", default_value = "127.0.0.1:2379")]
     listen: SocketAddr,
+    /// Keep all data in this folder, which is made if it is not there: what was acknowledged is on disk, and a later
+    /// start on the folder goes on from it. Without one all data ends with this process.
+    #[arg(long, env = "RALLYPOINT_DATA_DIR", value_name = "DIR")]
+    data_dir: Option<PathBuf>,
     /// URL that clients are told to use, if it is not the address above; may be given several times.
     #[arg(long, env = "RALLYPOINT_ADVERTISE", value_name = "URL", value_delimiter = ',')]
     advertise: Vec<String>,
@@ -271,6 +275,7 @@ fn run_server(options: Serve) -> u8 {
         return 2;
     }
     let mut config = Config::on(options.listen);
+    config.data_dir = options.data_dir;
     config.advertise = options.advertise;
     config.tls = options.cert.zip(options.key).map(|(cert, key)| {
         let mut tls = Tls::new(cert, key);

@@ -75,10 +75,11 @@ pub async fn serve(config: Config) -> Result<(), Box<dyn Error>> {
             _ = terminate.recv() => {}
         }
     };
-    let server = Server::bind(config)?;
+    let mut server = Server::bind(config)?;
     loop {
         tokio::select! {
             () = told() => break,
+            ended = server.ended() => return Ok(ended?),
             _ = hang_up.recv() => tracing::info!("SIGHUP is passed over: there is nothing to be read again"),
         }
     }

@@ -26,12 +26,16 @@ impl Serving {
             .unwrap_or_else(|_| env!("CARGO_BIN_EXE_rallypoint-server").to_owned());
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let endpoint = format!("127.0.0.1:{port}");
+        // What is attacked of ours is in memory.
+        let keeps: &[&str] = if program.ends_with("rallypoint-server") { &[] } else { &["--data-dir"] };
+        let folder = (!keeps.is_empty()).then(|| data.path());
         let mut child = Command::new("sh")
             .args(["-c", &format!("{command}\nexec \"$@\""), "sh", &program])
             .args(["--listen-client-urls", &format!("http://{endpoint}")])
             .args(["--advertise-client-urls", &format!("http://{endpoint}")])
-            .args(["--listen-peer-urls", "http://127.0.0.1:0", "--data-dir"])
-            .arg(data.path())
+            .args(["--listen-peer-urls", "http://127.0.0.1:0"])
+            .args(keeps)
+            .args(folder)
             .stderr(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()

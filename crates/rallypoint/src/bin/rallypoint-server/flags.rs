@@ -24,6 +24,7 @@ pub(super) struct Flags {
 /// The flags with a meaning here: name, default, what they do.
 const VALUES: &[(&str, &str, &str)] = &[
     ("name", "default", "The name of the one member"),
+    ("data-dir", "", "Keep all data in this folder, which is made if need be [default: none, in memory]"),
     ("listen-client-urls", "http://localhost:2379", "Where to listen: one URL"),
     ("advertise-client-urls", "", "What clients are told to use [default: where it listens]"),
     ("cert-file", "", "PEM file of the server's certificate, for https"),
@@ -48,9 +49,8 @@ const SWITCHES: &[(&str, &str)] = &[
     ("debug", "The same as --log-level=debug, for etcd 3.4's sake"),
 ];
 
-/// Flags of etcd that a server in memory, alone, has no use for.
+/// Flags of etcd that a server alone has no use for.
 const NO_MEANING: &[&str] = &[
-    "data-dir",
     "wal-dir",
     "snapshot-count",
     "heartbeat-interval",
@@ -164,11 +164,11 @@ fn command() -> Command {
     };
     let mut command = Command::new("rallypoint-server")
         .version(env!("CARGO_PKG_VERSION"))
-        .about("Serves etcd's v3 and v2 protocols, in memory, under etcd's own flags")
+        .about("Serves etcd's v3 and v2 protocols, in memory or in a folder, under etcd's own flags")
         .after_help(
             "Each flag can also be given as in etcd's environment, --data-dir as ETCD_DATA_DIR. The other flags \
              of etcd 3.4 and 3.5 are accepted and ignored, with a word in the log.\n\
-             What is stored ends with this process. Exit codes: 0 stopped, 1 cannot serve, 2 wrong usage.",
+             Without --data-dir what is stored ends with this process. Exit codes: 0 stopped, 1 cannot serve, 2 wrong usage.",
         )
         .args_override_self(true);
     for (name, default, help) in VALUES {
@@ -251,6 +251,7 @@ pub(super) fn parse(args: impl Iterator<Item = OsString>) -> Result<Flags, Error
     let progress_interval = duration(interval)
         .ok_or_else(|| wrong(format!("{interval:?} is not a time, such as 10m or 1h30m")))?;
 
+    config.data_dir = text("data-dir").map(Into::into);
     config.name = text("name").unwrap_or_default().to_owned();
     config.advertise = text("advertise-client-urls")
         .map(|urls| urls.split(',').map(str::to_owned).collect())
@@ -357,7 +358,8 @@ mod tests {
         .unwrap();
         assert_eq!(flags.config.listen, "127.0.0.1:4001".parse().unwrap());
         assert_eq!(flags.config.advertise, ["http://localhost:4001"]);
-        assert_eq!(flags.without_meaning, ["data-dir", "listen-peer-urls", "enable-v2"]);
+        assert_eq!(flags.config.data_dir, Some("/tmp/x/0".into()));
+        assert_eq!(flags.without_meaning, ["listen-peer-urls", "enable-v2"]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     for flag in &flags.without_meaning {
-        tracing::info!("--{flag} has no meaning for a server in memory and is ignored");
+        tracing::info!("--{flag} has no meaning for this server and is ignored");
     }
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,

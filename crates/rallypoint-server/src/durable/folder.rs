@@ -1,0 +1,164 @@
+//! The folder: its files, its lock, and what is said when it cannot be used.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, FlockOperation};
+
+use super::change::{Ids, Loaded, V2Batch, V3Batch};
+use super::engine::{Engine, EngineError};
+use crate::ServerError;
+
+const DATABASE: &str = "rallypoint.redb";
+/// A database that is being made. Only a whole one gets the name above.
+const UNFINISHED: &str = "rallypoint.redb.new";
+const LOCK: &str = "rallypoint.lock";
+/// Room that is given up when somebody else has filled the disk, so that there can be deletes.
+const RESERVE: &str = "rallypoint.reserve";
+const RESERVE_BYTES: u64 = 4 << 20;
+/// Every file system may have it at its top.
+const OF_THE_SYSTEM: &str = "lost+found";
+
+/// A folder that no other server has.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    path: PathBuf,
+    /// Let go of when it is dropped, or the process ends.
+    _lock: File,
+    reserve: File,
+}
+
+/// What is in it.
+#[derive(Debug)]
+pub(crate) enum Opened {
+    Nothing,
+    Something(Box<(Engine, Loaded)>),
+}
+
+impl Folder {
+    /// Takes the folder, which is made if it is not there, and reads what is in it.
+    pub(crate) fn open(path: &Path) -> Result<(Self, Opened), ServerError> {
+        let unusable = |error: io::Error| unusable(path, error);
+        match fs::metadata(path) {
+            Ok(found) if !found.is_dir() => {
+                return Err(refused(path, "is not a folder: name a folder, or one that is to be made"));
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(unusable)?;
+            }
+            Err(error) => return Err(unusable(error)),
+        }
+        check_names(path)?;
+        let own = |name: &str| {
+            let mut options = OpenOptions::new();
+            options.create(true).truncate(false).write(true).mode(0o600).open(path.join(name))
+        };
+        let lock = own(LOCK).map_err(unusable)?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(in_use(path)),
+            Err(error) => return Err(unusable(error.into())),
+        }
+        let reserve = own(RESERVE).map_err(unusable)?;
+        let folder = Folder { path: path.to_owned(), _lock: lock, reserve };
+        let opened = if folder.path.join(DATABASE).try_exists().map_err(unusable)? {
+            Opened::Something(Box::new(folder.load().map_err(|error| folder.said(error))?))
+        } else {
+            Opened::Nothing
+        };
+        Ok((folder, opened))
+    }
+
+    /// Makes the database of a folder that has none.
+    pub(crate) fn create(&self, ids: Ids, v3: &V3Batch, v2: &V2Batch) -> Result<Engine, ServerError> {
+        let made = || {
+            let unfinished = self.path.join(UNFINISHED);
+            match fs::remove_file(&unfinished) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+                _ => {}
+            }
+            let mut options = OpenOptions::new();
+            let file = options.create_new(true).read(true).write(true).mode(0o600).open(&unfinished)?;
+            let engine = Engine::create(Engine::builder().create_file(file)?, ids, v3, v2)?;
+            fs::rename(&unfinished, self.path.join(DATABASE))?;
+            File::open(&self.path)?.sync_all()?;
+            Ok(engine)
+        };
+        made().map_err(|error: EngineError| self.said(error))
+    }
+
+    /// Reads all that is kept.
+    pub(crate) fn load(&self) -> Result<(Engine, Loaded), EngineError> {
+        Engine::load(Engine::builder().open(self.path.join(DATABASE))?)
+    }
+
+    /// Takes the room that is given up when the disk is full.
+    pub(crate) fn take_reserve(&self) {
+        // Not every file system has it, and then there is no reserve.
+        let _ = rustix::fs::fallocate(&self.reserve, FallocateFlags::empty(), 0, RESERVE_BYTES);
+    }
+
+    /// Bytes that are free on the disk.
+    pub(crate) fn free(&self) -> u64 {
+        // Where nobody can tell, a write will.
+        let disk = rustix::fs::fstatvfs(&self.reserve);
+        disk.map_or(u64::MAX, |disk| disk.f_bavail.saturating_mul(disk.f_frsize))
+    }
+
+    pub(crate) fn give_up_reserve(&self) {
+        // It is of no use where it cannot be given up.
+        let _ = self.reserve.set_len(0);
+    }
+
+    /// What is said of an error of the engine.
+    pub(crate) fn said(&self, error: EngineError) -> ServerError {
+        let path = &self.path;
+        match error {
+            EngineError::Io(error) => unusable(path, error),
+            EngineError::InUse => in_use(path),
+            EngineError::Format(_) => refused(
+                path,
+                &format!(
+                    "was written by another version of this program ({error}): use that version, or name another folder"
+                ),
+            ),
+            EngineError::Damaged(_) => refused(
+                path,
+                &format!(
+                    "has data that cannot be read ({error}): put a copy of the folder in its place, or remove it to begin anew"
+                ),
+            ),
+        }
+    }
+}
+
+/// Whether nothing is there but ours. To write beside somebody else's data would end badly.
+fn check_names(path: &Path) -> Result<(), ServerError> {
+    for entry in fs::read_dir(path).map_err(|error| unusable(path, error))? {
+        let name = entry.map_err(|error| unusable(path, error))?.file_name();
+        let name = name.to_string_lossy();
+        if ![DATABASE, UNFINISHED, LOCK, RESERVE, OF_THE_SYSTEM].contains(&&*name) {
+            let whose = if name == "member" { "the data of an etcd" } else { "files of something else" };
+            return Err(refused(
+                path,
+                &format!("has {whose} ({name}): name an empty folder, or one that is to be made"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn in_use(path: &Path) -> ServerError {
+    refused(path, "is used by another server: stop that one, or name another folder")
+}
+
+fn refused(path: &Path, problem: &str) -> ServerError {
+    ServerError::DataDir { path: path.to_owned(), problem: problem.to_owned() }
+}
+
+fn unusable(path: &Path, source: io::Error) -> ServerError {
+    ServerError::DataDirIo { path: path.to_owned(), source }
+}
