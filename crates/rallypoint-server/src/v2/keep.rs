@@ -3,47 +3,12 @@
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use super::Store;
+use super::change::{Change, Keeping, Kept, Untold};
 use super::event::Event;
 use super::history::History;
-use super::path::Path;
-use super::store::Limits;
+use super::store::{Limits, Store};
 use super::tree::Node;
-use crate::durable::{Journal, Taken, Ticket};
-
-/// One change of the tree.
-#[derive(Debug)]
-pub(crate) enum Change {
-    /// A node, without what is in it.
-    Put(Path, Node),
-    /// With all that was in it.
-    Removed(Path),
-    /// A request to write that was refused, and counted.
-    Counted,
-}
-
-/// All of a tree that survives.
-#[derive(Debug)]
-pub(crate) struct Kept {
-    pub(crate) index: u64,
-    pub(crate) raft_index: u64,
-    /// In the order of their paths, so that each comes after the directory it is in.
-    pub(crate) nodes: Vec<(Path, Node)>,
-}
-
-/// An event that watchers are told of once it is on disk, and the nodes that went with its own.
-#[derive(Debug)]
-pub(crate) struct Untold {
-    pub(super) event: Arc<Event>,
-    pub(super) gone: Vec<Path>,
-}
-
-/// What a tree that is kept on disk has beside it.
-#[derive(Debug)]
-pub(super) struct Keeping {
-    pub(super) journal: Journal<Change>,
-    pub(super) untold: Vec<Untold>,
-}
+use crate::durable::{Journal, Promise, Taken, Ticket};
 
 impl Store {
     /// A tree as it was. Nothing is known of how it came about.
@@ -93,7 +58,7 @@ impl Store {
     }
 
     /// What was taken was not kept: the tree is as it was before.
-    pub(crate) fn go_back(&mut self, kept: Kept) -> Option<crate::durable::Promise> {
+    pub(crate) fn go_back(&mut self, kept: Kept) -> Option<Promise> {
         let Store { root, index, raft_index, ends, nodes, weight, .. } =
             Store::restored(self.limits.clone(), kept);
         self.history.take_back_to(index);
@@ -111,6 +76,8 @@ impl Store {
     /// All nodes, for tests.
     #[cfg(test)]
     pub(crate) fn listing(&self) -> Vec<String> {
+        use super::path::Path;
+
         let mut all = Vec::new();
         let mut add = |path: &Path, node: &Node| all.push(format!("{path:?} {:?}", node.bare()));
         self.root.for_each_below(&Path::default(), &mut add);

@@ -9,6 +9,7 @@
 //! just the first, the end of a node is told to its streams once and not twice, a TTL longer than etcd can
 //! count never ends, and there are limits to depth, memory and watchers.
 
+mod change;
 mod error;
 mod event;
 mod form;
@@ -23,11 +24,11 @@ mod store;
 mod time;
 mod tree;
 
+pub(crate) use change::{Change, Kept, Untold};
 pub(crate) use error::{Code, Error};
 pub(crate) use event::{Action, Event};
 pub(crate) use form::{is_form, unescape_percent};
 pub(crate) use hub::{Place, Watch};
-pub(crate) use keep::{Change, Kept, Untold};
 pub(crate) use path::Path;
 pub(crate) use request::Request;
 pub(crate) use stats::Stats;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::change::{Change, Keeping};
 use super::error::{Code, Error, Result};
 use super::event::{Action, Event, View};
 use super::history::History;
 use super::hub::{Hub, Place, Watch};
-use super::keep::{Change, Keeping};
 use super::path::Path;
 use super::request::{Compare, Op, Put};
 use super::stats::Stats;
