@@ -26,6 +26,9 @@ use crate::{Error, ErrorKind, Result};
 /// instead, so that nobody's memory grows with somebody else's writes.
 const BACKLOG: usize = 1024;
 
+/// A stream that was there for so long was cut by chance.
+const LASTED: Duration = Duration::from_secs(5);
+
 /// After a silence of this length the server is asked whether it still serves the stream.
 const SILENCE: Duration = Duration::from_secs(30);
 
@@ -177,9 +180,11 @@ impl Task {
             }
             let end = match self.open().await {
                 Ok((connection, requests, mut answers)) => {
+                    let opened = Instant::now();
                     let end = self.serve(&connection, &requests, &mut answers).await;
-                    // A stream that opens and refuses everything must not be opened again and again at once.
-                    if self.heard {
+                    // One that opens and refuses everything, or is cut again and again, must not be opened at once each
+                    // time: after every cut all is read afresh.
+                    if self.heard && opened.elapsed() >= LASTED {
                         backoff = new_backoff();
                     }
                     if matches!(end, End::Failed(_)) {
