@@ -126,6 +126,8 @@ struct Prepared {
     url: String,
     tls: Option<TlsAcceptor>,
     config: Config,
+    /// Its folder has data of an earlier start.
+    goes_on: bool,
     parts: Parts,
     stop: watch::Sender<bool>,
 }
@@ -138,9 +140,10 @@ impl Prepared {
         let scheme = if tls.is_some() { "https" } else { "http" };
         let url = format!("{scheme}://{address}");
         let data = config.data_dir.as_deref().map(Folder::open).transpose()?;
+        let goes_on = matches!(data, Some((_, Opened::Something(_))));
         let (stop, stopping) = watch::channel(false);
         let parts = parts(&url, &config, data, stopping)?;
-        Ok(Prepared { listener, address, url, tls, config, parts, stop })
+        Ok(Prepared { listener, address, url, tls, config, goes_on, parts, stop })
     }
 
     /// Tells `open` how many connections there are.
@@ -149,13 +152,15 @@ impl Prepared {
         shutdown: impl Future<Output = ()>,
         open: watch::Sender<usize>,
     ) -> Result<(), ServerError> {
-        let Prepared { listener, address, tls, config, parts, stop, .. } = self;
+        let Prepared { listener, address, tls, config, goes_on, parts, stop, .. } = self;
         let Parts { front, halves, mut writer } = parts;
         match &config.data_dir {
             Some(folder) => tracing::info!(
                 %address,
-                "serving etcd's v3 and v2 protocols; all data is kept in {}",
-                folder.display()
+                revision = halves.v3.read(|state| state.store.revision()),
+                "serving etcd's v3 and v2 protocols; all data is kept in {}, which {}",
+                folder.display(),
+                if goes_on { "has data of an earlier start" } else { "had no data" },
             ),
             None => tracing::info!(
                 %address,

@@ -3,6 +3,7 @@
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, FlockOperation};
@@ -66,6 +67,13 @@ impl Folder {
         let folder = Folder { path: path.to_owned(), _lock: lock, reserve };
         let opened = if folder.path.join(DATABASE).try_exists().map_err(unusable)? {
             Opened::Something(Box::new(folder.load().map_err(|error| folder.said(error))?))
+        } else if folder.reserve.metadata().map_err(unusable)?.len() > 0 {
+            return Err(refused(
+                path,
+                &format!(
+                    "has served before, and its data ({DATABASE}) is not there: put a copy in its place, or remove the folder to begin anew"
+                ),
+            ));
         } else {
             Opened::Nothing
         };
@@ -92,7 +100,7 @@ impl Folder {
 
     /// Reads all that is kept.
     pub(crate) fn load(&self) -> Result<(Engine, Loaded), EngineError> {
-        Engine::load(Engine::builder().open(self.path.join(DATABASE))?)
+        contained(|| Engine::load(Engine::builder().open(self.path.join(DATABASE))?))
     }
 
     /// Takes the room that is given up when the disk is full.
@@ -135,6 +143,16 @@ impl Folder {
     }
 }
 
+/// Reads what may be damaged. The engine panics on some damage before it has looked at its checksums; that is nothing to
+/// show to anybody, so what is said of panics is silent meanwhile.
+fn contained<T>(read: impl FnOnce() -> Result<T, EngineError>) -> Result<T, EngineError> {
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_| {}));
+    let done = panic::catch_unwind(AssertUnwindSafe(read));
+    panic::set_hook(hook);
+    done.unwrap_or_else(|_| Err(EngineError::Damaged("its parts do not fit together".to_owned())))
+}
+
 /// Whether nothing is there but ours. To write beside somebody else's data would end badly.
 fn check_names(path: &Path) -> Result<(), ServerError> {
     for entry in fs::read_dir(path).map_err(|error| unusable(path, error))? {
@@ -161,4 +179,57 @@ fn refused(path: &Path, problem: &str) -> ServerError {
 
 fn unusable(path: &Path, source: io::Error) -> ServerError {
     ServerError::DataDirIo { path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+    use super::*;
+
+    /// A folder with a database in which nothing is.
+    fn made(path: &Path) {
+        let (folder, _) = Folder::open(path).unwrap();
+        let v3 = V3Batch { changes: Vec::new(), revision: 7, compacted: 3 };
+        let v2 = V2Batch { changes: Vec::new(), index: 9, raft_index: 11 };
+        folder.create(Ids { cluster: 1, member: 2 }, &v3, &v2).unwrap();
+        folder.take_reserve();
+    }
+
+    #[test]
+    fn whatever_is_damaged_is_refused_or_reads_as_it_was() {
+        let temporary = tempfile::tempdir().unwrap();
+        let path = temporary.path();
+        made(path);
+        let whole = fs::read(path.join(DATABASE)).unwrap();
+        let (mut refused, mut read) = (0, 0);
+        for at in (0..whole.len()).step_by(1009) {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 0xff;
+            fs::write(path.join(DATABASE), damaged).unwrap();
+            match Folder::open(path) {
+                Ok((_, Opened::Something(opened))) => {
+                    assert_eq!((opened.1.v3.revision, opened.1.v2.index), (7, 9), "byte {at}");
+                    read += 1;
+                }
+                Err(ServerError::DataDir { problem, .. }) => {
+                    assert!(
+                        problem.contains("remove it") || problem.contains("another version"),
+                        "{problem}"
+                    );
+                    refused += 1;
+                }
+                other => panic!("byte {at}: {other:?}"),
+            }
+        }
+        assert!(refused > 2 && read > 2, "{refused} refused, {read} read");
+    }
+
+    #[test]
+    fn a_folder_whose_data_is_gone_does_not_begin_anew() {
+        let temporary = tempfile::tempdir().unwrap();
+        made(temporary.path());
+        fs::remove_file(temporary.path().join(DATABASE)).unwrap();
+        let refused = Folder::open(temporary.path()).unwrap_err().to_string();
+        assert!(refused.contains("has served before") && refused.contains(DATABASE), "{refused}");
+    }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::change::Batch;
+use super::change::{Batch, Loaded};
 use super::engine::{Engine, EngineError};
 use super::folder::Folder;
 use super::journal::{Lost, Promise};
@@ -126,7 +126,7 @@ impl Work {
                         self.look_for_room();
                         self.settle(waiting);
                     }
-                    Err(error) if error.is_full() => self.recover(waiting, stopping)?,
+                    Err(error) if error.is_full() => self.recover(&batch, waiting, stopping)?,
                     Err(error) => return Err(error),
                 }
             }
@@ -165,23 +165,23 @@ impl Work {
     }
 
     /// The disk is full. The engine does not say whether the batch was written, so it is opened anew and what it has
-    /// counts. What was not kept is taken back, and with it all that was built on it.
-    fn recover(&mut self, waiting: Waiting, stopping: &AtomicBool) -> Result<(), EngineError> {
+    /// counts. A batch that was not written is tried once more, with the room that was held back: it may be a delete.
+    /// What is not kept then is taken back, and with it all that was built on it.
+    fn recover(&mut self, batch: &Batch, waiting: Waiting, stopping: &AtomicBool) -> Result<(), EngineError> {
         let batches = self.engine.take().map_or(0, |engine| engine.batches());
         self.ran_out();
         self.folder.give_up_reserve();
-        let loaded = loop {
-            match self.folder.load() {
-                Ok((engine, loaded)) => {
-                    self.engine = Some(engine);
-                    break loaded;
-                }
-                Err(error) if error.is_full() && !stopping.load(Ordering::Acquire) => {
-                    thread::sleep(FULL_INTERVAL);
+        let mut loaded = self.open_anew(stopping)?;
+        if loaded.batches == batches {
+            match self.engine.as_mut().expect("it is open").write(batch) {
+                Ok(()) => loaded.batches += 1,
+                Err(error) if error.is_full() => {
+                    self.engine = None;
+                    loaded = self.open_anew(stopping)?;
                 }
                 Err(error) => return Err(error),
             }
-        };
+        }
         if loaded.batches > batches {
             self.settle(waiting);
             return Ok(());
@@ -197,6 +197,22 @@ impl Work {
             promise.resolve(Err(Lost::NoSpace));
         }
         Ok(())
+    }
+
+    /// Opens the engine again, when there is enough room for that.
+    fn open_anew(&mut self, stopping: &AtomicBool) -> Result<Loaded, EngineError> {
+        loop {
+            match self.folder.load() {
+                Ok((engine, loaded)) => {
+                    self.engine = Some(engine);
+                    return Ok(loaded);
+                }
+                Err(error) if error.is_full() && !stopping.load(Ordering::Acquire) => {
+                    thread::sleep(FULL_INTERVAL);
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     fn weight(halves: &Halves) -> usize {

@@ -121,7 +121,15 @@ async fn measure(options: &Rendezvous) -> Result<Measured, Problem> {
     let mut group = form_on(&settings, nodes, connections).await.map_err(failed)?;
     let formation = group.formation.clone();
     let idle = match options.idle {
-        Some(time) => idle(&settings, nodes, Duration::from_secs(time.into())).await,
+        Some(time) => {
+            let measured = idle(&settings, nodes, Duration::from_secs(time.into())).await;
+            if measured.is_none() {
+                eprintln!(
+                    "this server does not count its requests: only a real etcd tells what a group costs at rest"
+                );
+            }
+            measured
+        }
         None => None,
     };
     let mass_death = match deaths {
