@@ -7,9 +7,17 @@ use std::time::{Duration, Instant};
 
 use rallypoint_testkit::{Cluster, Etcd, Host, Network, Version};
 
-/// Whether `from` gets a connection to the server. A link that was mended may take some seconds.
+/// Whether `from` gets a connection to the server. A link that was mended may take some seconds, and until then there may
+/// be no way to it at all.
 fn reaches(from: &Host, etcd: &Etcd) -> bool {
-    connects(from, etcd, "30")
+    let end = Instant::now() + Duration::from_secs(30);
+    while !connects(from, etcd, "10") {
+        if Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    true
 }
 
 /// Whether what `from` sends to the server is not answered.
