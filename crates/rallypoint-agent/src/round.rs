@@ -402,7 +402,7 @@ impl Round<'_> {
         let seconds = self.agent.spec().exit_barrier_timeout.as_secs_f64();
         if self.nodes == 1 {
             warn!(
-                "the workers have finished; etcd has not answered for {seconds} s, and is not waited for any longer (--exit-barrier-timeout)"
+                "the workers have finished; etcd has not renewed this node's lease for {seconds} s, and is not waited for any longer (--exit-barrier-timeout)"
             );
         } else {
             warn!(

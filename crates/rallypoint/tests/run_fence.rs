@@ -12,11 +12,12 @@ use rallypoint_testkit::{Etcd, Host, Network, Version};
 /// Says how often it was started, and ten times a second that it works, in a file of its node's: when, and its rank.
 const WORKER: &str = r#"
 echo start >>"$FOLDER/$NODE.starts"
+echo $$ >"$FOLDER/$NODE.pid"
 echo "start $(wc -l <"$FOLDER/$NODE.starts"): $WORLD_SIZE are here"
 trap 'exit 0' TERM
 while [ ! -e "$FOLDER/end" ] && [ ! -e "$FOLDER/$NODE.end" ]; do
     echo "$(date +%s%N) $RANK" >>"$FOLDER/$NODE"
-    [ ! -s "$FOLDER/$NODE.fail" ] || { echo "no data" >&2; exit "$(cat "$FOLDER/$NODE.fail")"; }
+    [ ! -s "$FOLDER/$NODE.fail" ] || { code=$(cat "$FOLDER/$NODE.fail"); echo "no data" >&2; exit "$code"; }
     sleep 0.1
 done
 "#;
@@ -261,7 +262,7 @@ fn while_etcd_is_away_for_all_all_work_on() {
     site.work_on(Duration::from_secs(15));
     site.server.restart();
     for node in &mut site.nodes {
-        node.wait_for("etcd answers this node again");
+        node.wait_for("etcd renews this node's lease again");
     }
     site.work_on(Duration::from_secs(5));
     site.end(1);
@@ -289,14 +290,16 @@ fn names_the_first(restarts: &str, code: i32, word: &str) {
     let fail = |n: usize, code| std::fs::write(site.folder.path().join(format!("node{n}.fail")), code);
     fail(1, "9").unwrap();
     site.nodes[1].wait_for("no data");
-    // If it has not been stopped by then.
+    // Its launcher has seen its end before the other fails, if that one has not been stopped by then.
+    let pid = std::fs::read_to_string(site.folder.path().join("node1.pid")).unwrap();
+    let process = std::path::Path::new("/proc").join(pid.trim());
+    wait_until("the first is gone", || (!process.exists()).then_some(()));
     fail(0, "8").unwrap();
     let cause = |node: Launcher| {
         let ended = node.ended().expect(code);
         let from = ended.lines.iter().position(|line| line.contains(word)).expect("a cause");
         let text = ended.lines[from..].iter().take(5).cloned().collect::<Vec<_>>().join("\n");
-        // A worker that has said its last word may still take longer to end than the next one.
-        assert!(text.contains("exit code 9") || text.contains("exit code 8"), "{text}");
+        assert!(text.contains("exit code 9"), "{text}");
         text.split(", and the nodes cannot").next().map(str::to_owned)
     };
     let causes: Vec<_> = site.nodes.drain(..).map(cause).collect();

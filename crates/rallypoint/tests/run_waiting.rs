@@ -40,6 +40,28 @@ impl Drop for Server {
 }
 
 #[test]
+fn endpoints_that_are_of_two_clusters_are_named_to_who_waits_and_to_who_works() {
+    let (one, other) = (free_endpoint(), free_endpoint());
+    let _servers = [Server::start(&one), Server::start(&other)];
+    let both = format!("{one},{other}");
+    let words = "are of two etcd clusters";
+    let told = |said: &str| said.contains(&one) && said.contains(&other);
+    let conf = ["--rdzv-conf", "last_call_timeout=1,join_timeout=15"];
+    let mut waits = node(&both, "2", &[&conf[..], &["echo", "met"]].concat());
+    let work = ["--rdzv-id", "alone", "--rdzv-endpoint", &both, "--", "sleep", "600"];
+    let mut works = Launcher::start(&work);
+    for node in [&mut waits, &mut works] {
+        let said = node.wait_for(words);
+        assert!(told(&said), "{said}");
+    }
+    works.signal("TERM");
+    works.ended().expect(143);
+    let ended = waits.ended().expect(2);
+    let last = ended.lines.last().unwrap();
+    assert!(last.contains(words) && told(last) && last.contains("one cluster"), "{}", ended.text());
+}
+
+#[test]
 fn a_node_waits_for_an_etcd_that_is_not_there_yet_and_says_so() {
     for backend in ["rallypoint", "etcd"] {
         let (endpoint, nobody) = (free_endpoint(), free_endpoint());

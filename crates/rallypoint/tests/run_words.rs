@@ -198,7 +198,7 @@ fn a_node_that_is_alone_does_not_speak_of_others() {
     server.stop();
     std::fs::write(&file, "").unwrap();
     let ended = node.ended().expect(0);
-    let said = "the workers have finished; etcd has not answered for 2 s";
+    let said = "the workers have finished; etcd has not renewed this node's lease for 2 s";
     assert_eq!(ended.with(said).len(), 1, "{}", ended.text());
     assert!(!ended.text().contains("other nodes"), "{}", ended.text());
 }

@@ -170,7 +170,7 @@ async fn watch_over(
         judge.contact(contact.at.saturating_duration_since(began));
         if !contact.is_silent() {
             if std::mem::take(&mut asking) && !*ended.borrow() {
-                info!("etcd answers this node again");
+                info!("etcd renews this node's lease again");
             }
             tokio::time::sleep_until(contact.silent_at()).await;
             continue;
@@ -178,7 +178,7 @@ async fn watch_over(
         if !std::mem::replace(&mut asking, true) && !*ended.borrow() {
             let seconds = contact.at.elapsed().as_secs();
             warn!(
-                "etcd has not answered for {seconds} s; asking other nodes whether this round still stands"
+                "etcd has not renewed this node's lease for {seconds} s; asking other nodes whether this round still stands"
             );
         }
         let next = Instant::now() + pace(contact.lease);

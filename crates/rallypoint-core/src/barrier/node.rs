@@ -229,6 +229,7 @@ impl Node {
                 if matches!(self.presence, Presence::OnTheWay) {
                     self.cx.out.event(NodeEvent::Joined { place, world: record.joined() });
                     self.progress = None;
+                    self.cx.silence.met();
                     self.keeper.keep(self.cx.out.now, self.way.kept());
                     self.keeper.group_is(&mut self.cx, Some(&record));
                     let group = Group::new(&mut self.cx, place, &record, index);

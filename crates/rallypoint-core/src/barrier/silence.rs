@@ -15,23 +15,37 @@ const LONG: Duration = Duration::from_millis(4_500);
 /// ```
 ///
 /// That nothing was asked for is no silence: who has nothing to renew may hear nothing for long. Who renews a
-/// keep-alive hears something more often, so a long time is a silence, also while the request has not failed yet.
+/// keep-alive hears something more often, so a long time is a silence, also while the request has not failed yet. Who
+/// begins to renew, having met, does not know what kind of time it was that ended just before: the others get a grace.
 #[derive(Debug, Default)]
 pub(super) struct Silence {
     /// When etcd was heard last.
     last: Option<Duration>,
     /// A request since then has failed.
     failed: bool,
+    /// When a long time without a word was over, in which nothing was asked for.
+    quiet_until: Option<Duration>,
     grace_until: Duration,
 }
 
 impl Silence {
     pub(super) fn heard(&mut self, now: Duration, renews: bool) {
-        if (self.failed || renews) && self.last.is_some_and(|last| now.saturating_sub(last) > LONG) {
-            self.excuse(now);
+        if self.last.is_some_and(|last| now.saturating_sub(last) > LONG) {
+            if self.failed || renews {
+                self.excuse(now);
+            } else {
+                self.quiet_until = Some(now);
+            }
         }
         self.failed = false;
         self.last = Some(now);
+    }
+
+    /// This node has met others, whose keep-alives it looks after from now on.
+    pub(super) fn met(&mut self) {
+        if let Some(quiet_until) = self.quiet_until.take() {
+            self.excuse(quiet_until);
+        }
     }
 
     pub(super) fn failed(&mut self) {
@@ -63,5 +77,17 @@ mod tests {
             silence.heard(seconds(5), renews);
             assert_eq!(silence.grace_until(), grace_until);
         }
+    }
+
+    /// A process that was stopped for as long as etcd was away, while it waited for others.
+    #[test]
+    fn who_has_waited_without_a_word_does_not_know_whether_etcd_was_away() {
+        let seconds = Duration::from_secs;
+        let mut silence = Silence::default();
+        silence.heard(seconds(0), false);
+        silence.heard(seconds(8), false);
+        assert_eq!(silence.grace_until(), seconds(0));
+        silence.met();
+        assert_eq!(silence.grace_until(), seconds(18));
     }
 }

@@ -29,11 +29,25 @@ pub(crate) struct Truth {
     went_with_folder: BTreeSet<Place>,
     closed: bool,
     last: Option<Record>,
-    /// Since when the record that was lost with all else was not put back.
-    missing_since: Option<Duration>,
+    /// The last time that the record was lost with all else.
+    missing: Option<Missing>,
     /// The group is whole, and since the time it became so nothing has happened that it must meet again for.
     steady_since: Option<Duration>,
     steady_version: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Missing {
+    since: Duration,
+    until: Option<Duration>,
+}
+
+impl Missing {
+    /// Whether it was gone for so long that nobody expects it back, as somebody knew who looked a moment ago.
+    fn is_given_up(self, now: Duration) -> bool {
+        let looked = self.until.unwrap_or(now);
+        looked >= self.since + Duration::from_secs(5) && now <= looked + ROUND_TRIP
+    }
 }
 
 /// A node, whether it is PyTorch's, and in which history it met.
@@ -100,7 +114,7 @@ impl Truth {
             self.expired.extend(places.map(|place| (place, now + KEEP_ALIVE_TTL)));
         }
         self.last = None;
-        self.missing_since = Some(now);
+        self.missing = Some(Missing { since: now, until: None });
         self.history += 1;
     }
 
@@ -142,7 +156,9 @@ impl Truth {
                     _ => self.ended.extend(&self.known),
                 }
                 self.last = Some(record);
-                self.missing_since = None;
+                if let Some(Missing { until: until @ None, .. }) = &mut self.missing {
+                    *until = Some(now);
+                }
             }
             Deed::RecordRemoved(record) => {
                 if record.status == Status::Closed {
@@ -239,7 +255,7 @@ impl Truth {
             Change::Left { rank: Some(rank), .. } => self.deleted.contains(&of(*rank)),
             Change::Left { rank: None, .. } | Change::Excluded => {
                 // Whoever began to put it back may have died over it.
-                let given_up = self.missing_since.is_some_and(|since| now >= since + Duration::from_secs(5));
+                let given_up = self.missing.is_some_and(|missing| missing.is_given_up(now));
                 given_up && folder_is_there || is_taken || self.ended.contains(&version)
             }
         };

@@ -10,6 +10,7 @@ use etcd_client::{
 use rallypoint_core::EtcdSettings;
 use uuid::Uuid;
 
+use super::clusters::{TwoClusters, two_clusters};
 use super::connections::Connections;
 use super::lease::Lease;
 use super::lease_hub::LeaseHub;
@@ -126,6 +127,11 @@ impl Client {
         self.requests
             .call("status", b"", Repeat::Safe, |on| async move { on.maintenance().status().await })
             .await
+    }
+
+    /// Two endpoints of this client that are of different clusters, if all that answer within `time` are not of one.
+    pub async fn two_clusters(&self, time: Duration) -> Option<TwoClusters> {
+        two_clusters(&self.requests.connections, time).await
     }
 
     /// Every event of `range` from revision `from` on.

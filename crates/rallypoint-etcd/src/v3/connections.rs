@@ -138,7 +138,8 @@ impl Connections {
         }
     }
 
-    async fn link(&self, index: usize) -> Result<Link> {
+    /// A new connection to an endpoint.
+    pub(super) async fn link(&self, index: usize) -> Result<Link> {
         let Slot { url, dial, .. } = &self.endpoints[index];
         let failed = |error| {
             let error = etcd_client::Error::TransportError(error);
@@ -174,6 +175,11 @@ impl Connections {
             })
         };
         self.failover.connect(deadline, ask).await
+    }
+
+    /// How many endpoints there are.
+    pub(super) fn len(&self) -> usize {
+        self.endpoints.len()
     }
 
     /// The URL of an endpoint.

@@ -9,6 +9,7 @@
 
 mod classify;
 mod client;
+mod clusters;
 mod connections;
 mod dial;
 mod entry;
@@ -26,6 +27,7 @@ mod watch_hub;
 mod watch_ids;
 
 pub use client::Client;
+pub use clusters::TwoClusters;
 pub use entry::{Entry, Event};
 pub use lease::Lease;
 pub use lease_state::LeaseState;

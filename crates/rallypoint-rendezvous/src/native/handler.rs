@@ -1,5 +1,6 @@
 //! One node's side of a run.
 
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -13,6 +14,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::BACKEND;
+use super::clusters::Clusters;
 use super::driver::{Command, Driver, Group, NoRound};
 use super::identity::{Identity, incarnation, local_address};
 use super::operator;
@@ -24,6 +26,10 @@ use crate::handler::{
 };
 use crate::parameters::{ParameterError, RendezvousParameters};
 use crate::port::Ports;
+
+/// Who has not met the others after this long looks whether the endpoints are of one cluster; within twice the time, since
+/// others begin to look with it.
+const LONG_WAIT: Duration = Duration::from_secs(5);
 
 /// A node of the native backend.
 ///
@@ -58,6 +64,8 @@ pub struct NativeHandler {
     ports: Mutex<Ports>,
     /// Who was gone when the last call of `next_rendezvous` gave up.
     lost: Mutex<Vec<GroupChange>>,
+    /// Whether the endpoints are of one cluster.
+    clusters: Clusters,
     /// One call of `next_rendezvous` at a time.
     turn: tokio::sync::Mutex<()>,
     driver: JoinHandle<()>,
@@ -140,6 +148,7 @@ impl NativeHandler {
             progress,
             ports: Mutex::default(),
             lost: Mutex::default(),
+            clusters: Clusters::default(),
             turn: tokio::sync::Mutex::new(()),
             driver: tokio::spawn(driver.run()),
         })
@@ -255,6 +264,13 @@ impl NativeHandler {
         }
     }
 
+    /// Whoever waits for long may be where nobody else is.
+    async fn look_for_two_clusters(&self) -> Infallible {
+        tokio::time::sleep(LONG_WAIT.mul_f64(1.0 + fastrand::f64())).await;
+        self.clusters.look(&self.client);
+        std::future::pending().await
+    }
+
     /// Takes note of who is missed, while there is a record of it: it may go with the last node.
     async fn note_lost(&self) {
         let plan = self.group.borrow().plan.clone();
@@ -309,8 +325,19 @@ impl RendezvousHandler for NativeHandler {
         let port = self.hold_port()?;
         let outcome = self.command(|done| Command::Join { port, done });
         let after = self.settings.join_timeout;
-        match self.patiently(outcome, after).await {
-            Some(Ok(Ok(joined))) => Ok(self.rendezvous(joined)),
+        let alone = self.look_for_two_clusters();
+        let met = tokio::select! {
+            met = self.patiently(outcome, after) => met,
+            never = alone => match never {},
+        };
+        match met {
+            Some(Ok(Ok(joined))) => {
+                // One node of each group is enough to find it out.
+                if joined.rank == 0 {
+                    self.clusters.look(&self.client);
+                }
+                Ok(self.rendezvous(joined))
+            }
             Some(Ok(Err(reason))) => Err(self.no_round(reason)),
             Some(Err(_)) => Err(self.no_round(NoRound::Left)),
             None => {
@@ -323,6 +350,9 @@ impl RendezvousHandler for NativeHandler {
                 let _ = self.leave().await;
                 if let Ok(Some(complaint)) = complaint {
                     return Err(self.complaint(complaint));
+                }
+                if let Some(two) = self.clusters.found() {
+                    return Err(ParameterError(two.to_string()).into());
                 }
                 let run_id = self.settings.run_id.clone();
                 Err(RendezvousError::NotMet { run_id, needed, here: joined.max(1), after })

@@ -6,6 +6,7 @@
 //!
 //! The decisions are made by [`rallypoint_core::round`]; `driver` carries them out.
 
+mod clusters;
 mod driver;
 mod handler;
 mod identity;

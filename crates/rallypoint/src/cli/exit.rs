@@ -294,6 +294,7 @@ pub(crate) fn advice(kind: Option<ErrorKind>, place: Place) -> &'static str {
             "; check --user and its password, and what that user may do"
         }
         Some(ErrorKind::Tls) => "; check --cacert, --cert and --key",
+        Some(ErrorKind::NoSpace) => "; compact and defragment it and disarm its alarm, or raise the quota",
         _ => place.nobody(),
     }
 }

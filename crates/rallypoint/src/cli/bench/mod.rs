@@ -220,6 +220,9 @@ pub struct Group {
     pub nodes: Vec<Arc<NativeHandler>>,
 }
 
+/// The most that the other nodes wait for the first to lead; on an etcd that answers, some milliseconds do.
+const HEAD_START: Duration = Duration::from_secs(1);
+
 /// Forms a group of `nodes` nodes, as tasks of this process on a few connections, and leaves it in being.
 pub async fn form(settings: &NativeSettings, nodes: usize) -> Result<Group, RendezvousError> {
     form_on(settings, nodes, CONNECTIONS).await
@@ -237,8 +240,8 @@ pub async fn form_on(
     };
     // If there is too little room, the error comes with the port that cannot be held.
     let _ = limits::make_room(nodes, connections);
-    // They queue up for a few connections, which nodes elsewhere have one each of. So the first node, which becomes the
-    // leader, has one to itself: all wait for it, and it must not wait behind them.
+    // They queue up for a few connections, which nodes elsewhere have one each of. So the first node has one to itself, and
+    // a head start that makes it the leader: all wait for the leader, and it must not wait behind them.
     let mut settings = settings.clone();
     settings.etcd.retry_timeout = Duration::from_secs(60);
     settings.address.get_or_insert_with(|| "127.0.0.1".to_owned());
@@ -256,11 +259,15 @@ pub async fn form_on(
         settings.node_id = Some(format!("node-{index:05}"));
         let shared = 1 + index % connections;
         let client = clients[if index == 0 { 0 } else { shared }].clone();
+        let node = Arc::new(NativeHandler::with_client(settings, client).await?);
+        let mut progress = node.progress();
         joining.spawn(async move {
-            let node = Arc::new(NativeHandler::with_client(settings, client).await?);
             let round = node.next_rendezvous().await?;
             Ok::<_, RendezvousError>((node, (round.rank, round.world_size, round.round, round.master)))
         });
+        if index == 0 && nodes > 1 {
+            let _ = tokio::time::timeout(HEAD_START, progress.wait_for(|progress| progress.joined > 0)).await;
+        }
     }
     let mut met = Vec::with_capacity(nodes);
     while let Some(result) = joining.join_next().await {
