@@ -74,8 +74,7 @@ fn promised(plan: &Plan, formed: &[(usize, Vec<Formation>)]) -> Vec<Comparison> 
         let beside_floor =
             (samples(formations, seconds), "the floor", samples(formations, |one| one.floor_seconds));
         let name = format!("{} nodes meet", grouped(*size));
-        let most = if *size < 10_000 { 2.0 } else { 1.6 };
-        compared.push(Comparison::new(name, "s", beside_floor, plan.in_full(Promise::AtMost(most))));
+        compared.push(Comparison::new(name, "s", beside_floor, plan.in_full(Promise::AtMost(2.0))));
     }
     if let [.., (1_000, fewer), (10_000, more)] = formed {
         let beside_fewer = (samples(more, per_node), "of 1,000", samples(fewer, per_node));

@@ -66,7 +66,7 @@ pub(super) enum LeaderTask {
     Commit { plan: u64 },
     Complete { plan: u64 },
     Ask { ids: Vec<String>, lease: i64 },
-    LookFor { ids: Vec<String> },
+    LookFor { ids: Vec<String>, since: Duration },
     Tidy { stale: Vec<String>, lease: i64 },
 }
 

@@ -134,8 +134,11 @@ impl Departure {
         // In a large group nobody else will do it. Who has come since the leader looked is soon gone again.
         let again = !small && context.now < self.since + LEADERS_WAIT;
         let (keys, id) = (context.keys, &context.config.id);
-        let own = standing.key.filter(|_| !again);
-        let own = own.map(|_| [Op::Delete(keys.node(id)), Op::Delete(keys.rank(id))]);
+        let own = standing.key.map(|_| match again {
+            // It may not be as this node knows it, because a reply was lost.
+            true => vec![Op::Get(keys.node(id))],
+            false => vec![Op::Delete(keys.node(id)), Op::Delete(keys.rank(id))],
+        });
         // Without a key of its own: nobody's is there, which etcd compares as if it were made at revision 0.
         let mut when =
             vec![Condition::OnlyCreatedAt(keys.nodes(), standing.key.map_or(0, |key| key.created))];
@@ -183,12 +186,7 @@ impl Departure {
             (DepartureTask::Revoke, Err(_)) => self.retry.failed(context),
             (DepartureTask::Say, Ok(Reply::Txn(reply))) if !reply.held => {
                 // What this node knew of its own key was out of date, because a reply was lost.
-                let own = reply.results.into_iter().next().and_then(got);
-                let ours = |entry: &Entry| {
-                    parse::<NodeRecord>(entry)
-                        .is_ok_and(|record| record.incarnation == context.config.incarnation)
-                };
-                match own.filter(ours) {
+                match own_key(context, reply) {
                     Some(entry) => {
                         self.retry.failed(context);
                         return Some(entry);
@@ -196,9 +194,13 @@ impl Departure {
                     None => self.stage = Stage::Revoking,
                 }
             }
-            (DepartureTask::Sweep { again }, Ok(Reply::Txn(reply))) => match reply.results.first() {
+            (DepartureTask::Sweep { again }, Ok(Reply::Txn(reply))) => match reply.results.into_iter().next()
+            {
                 Some(OpReply::Txn(sweep)) if sweep.held => self.swept(context, view),
-                Some(_) if again => self.retry.refused(context),
+                Some(OpReply::Txn(sweep)) if again => {
+                    self.retry.refused(context);
+                    return own_key(context, sweep);
+                }
                 Some(_) => self.stage = Stage::NotLast,
                 None => self.stage = Stage::OpenAgain,
             },
@@ -223,6 +225,12 @@ impl Departure {
             context.out.request(Task::Forgotten, Request::Revoke(known.record.lease));
         }
     }
+}
+
+/// This process's key, which a refused request has read.
+fn own_key(context: &Context<'_>, refused: TxnReply) -> Option<Entry> {
+    let ours = |record: NodeRecord| record.incarnation == context.config.incarnation;
+    refused.results.into_iter().next().and_then(got).filter(|entry| parse(entry).is_ok_and(ours))
 }
 
 /// The run is closed in the words that are known.

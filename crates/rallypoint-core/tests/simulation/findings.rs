@@ -411,6 +411,29 @@ fn who_comes_late_does_not_keep_the_leader_of_a_large_group_from_tidying_up() {
     });
 }
 
+/// A registration of the leader's was carried out late, and its answer was lost: its key is not as it knows it.
+#[test]
+fn the_leader_of_a_large_group_tidies_up_though_its_key_was_written_behind_its_back() {
+    tell(60, |seed| {
+        let mut world = world(seed, 20, 20);
+        start(&mut world, 20)?;
+        settle(&mut world, MOMENT)?;
+        let leader = format!("n{}", world.leader().expect("one leads"));
+        let own = world.etcd.get(&world.keys.node(&leader)).expect("it is there").clone();
+        let put = Op::Put { key: own.key, value: own.value, lease: own.lease };
+        let txn = Request::Txn(Txn { then: vec![put], ..Txn::default() });
+        world.etcd.apply(world.now, &txn).expect("the model writes");
+        world.publish()?;
+        for index in 0..20 {
+            world.close(index, "done")?;
+            world.leave(index)?;
+        }
+        world.run_for(MOMENT * 2)?;
+        assert_eq!(left(&world), [world.keys.round()]);
+        Ok(())
+    });
+}
+
 /// Those whose moment to follow a dead leader was at once waited for the next word from etcd.
 #[test]
 fn a_dead_leader_is_followed_within_half_a_second_of_its_leases_end() {

@@ -59,6 +59,8 @@ fn seeds_that_once_failed_keep_the_promises() {
         202_231_262,
         301_975_933,
         400_299_660,
+        710_631_758,
+        712_243_945,
     ];
     for seed in seeds {
         let lived = chaos::live(seed, Planted::None, false);

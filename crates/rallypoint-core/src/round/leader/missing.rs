@@ -6,6 +6,8 @@
 //!   └──────── its key is there again, or the request has failed ─────────────────┘
 //! ```
 
+use std::time::Duration;
+
 use super::super::context::{Context, LeaderTask};
 use super::super::etcd::{Op, Request, Txn, TxnReply};
 use super::super::view::{View, got};
@@ -40,18 +42,22 @@ pub(super) fn look_for_the_silent(context: &mut Context<'_>, term: Term, roster:
     for ids in roster.silent(context.now).chunks(context.config.places_per_request) {
         let then = ids.iter().map(|id| Op::Get(context.keys.node(id))).collect();
         let request = Request::Txn(Txn { then, ..Txn::default() });
-        roster.ask(ids, Asked::Looking);
-        term.send(context, LeaderTask::LookFor { ids: ids.to_vec() }, request);
+        let since = context.now;
+        roster.ask(ids, Asked::Looking { since });
+        term.send(context, LeaderTask::LookFor { ids: ids.to_vec(), since }, request);
     }
 }
 
 /// Who has come back in time is there. Who has not is dead.
-pub(super) fn looked_for(ids: &[String], reply: TxnReply, roster: &mut Roster, planner: &mut Planner) {
+pub(super) fn looked_for(
+    ids: &[String],
+    since: Duration,
+    reply: TxnReply,
+    roster: &mut Roster,
+    planner: &mut Planner,
+) {
     for (id, found) in ids.iter().zip(reply.results) {
-        match got(found) {
-            Some(entry) => roster.read(id, &entry),
-            None => roster.is_dead(id),
-        }
+        roster.looked_for(id, since, got(found).as_ref());
         planner.changed(id, roster);
     }
 }

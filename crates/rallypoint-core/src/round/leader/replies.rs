@@ -82,8 +82,9 @@ impl Leader {
                 let asked = if held { Asked::At(context.now) } else { Asked::No };
                 self.roster.were_asked(ids, Asked::Asking, asked);
             }
-            LeaderTask::LookFor { ids } if reply.is_err() => {
-                self.roster.were_asked(ids, Asked::Looking, Asked::At(Duration::ZERO));
+            LeaderTask::LookFor { ids, since } if reply.is_err() => {
+                let looking = Asked::Looking { since: *since };
+                self.roster.were_asked(ids, looking, Asked::At(Duration::ZERO));
             }
             _ => {}
         }
@@ -160,8 +161,8 @@ impl Leader {
                 let planned = self.planner.committed(context, plan, reply);
                 return self.planned(context, view, planned);
             }
-            (LeaderTask::LookFor { ids }, Reply::Txn(reply)) => {
-                missing::looked_for(&ids, reply, &mut self.roster, &mut self.planner);
+            (LeaderTask::LookFor { ids, since }, Reply::Txn(reply)) => {
+                missing::looked_for(&ids, since, reply, &mut self.roster, &mut self.planner);
             }
             (LeaderTask::Ask { .. }, Reply::Txn(reply)) if !reply.held => {
                 return self.refused(context, view, reply);

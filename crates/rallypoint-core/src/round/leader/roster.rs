@@ -339,10 +339,16 @@ impl Roster {
         members.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// A member was asked, and its key is still not there: it is dead.
-    pub(super) fn is_dead(&mut self, id: &str) {
-        if self.members.get(id).is_some_and(|member| member.asked() == Some(Asked::Looking)) {
-            self.lose(id, Why::Died);
+    /// A member was asked, and its key was read once more, in a look that began then. If it is still not there, the member
+    /// is dead. If there was something else to hear of it since, that counts: its key may be gone again.
+    pub(super) fn looked_for(&mut self, id: &str, since: Duration, found: Option<&Entry>) {
+        let looking = Some(Asked::Looking { since });
+        if self.members.get(id).is_none_or(|member| member.asked() != looking) {
+            return;
+        }
+        match found {
+            Some(entry) => self.read(id, entry),
+            None => self.lose(id, Why::Died),
         }
     }
 

@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 
 use etcd_client::{Client as RawClient, PutOptions};
 use futures::stream::{StreamExt as _, TryStreamExt as _};
+use rallypoint_core::round::Keys;
 use rallypoint_core::text::count;
 use rallypoint_etcd::v3::Client;
-use rallypoint_rendezvous::native::{NativeHandler, NativeSettings};
+use rallypoint_rendezvous::native::{NativeHandler, NativeSettings, run_prefix};
 use rallypoint_rendezvous::{RendezvousError, RendezvousHandler as _};
 use serde::Serialize;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 pub use self::aftermath::{Idle, MassDeath, idle, mass_death};
 use self::counts::Counts;
@@ -220,9 +221,6 @@ pub struct Group {
     pub nodes: Vec<Arc<NativeHandler>>,
 }
 
-/// The most that the other nodes wait for the first to lead; on an etcd that answers, some milliseconds do.
-const HEAD_START: Duration = Duration::from_secs(1);
-
 /// Forms a group of `nodes` nodes, as tasks of this process on a few connections, and leaves it in being.
 pub async fn form(settings: &NativeSettings, nodes: usize) -> Result<Group, RendezvousError> {
     form_on(settings, nodes, CONNECTIONS).await
@@ -253,6 +251,8 @@ pub async fn form_on(
     let before = Counts::read(settings).await.ok();
 
     let began = Instant::now();
+    let leader = Keys::new(&run_prefix(&settings.run_id)).leader();
+    let mut met = Vec::with_capacity(nodes);
     let mut joining = JoinSet::new();
     for index in 0..nodes {
         let mut settings = settings.clone();
@@ -260,18 +260,20 @@ pub async fn form_on(
         let shared = 1 + index % connections;
         let client = clients[if index == 0 { 0 } else { shared }].clone();
         let node = Arc::new(NativeHandler::with_client(settings, client).await?);
-        let mut progress = node.progress();
         joining.spawn(async move {
             let round = node.next_rendezvous().await?;
             Ok::<_, RendezvousError>((node, (round.rank, round.world_size, round.round, round.master)))
         });
-        if index == 0 && nodes > 1 {
-            let _ = tokio::time::timeout(HEAD_START, progress.wait_for(|progress| progress.joined > 0)).await;
+        if index == 0 {
+            tokio::select! {
+                led = led(&clients[0], &leader) => led.map_err(connection)?,
+                // A group of one, or one that fails.
+                Some(first) = joining.join_next() => met.push(joined(first)?),
+            }
         }
     }
-    let mut met = Vec::with_capacity(nodes);
     while let Some(result) = joining.join_next().await {
-        met.push(result.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?);
+        met.push(joined(result)?);
     }
     let seconds = began.elapsed().as_secs_f64();
 
@@ -299,6 +301,19 @@ pub async fn form_on(
     let mut nodes: Vec<_> = met.into_iter().map(|(node, _)| node).collect();
     nodes.sort_by(|a, b| a.node().cmp(b.node()));
     Ok(Group { formation, nodes })
+}
+
+/// What came of a node's task.
+fn joined<T>(task: Result<Result<T, RendezvousError>, JoinError>) -> Result<T, RendezvousError> {
+    task.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}
+
+/// Waits until somebody leads the run.
+async fn led(client: &Client, leader: &str) -> rallypoint_etcd::Result<()> {
+    while client.get(leader, None).await?.kvs().is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    Ok(())
 }
 
 /// Leaves nothing of the group in etcd; what a busy etcd does not get done in time goes with its lease.

@@ -35,8 +35,11 @@ pub(in super::super) enum Asked {
     /// The request is under way.
     Asking,
     At(Duration),
-    /// It had the time to answer, and its key is read once more: the watch may lag behind.
-    Looking,
+    /// It had the time to answer, and its key is read once more: the watch may lag behind. From then on, by which the
+    /// answer is known from one to an earlier look.
+    Looking {
+        since: Duration,
+    },
 }
 
 /// For a member to answer, by registering again.

@@ -57,10 +57,12 @@ fn a_member_is_dead_once_it_was_asked_and_has_not_answered() {
     assert_eq!(roster.answer_due(), Some(asked + ANSWER));
     assert_eq!(roster.silent(asked), none);
     assert_eq!(roster.silent(asked + ANSWER), ids);
-    roster.is_dead("n");
+    roster.looked_for("n", asked, None);
     assert_eq!(roster.lost_count, 0, "nobody has looked for it");
-    roster.ask(&ids, Asked::Looking);
-    roster.is_dead("n");
+    roster.ask(&ids, Asked::Looking { since: asked * 2 });
+    roster.looked_for("n", asked, Some(&said(1, Wants::Stay, 9)));
+    assert_eq!(roster.class("n"), Class::Missing, "it was there at an earlier look, and is gone since");
+    roster.looked_for("n", asked * 2, None);
     assert_eq!((roster.class("n"), roster.lost_count), (Class::None, 1));
 }
 
@@ -77,8 +79,8 @@ fn what_the_watch_tells_late_is_known_already() {
 fn who_follows_a_dead_member_is_a_newcomer_unless_the_member_had_come_back() {
     let mut roster = roster(Member::new(0, 1));
     roster.remove("n", 3);
-    roster.ask(&["n".to_owned()], Asked::Looking);
-    roster.is_dead("n");
+    roster.ask(&["n".to_owned()], Asked::Looking { since: Duration::ZERO });
+    roster.looked_for("n", Duration::ZERO, None);
     let mut returned = said(2, Wants::Join, 9);
     roster.read("n", &returned);
     assert_eq!(roster.class("n"), Class::Newcomer);
