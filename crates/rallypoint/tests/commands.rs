@@ -71,7 +71,7 @@ async fn both_commands_serve_and_stop_in_good_order() {
     let data = folder.path().join("made").join("here");
     let data = data.to_str().unwrap();
     for (program, args) in [
-        (RALLYPOINT, &["serve", "--listen", "127.0.0.1:0"][..]),
+        (RALLYPOINT, &["serve", "--listen", "localhost:0"][..]),
         (SERVER, &["--listen-client-urls", "http://127.0.0.1:0", "--data-dir", data, "--enable-v2"]),
     ] {
         let serving = Serving::start(program, args);
@@ -112,7 +112,13 @@ fn what_cannot_be_served_is_one_line_and_an_exit_code() {
         (SERVER, &["--listen-client-urls", "http://127.0.0.1:0", "--data-dir", "/proc/no"], 1, "/proc/no"),
         (RALLYPOINT, &["serve", "--listen", &address][..], 1, address.as_str()),
         (SERVER, &["--listen-client-urls", &url], 1, &address),
-        (RALLYPOINT, &["serve", "--listen", "127.0.0.1"], 2, "--listen"),
+        (
+            RALLYPOINT,
+            &["serve", "--listen", "127.0.0.1"],
+            2,
+            "the port is missing; it has the form 127.0.0.1:2379",
+        ),
+        (RALLYPOINT, &["serve", "--listen", "localhost:http"], 2, "it has the form 127.0.0.1:2379"),
         (RALLYPOINT, &["serve", "--lisen", "127.0.0.1:1"], 2, "--listen"),
         (RALLYPOINT, &["serve", "--cert", "a.pem"], 2, "--key"),
         (

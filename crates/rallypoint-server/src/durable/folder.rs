@@ -55,15 +55,17 @@ impl Folder {
         check_names(path)?;
         let own = |name: &str| {
             let mut options = OpenOptions::new();
-            options.create(true).truncate(false).write(true).mode(0o600).open(path.join(name))
+            let file = path.join(name);
+            let opened = options.create(true).truncate(false).write(true).mode(0o600).open(&file);
+            opened.map_err(|source| ServerError::DataDirIo { path: file, source })
         };
-        let lock = own(LOCK).map_err(unusable)?;
+        let lock = own(LOCK)?;
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(in_use(path)),
             Err(error) => return Err(unusable(error.into())),
         }
-        let reserve = own(RESERVE).map_err(unusable)?;
+        let reserve = own(RESERVE)?;
         let folder = Folder { path: path.to_owned(), _lock: lock, reserve };
         let opened = if folder.path.join(DATABASE).try_exists().map_err(unusable)? {
             Opened::Something(Box::new(folder.load().map_err(|error| folder.said(error))?))

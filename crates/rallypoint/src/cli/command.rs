@@ -1,7 +1,7 @@
 //! The command `rallypoint`.
 
 use std::ffi::{OsStr, OsString};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -59,8 +59,15 @@ enum Command {
 #[derive(clap::Args)]
 #[command(after_help = "Exit codes: 0 stopped by Ctrl-C or SIGTERM, 1 cannot serve, 2 wrong usage.")]
 struct Serve {
-    /// Where to listen. Anything but a loopback address lets other machines in.
-    #[arg(long, env = "RALLYPOINT_LISTEN", value_name = "ADDRESS:PORT", default_value = "127.0.0.1:2379")]
+    /// Where to listen: an address or a name of this machine, and the port; 0.0.0.0 for all addresses. Anything but a
+    /// loopback address lets other machines in.
+    #[arg(
+        long,
+        env = "RALLYPOINT_LISTEN",
+        value_name = "ADDRESS:PORT",
+        default_value = "127.0.0.1:2379",
+        value_parser = listen_address
+    )]
     listen: SocketAddr,
     /// Keep all data in this folder, which is made if it is not there: what was acknowledged is on disk, and a later
     /// start on the folder goes on from it. Without one all data ends with this process.
@@ -98,6 +105,18 @@ struct Completions {
 struct Man {
     /// `run`, `serve` and so on: `rallypoint man run | man -l -`, for example.
     part: Option<String>,
+}
+
+/// An address, or the first of a name; that of version 4 where it has both, as what it is called by most often.
+fn listen_address(given: &str) -> Result<SocketAddr, String> {
+    let example = "it has the form 127.0.0.1:2379, [::1]:2379 or localhost:2379";
+    if !given.contains(':') {
+        return Err(format!("the port is missing; {example}"));
+    }
+    let found: Vec<SocketAddr> =
+        given.to_socket_addrs().map_err(|error| format!("{error}; {example}"))?.collect();
+    let first = found.iter().find(|address| address.is_ipv4()).or(found.first());
+    first.copied().ok_or_else(|| format!("that name has no address; {example}"))
 }
 
 /// Runs the command with its arguments, the first of which is its own name; returns the exit code.
