@@ -10,6 +10,7 @@ use bytes::{Buf, BufMut};
 use etcd_client::proto::{
     PbPutRequest, PbRangeRequest, PbTxnOpRequest, PbTxnRequest, PbTxnRequestOp, PbWatchRequest,
 };
+use etcd_client::{AlarmAction, AlarmMember, AlarmType};
 use fastrand::Rng;
 use prost::Message;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
@@ -196,6 +197,15 @@ async fn a_full_store_takes_deletes_and_nothing_else() {
         let ask = move || rallypoint_testkit::http_get(port, "/health", Duration::from_secs(20));
         tokio::task::spawn_blocking(ask).await.unwrap().unwrap()
     };
+    let alarms = async || {
+        let mut tool = etcd_client::Client::connect([target.url()], None).await.unwrap();
+        let listed = tool.alarm(AlarmAction::Get, AlarmType::None, None).await.unwrap();
+        let errors = tool.status().await.unwrap().errors().join(", ");
+        (listed.alarms().iter().map(AlarmMember::alarm).collect::<Vec<_>>(), errors)
+    };
+    let (listed, errors) = alarms().await;
+    assert_eq!(listed, [AlarmType::Nospace]);
+    assert!(errors.contains("alarm:NOSPACE"), "{errors}");
     let full = health().await;
     assert!(
         full.contains(" 503 ") && full.contains(r#""health":"false","reason":"ALARM NOSPACE""#),
@@ -208,6 +218,7 @@ async fn a_full_store_takes_deletes_and_nothing_else() {
     for _ in 0..200 {
         client.put_kv("other", &"v".repeat(1000)).await;
     }
+    assert_eq!(alarms().await, (vec![], String::new()));
     let well = health().await;
     assert!(well.contains(" 200 ") && well.contains(r#""health":"true""#), "{well}");
 }

@@ -2,7 +2,7 @@
 //! gRPC's own health check.
 
 use etcd_client::proto::{
-    PbAlarmRequest, PbAlarmResponse, PbDefragmentRequest, PbDefragmentResponse, PbMember,
+    PbAlarmMember, PbAlarmRequest, PbAlarmResponse, PbDefragmentRequest, PbDefragmentResponse, PbMember,
     PbMemberListRequest, PbMemberListResponse, PbStatusRequest, PbStatusResponse,
 };
 use tonic::Status;
@@ -14,7 +14,9 @@ use crate::shared::Shared;
 const EMPTY_BYTES: i64 = 20_480;
 
 pub(super) fn status(shared: &Shared, _: PbStatusRequest) -> Result<PbStatusResponse, Status> {
-    let (revision, weight) = shared.read(|state| (state.store.visible(), state.weight()));
+    let (revision, weight, is_full) =
+        shared.read(|state| (state.store.visible(), state.weight(), state.is_full()));
+    let alarm = || format!("memberID:{} alarm:NOSPACE ", shared.identity.member_id);
     // A file is never empty, and etcdctl divides by its size.
     let bytes = i64::try_from(weight).unwrap_or(i64::MAX).max(EMPTY_BYTES);
     // Without a raft log, the revision counts what was applied.
@@ -29,18 +31,26 @@ pub(super) fn status(shared: &Shared, _: PbStatusRequest) -> Result<PbStatusResp
         raft_index: index,
         raft_applied_index: index,
         raft_term: RAFT_TERM,
+        errors: is_full.then(alarm).into_iter().collect(),
         ..Default::default()
     })
 }
 
-/// No alarm is ever raised; to list them or to disarm them works.
+/// etcd's alarm of a server that has no room for more.
+const NO_SPACE: i32 = 1;
+
+/// The one alarm there is stands for as long as its cause does. Nobody raises it, and to disarm it changes nothing.
 pub(super) fn alarm(shared: &Shared, request: PbAlarmRequest) -> Result<PbAlarmResponse, Status> {
-    const ACTIVATE: i32 = 1;
-    if request.action == ACTIVATE {
-        return Err(Status::unimplemented("an embedded server has no alarms"));
+    const LIST: i32 = 0;
+    const RAISE: i32 = 1;
+    if request.action == RAISE {
+        return Err(Status::unimplemented("an alarm of an embedded server is raised by its cause alone"));
     }
-    let header = shared.header_at(shared.read(|state| state.store.visible()));
-    Ok(PbAlarmResponse { header: Some(header), alarms: Vec::new() })
+    let (revision, is_full) = shared.read(|state| (state.store.visible(), state.is_full()));
+    let asked = request.action == LIST && matches!(request.alarm, 0 | NO_SPACE);
+    let alarm = PbAlarmMember { member_id: shared.identity.member_id, alarm: NO_SPACE };
+    let alarms = (is_full && asked).then_some(alarm).into_iter().collect();
+    Ok(PbAlarmResponse { header: Some(shared.header_at(revision)), alarms })
 }
 
 /// There is no file to be made smaller.

@@ -60,7 +60,7 @@ pub(crate) struct Status {
     connection: Connection,
 }
 
-/// End a run for all its nodes, for good.
+/// End a run for all its nodes.
 ///
 /// All its nodes stop their workers and end with exit code 5. So do nodes that are started with this --rdzv-id in the
 /// next 10 minutes. Only runs of the backend rallypoint can be closed so.
