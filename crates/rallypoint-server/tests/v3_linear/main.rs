@@ -6,7 +6,6 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail")]
 
 #[path = "../v3_support/mod.rs"]
-#[allow(dead_code, reason = "made for all tests of the protocol")]
 mod v3_support;
 
 mod check;
