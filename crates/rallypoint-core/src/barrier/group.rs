@@ -202,8 +202,9 @@ impl Group {
     }
 
     /// The version was in doubt, and stands; `lost_all` if everything had to be put back.
-    pub(super) fn recovered(&mut self, cx: &mut Context, view: &View, lost_all: bool) {
+    pub(super) fn recovered(&mut self, cx: &mut Context, view: &View, members: &[KeepAlive], lost_all: bool) {
         self.lost_all |= lost_all;
+        self.saw(members);
         cx.out.watch(WatchId::Record, Watched::Record, view.next);
         // What an index means may have changed.
         self.since = view.next;
@@ -341,7 +342,7 @@ impl Group {
             return Doubt::Record;
         }
         let there = |rank: usize| members.iter().find(|member| member.rank == rank);
-        self.torch.extend(members.iter().filter(|member| member.node.is_none()).map(|member| member.rank));
+        self.saw(members);
         if matches!(self.neighbours, Neighbours::Unknown) {
             self.watch_neighbours(cx, members, next);
         }
@@ -377,6 +378,10 @@ impl Group {
             }
         }
         Doubt::None
+    }
+
+    fn saw(&mut self, members: &[KeepAlive]) {
+        self.torch.extend(members.iter().filter(|member| member.node.is_none()).map(|member| member.rank));
     }
 
     fn ended(&mut self, cx: &mut Context, missing: Missing, ending: Ending) {

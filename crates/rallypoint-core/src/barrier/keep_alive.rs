@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use super::KEEP_ALIVE_TTL;
 use super::context::Context;
-use super::etcd::{Failure, Place, Reply, Request, View};
+use super::etcd::{Failure, KeepAlive, Place, Reply, Request, View};
 use super::outbox::{Asked, Part};
 use super::output::Loss;
 use super::record::{Record, Status};
@@ -61,20 +61,37 @@ struct Returning {
     place: Place,
     /// The record of the group, once it is final.
     group: Option<Record>,
-    /// Since when the folder is known to be there without a record, or with one that is being set up.
-    missing_since: Option<Duration>,
+    /// The folder is there without a record, or with one that is being set up.
+    missing: Option<Missing>,
+    /// It was there just before the record was asked for, which was missing for too long.
+    last_look: bool,
     lost: Option<Loss>,
     /// The record as it was read last, and when that was asked for.
     view: View,
     asked_at: Duration,
+    /// The keep-alives that were there.
+    members: Vec<KeepAlive>,
     /// When to read it again.
     pause: Option<Duration>,
+}
+
+/// Since when the record is missing, as far as it was looked for.
+#[derive(Debug, Clone, Copy)]
+struct Missing {
+    since: Duration,
+    seen: Duration,
 }
 
 impl Returning {
     /// Whether another node may be putting the record back, or setting one up.
     fn may_return(&self) -> bool {
-        self.missing_since.is_none_or(|since| self.asked_at < since + PUTTING_BACK)
+        self.missing.is_none_or(|missing| self.asked_at < missing.since + PUTTING_BACK)
+    }
+
+    /// It is missing. Where nobody looked for long, it can have been there meanwhile.
+    fn is_missing(&mut self, now: Duration) {
+        let before = self.missing.filter(|before| now <= before.seen + PUTTING_BACK);
+        self.missing = Some(Missing { since: before.map_or(now, |before| before.since), seen: now });
     }
 }
 
@@ -84,8 +101,8 @@ impl Returning {
 pub(super) enum Verdict {
     /// Not known yet, or there was none.
     None,
-    /// The version stands, and the keep-alive is there: what was lost, and the record.
-    Recovered(Option<Loss>, View),
+    /// The version stands, and the keep-alive is there: what was lost, the record, and the members as they were seen.
+    Recovered(Option<Loss>, View, Vec<KeepAlive>),
     /// The version is over.
     Superseded(View),
 }
@@ -220,16 +237,19 @@ impl Keeper {
                 Request::MakeRun { counter: place.version }
             }
             (_, Reply::Run(true)) => {
-                way.missing_since.get_or_insert(cx.out.now);
-                if !way.may_return() {
-                    return Verdict::Superseded(way.view);
+                way.is_missing(cx.out.now);
+                if way.may_return() {
+                    // Another node is about to write the record.
+                    self.look_again(cx, way);
+                    return Verdict::None;
                 }
-                // Another node is about to write the record.
-                self.look_again(cx, way);
-                return Verdict::None;
+                // It may have done so since the record was read.
+                way.last_look = true;
+                Request::ReadRecord
             }
             (_, Reply::Members { members, .. }) => {
-                match members.into_iter().find(|member| member.rank == place.rank) {
+                way.members = members;
+                match way.members.iter().find(|member| member.rank == place.rank) {
                     // Until the group has met, that it is there tells this node's place from another's.
                     None if way.group.is_none() => return Verdict::Superseded(way.view),
                     None => {
@@ -263,11 +283,12 @@ impl Keeper {
     /// What to do about the record as it was read: ask for something, look again, or take it for the end.
     fn judge(&self, cx: &Context, way: &mut Returning) -> Result<Option<Request>, ()> {
         let version = way.place.version;
+        let last_look = std::mem::take(&mut way.last_look);
         match &way.view.record {
             Some((now, _)) if now.status == Status::Setup => {
-                way.missing_since.get_or_insert(cx.out.now);
+                way.is_missing(cx.out.now);
             }
-            Some(_) => way.missing_since = None,
+            Some(_) => way.missing = None,
             None => {}
         }
         match (&way.view.record, &way.group) {
@@ -296,25 +317,34 @@ impl Keeper {
                 Ok(None)
             }
             (Some((now, _)), Some(_)) if now.status == Status::Setup && way.may_return() => Ok(None),
-            (None, Some(_)) => Ok(Some(Request::FindRun)),
+            (None, Some(_)) if !last_look => Ok(Some(Request::FindRun)),
             _ => Err(()),
         }
     }
 
     fn recovered(&mut self, cx: &mut Context, way: Returning) -> Verdict {
         self.kept(cx, way.place, way.group);
-        Verdict::Recovered(way.lost, way.view)
+        Verdict::Recovered(way.lost, way.view, way.members)
     }
 
     fn returns(&mut self, cx: &mut Context, place: Place, group: Option<Record>, lost: Option<Loss>) {
-        let (missing_since, view, asked_at, pause) = (None, View::default(), cx.out.now, None);
-        self.state = State::Returning(Returning { place, group, missing_since, lost, view, asked_at, pause });
+        self.state = State::Returning(Returning {
+            place,
+            group,
+            missing: None,
+            last_look: false,
+            lost,
+            view: View::default(),
+            members: Vec::new(),
+            asked_at: cx.out.now,
+            pause: None,
+        });
         self.ask(cx, Request::ReadRecord);
     }
 
     fn look_again(&mut self, cx: &mut Context, returning: Returning) {
         let pause = Some(cx.out.now + LOOK + self.backoff.next(cx.out.random()) / 4);
-        self.state = State::Returning(Returning { pause, ..returning });
+        self.state = State::Returning(Returning { pause, last_look: false, ..returning });
     }
 
     fn kept(&mut self, cx: &mut Context, place: Place, group: Option<Record>) {
