@@ -12,11 +12,12 @@
 //! with everything in it, while the group is well; and a server that is started again empty has lost it, too.
 //! Whoever sees it first puts the record back.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::KEEP_ALIVE_TTL;
 use super::context::Context;
-use super::etcd::{Failure, KeepAlive, Place, Reply, Request, View};
+use super::etcd::{Failure, Place, Reply, Request, View, torch_ranks};
 use super::outbox::{Asked, Part};
 use super::output::Loss;
 use super::record::{Record, Status};
@@ -52,7 +53,7 @@ enum State {
         place: Place,
         group: Option<Record>,
     },
-    Returning(Returning),
+    Returning(Box<Returning>),
 }
 
 /// On the way back.
@@ -63,14 +64,14 @@ struct Returning {
     group: Option<Record>,
     /// The folder is there without a record, or with one that is being set up.
     missing: Option<Missing>,
-    /// It was there just before the record was asked for, which was missing for too long.
+    /// It was there when it was asked for just before, and the record missing for too long.
     last_look: bool,
     lost: Option<Loss>,
     /// The record as it was read last, and when that was asked for.
     view: View,
     asked_at: Duration,
-    /// The keep-alives that were there.
-    members: Vec<KeepAlive>,
+    /// The ranks at which keep-alives of PyTorch's nodes were seen.
+    torch: BTreeSet<usize>,
     /// When to read it again.
     pause: Option<Duration>,
 }
@@ -88,8 +89,8 @@ impl Returning {
         self.missing.is_none_or(|missing| self.asked_at < missing.since + PUTTING_BACK)
     }
 
-    /// It is missing. Where nobody looked for long, it can have been there meanwhile.
-    fn is_missing(&mut self, now: Duration) {
+    /// It is missing. Where this node has not looked for long, it can have been there meanwhile.
+    fn seen_missing(&mut self, now: Duration) {
         let before = self.missing.filter(|before| now <= before.seen + PUTTING_BACK);
         self.missing = Some(Missing { since: before.map_or(now, |before| before.since), seen: now });
     }
@@ -101,8 +102,8 @@ impl Returning {
 pub(super) enum Verdict {
     /// Not known yet, or there was none.
     None,
-    /// The version stands, and the keep-alive is there: what was lost, the record, and the members as they were seen.
-    Recovered(Option<Loss>, View, Vec<KeepAlive>),
+    /// The version stands, and the keep-alive is there: what was lost, the record, and where PyTorch's nodes were seen.
+    Recovered(Option<Loss>, View, BTreeSet<usize>),
     /// The version is over.
     Superseded(View),
 }
@@ -179,7 +180,7 @@ impl Keeper {
                 self.ask(cx, Request::RenewKeepAlive(place));
             }
             State::Returning(returning) if returning.pause.is_some_and(|pause| pause <= cx.out.now) => {
-                returning.pause = None;
+                (returning.pause, returning.last_look) = (None, false);
                 self.ask(cx, Request::ReadRecord);
             }
             _ => {}
@@ -203,8 +204,8 @@ impl Keeper {
                 let due = cx.out.now + self.backoff.next(cx.out.random());
                 self.state = State::Kept { place, group, due };
             }
-            (State::Returning(returning), Ok(reply)) => return self.step(cx, returning, &request, reply),
-            (State::Returning(returning), Err(Failure::Unknown)) => self.look_again(cx, returning),
+            (State::Returning(returning), Ok(reply)) => return self.step(cx, *returning, &request, reply),
+            (State::Returning(returning), Err(Failure::Unknown)) => self.look_again(cx, *returning),
             (state, _) => self.state = state,
         }
         Verdict::None
@@ -237,7 +238,7 @@ impl Keeper {
                 Request::MakeRun { counter: place.version }
             }
             (_, Reply::Run(true)) => {
-                way.is_missing(cx.out.now);
+                way.seen_missing(cx.out.now);
                 if way.may_return() {
                     // Another node is about to write the record.
                     self.look_again(cx, way);
@@ -248,8 +249,8 @@ impl Keeper {
                 Request::ReadRecord
             }
             (_, Reply::Members { members, .. }) => {
-                way.members = members;
-                match way.members.iter().find(|member| member.rank == place.rank) {
+                way.torch.extend(torch_ranks(&members));
+                match members.into_iter().find(|member| member.rank == place.rank) {
                     // Until the group has met, that it is there tells this node's place from another's.
                     None if way.group.is_none() => return Verdict::Superseded(way.view),
                     None => {
@@ -275,7 +276,7 @@ impl Keeper {
                 return Verdict::None;
             }
         };
-        self.state = State::Returning(way);
+        self.state = State::Returning(Box::new(way));
         self.ask(cx, next);
         Verdict::None
     }
@@ -286,7 +287,7 @@ impl Keeper {
         let last_look = std::mem::take(&mut way.last_look);
         match &way.view.record {
             Some((now, _)) if now.status == Status::Setup => {
-                way.is_missing(cx.out.now);
+                way.seen_missing(cx.out.now);
             }
             Some(_) => way.missing = None,
             None => {}
@@ -324,27 +325,27 @@ impl Keeper {
 
     fn recovered(&mut self, cx: &mut Context, way: Returning) -> Verdict {
         self.kept(cx, way.place, way.group);
-        Verdict::Recovered(way.lost, way.view, way.members)
+        Verdict::Recovered(way.lost, way.view, way.torch)
     }
 
     fn returns(&mut self, cx: &mut Context, place: Place, group: Option<Record>, lost: Option<Loss>) {
-        self.state = State::Returning(Returning {
+        self.state = State::Returning(Box::new(Returning {
             place,
             group,
             missing: None,
             last_look: false,
             lost,
             view: View::default(),
-            members: Vec::new(),
+            torch: BTreeSet::new(),
             asked_at: cx.out.now,
             pause: None,
-        });
+        }));
         self.ask(cx, Request::ReadRecord);
     }
 
     fn look_again(&mut self, cx: &mut Context, returning: Returning) {
         let pause = Some(cx.out.now + LOOK + self.backoff.next(cx.out.random()) / 4);
-        self.state = State::Returning(Returning { pause, last_look: false, ..returning });
+        self.state = State::Returning(Box::new(Returning { pause, ..returning }));
     }
 
     fn kept(&mut self, cx: &mut Context, place: Place, group: Option<Record>) {
