@@ -141,6 +141,11 @@ pub struct KeepAlive {
     pub node: Option<String>,
 }
 
+/// The ranks of PyTorch's nodes among them.
+pub(super) fn torch_ranks(members: &[KeepAlive]) -> impl Iterator<Item = usize> {
+    members.iter().filter(|member| member.node.is_none()).map(|member| member.rank)
+}
+
 /// How a keep-alive went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {

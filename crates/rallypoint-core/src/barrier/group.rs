@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::context::Context;
-use super::etcd::{Ending, Failure, KeepAlive, Place, Reply, Request, Update, View, Watched};
+use super::etcd::{Ending, Failure, KeepAlive, Place, Reply, Request, Update, View, Watched, torch_ranks};
 use super::outbox::{Asked, Part};
 use super::output::{Change, NodeEvent, WatchId};
 use super::record::{Record, Status};
@@ -201,9 +201,17 @@ impl Group {
         }
     }
 
-    /// The version was in doubt, and stands; `lost_all` if everything had to be put back.
-    pub(super) fn recovered(&mut self, cx: &mut Context, view: &View, lost_all: bool) {
+    /// The version was in doubt, and stands. PyTorch's nodes were seen at the ranks in `torch`; `lost_all` if everything
+    /// had to be put back.
+    pub(super) fn recovered(
+        &mut self,
+        cx: &mut Context,
+        view: &View,
+        torch: BTreeSet<usize>,
+        lost_all: bool,
+    ) {
         self.lost_all |= lost_all;
+        self.torch.extend(torch);
         cx.out.watch(WatchId::Record, Watched::Record, view.next);
         // What an index means may have changed.
         self.since = view.next;
@@ -341,7 +349,7 @@ impl Group {
             return Doubt::Record;
         }
         let there = |rank: usize| members.iter().find(|member| member.rank == rank);
-        self.torch.extend(members.iter().filter(|member| member.node.is_none()).map(|member| member.rank));
+        self.torch.extend(torch_ranks(members));
         if matches!(self.neighbours, Neighbours::Unknown) {
             self.watch_neighbours(cx, members, next);
         }

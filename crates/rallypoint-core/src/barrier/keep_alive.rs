@@ -12,11 +12,12 @@
 //! with everything in it, while the group is well; and a server that is started again empty has lost it, too.
 //! Whoever sees it first puts the record back.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::KEEP_ALIVE_TTL;
 use super::context::Context;
-use super::etcd::{Failure, Place, Reply, Request, View};
+use super::etcd::{Failure, Place, Reply, Request, View, torch_ranks};
 use super::outbox::{Asked, Part};
 use super::output::Loss;
 use super::record::{Record, Status};
@@ -52,7 +53,7 @@ enum State {
         place: Place,
         group: Option<Record>,
     },
-    Returning(Returning),
+    Returning(Box<Returning>),
 }
 
 /// On the way back.
@@ -61,20 +62,37 @@ struct Returning {
     place: Place,
     /// The record of the group, once it is final.
     group: Option<Record>,
-    /// Since when the folder is known to be there without a record, or with one that is being set up.
-    missing_since: Option<Duration>,
+    /// The folder is there without a record, or with one that is being set up.
+    missing: Option<Missing>,
+    /// It was there when it was asked for just before, and the record missing for too long.
+    last_look: bool,
     lost: Option<Loss>,
     /// The record as it was read last, and when that was asked for.
     view: View,
     asked_at: Duration,
+    /// The ranks at which keep-alives of PyTorch's nodes were seen.
+    torch: BTreeSet<usize>,
     /// When to read it again.
     pause: Option<Duration>,
+}
+
+/// Since when the record is missing, as far as it was looked for.
+#[derive(Debug, Clone, Copy)]
+struct Missing {
+    since: Duration,
+    seen: Duration,
 }
 
 impl Returning {
     /// Whether another node may be putting the record back, or setting one up.
     fn may_return(&self) -> bool {
-        self.missing_since.is_none_or(|since| self.asked_at < since + PUTTING_BACK)
+        self.missing.is_none_or(|missing| self.asked_at < missing.since + PUTTING_BACK)
+    }
+
+    /// It is missing. Where this node has not looked for long, it can have been there meanwhile.
+    fn seen_missing(&mut self, now: Duration) {
+        let before = self.missing.filter(|before| now <= before.seen + PUTTING_BACK);
+        self.missing = Some(Missing { since: before.map_or(now, |before| before.since), seen: now });
     }
 }
 
@@ -84,8 +102,8 @@ impl Returning {
 pub(super) enum Verdict {
     /// Not known yet, or there was none.
     None,
-    /// The version stands, and the keep-alive is there: what was lost, and the record.
-    Recovered(Option<Loss>, View),
+    /// The version stands, and the keep-alive is there: what was lost, the record, and where PyTorch's nodes were seen.
+    Recovered(Option<Loss>, View, BTreeSet<usize>),
     /// The version is over.
     Superseded(View),
 }
@@ -162,7 +180,7 @@ impl Keeper {
                 self.ask(cx, Request::RenewKeepAlive(place));
             }
             State::Returning(returning) if returning.pause.is_some_and(|pause| pause <= cx.out.now) => {
-                returning.pause = None;
+                (returning.pause, returning.last_look) = (None, false);
                 self.ask(cx, Request::ReadRecord);
             }
             _ => {}
@@ -186,8 +204,8 @@ impl Keeper {
                 let due = cx.out.now + self.backoff.next(cx.out.random());
                 self.state = State::Kept { place, group, due };
             }
-            (State::Returning(returning), Ok(reply)) => return self.step(cx, returning, &request, reply),
-            (State::Returning(returning), Err(Failure::Unknown)) => self.look_again(cx, returning),
+            (State::Returning(returning), Ok(reply)) => return self.step(cx, *returning, &request, reply),
+            (State::Returning(returning), Err(Failure::Unknown)) => self.look_again(cx, *returning),
             (state, _) => self.state = state,
         }
         Verdict::None
@@ -220,15 +238,18 @@ impl Keeper {
                 Request::MakeRun { counter: place.version }
             }
             (_, Reply::Run(true)) => {
-                way.missing_since.get_or_insert(cx.out.now);
-                if !way.may_return() {
-                    return Verdict::Superseded(way.view);
+                way.seen_missing(cx.out.now);
+                if way.may_return() {
+                    // Another node is about to write the record.
+                    self.look_again(cx, way);
+                    return Verdict::None;
                 }
-                // Another node is about to write the record.
-                self.look_again(cx, way);
-                return Verdict::None;
+                // It may have done so since the record was read.
+                way.last_look = true;
+                Request::ReadRecord
             }
             (_, Reply::Members { members, .. }) => {
+                way.torch.extend(torch_ranks(&members));
                 match members.into_iter().find(|member| member.rank == place.rank) {
                     // Until the group has met, that it is there tells this node's place from another's.
                     None if way.group.is_none() => return Verdict::Superseded(way.view),
@@ -255,7 +276,7 @@ impl Keeper {
                 return Verdict::None;
             }
         };
-        self.state = State::Returning(way);
+        self.state = State::Returning(Box::new(way));
         self.ask(cx, next);
         Verdict::None
     }
@@ -263,11 +284,12 @@ impl Keeper {
     /// What to do about the record as it was read: ask for something, look again, or take it for the end.
     fn judge(&self, cx: &Context, way: &mut Returning) -> Result<Option<Request>, ()> {
         let version = way.place.version;
+        let last_look = std::mem::take(&mut way.last_look);
         match &way.view.record {
             Some((now, _)) if now.status == Status::Setup => {
-                way.missing_since.get_or_insert(cx.out.now);
+                way.seen_missing(cx.out.now);
             }
-            Some(_) => way.missing_since = None,
+            Some(_) => way.missing = None,
             None => {}
         }
         match (&way.view.record, &way.group) {
@@ -296,25 +318,34 @@ impl Keeper {
                 Ok(None)
             }
             (Some((now, _)), Some(_)) if now.status == Status::Setup && way.may_return() => Ok(None),
-            (None, Some(_)) => Ok(Some(Request::FindRun)),
+            (None, Some(_)) if !last_look => Ok(Some(Request::FindRun)),
             _ => Err(()),
         }
     }
 
     fn recovered(&mut self, cx: &mut Context, way: Returning) -> Verdict {
         self.kept(cx, way.place, way.group);
-        Verdict::Recovered(way.lost, way.view)
+        Verdict::Recovered(way.lost, way.view, way.torch)
     }
 
     fn returns(&mut self, cx: &mut Context, place: Place, group: Option<Record>, lost: Option<Loss>) {
-        let (missing_since, view, asked_at, pause) = (None, View::default(), cx.out.now, None);
-        self.state = State::Returning(Returning { place, group, missing_since, lost, view, asked_at, pause });
+        self.state = State::Returning(Box::new(Returning {
+            place,
+            group,
+            missing: None,
+            last_look: false,
+            lost,
+            view: View::default(),
+            torch: BTreeSet::new(),
+            asked_at: cx.out.now,
+            pause: None,
+        }));
         self.ask(cx, Request::ReadRecord);
     }
 
     fn look_again(&mut self, cx: &mut Context, returning: Returning) {
         let pause = Some(cx.out.now + LOOK + self.backoff.next(cx.out.random()) / 4);
-        self.state = State::Returning(Returning { pause, ..returning });
+        self.state = State::Returning(Box::new(Returning { pause, ..returning }));
     }
 
     fn kept(&mut self, cx: &mut Context, place: Place, group: Option<Record>) {

@@ -256,12 +256,12 @@ impl Node {
     fn decided(&mut self, verdict: Verdict) {
         match (verdict, &mut self.presence) {
             (Verdict::None, _) => {}
-            (Verdict::Recovered(lost, view), Presence::Member(group)) => {
+            (Verdict::Recovered(lost, view, torch), Presence::Member(group)) => {
                 if let Some(lost) = lost {
                     self.cx.out.event(NodeEvent::Recovered(lost));
                     self.cx.silence.excuse(self.cx.out.now);
                 }
-                group.recovered(&mut self.cx, &view, lost == Some(Loss::Everything));
+                group.recovered(&mut self.cx, &view, torch, lost == Some(Loss::Everything));
             }
             (Verdict::Superseded(view), Presence::Member(group)) => {
                 self.way.keep_alive_lost();

@@ -8,6 +8,9 @@ use super::KEEP_ALIVE_TTL;
 /// A shorter silence ends no keep-alive: PyTorch's nodes renew theirs at half the time, ours more often.
 const LONG: Duration = Duration::from_millis(4_500);
 
+/// What has waited for this process is heard within this time after it goes on.
+const WAITED: Duration = Duration::from_secs(1);
+
 /// ```text
 ///                        a request fails
 /// Heard ◄─────────────────────────────────────────► Silent
@@ -17,13 +20,18 @@ const LONG: Duration = Duration::from_millis(4_500);
 /// That nothing was asked for is no silence: who has nothing to renew may hear nothing for long. Who renews a
 /// keep-alive hears something more often, so a long time is a silence, also while the request has not failed yet. Who
 /// begins to renew, having met, does not know what kind of time it was that ended just before: the others get a grace.
+///
+/// The word that ends a long time may be an old one, which waited while this process was stopped. If the next thing is a
+/// request that fails, the silence goes on.
 #[derive(Debug, Default)]
 pub(super) struct Silence {
     /// When etcd was heard last.
     last: Option<Duration>,
     /// A request since then has failed.
     failed: bool,
-    /// When a long time without a word was over, in which nothing was asked for.
+    /// When a long time without a word was over.
+    over: Option<Duration>,
+    /// The same for one in which nothing was asked for.
     quiet_until: Option<Duration>,
     grace_until: Duration,
 }
@@ -36,6 +44,10 @@ impl Silence {
             } else {
                 self.quiet_until = Some(now);
             }
+            self.over = Some(now);
+        } else if self.over.zip(self.last).is_some_and(|(over, last)| self.failed && last < over + WAITED) {
+            self.excuse(now);
+            self.over = None;
         }
         self.failed = false;
         self.last = Some(now);
@@ -89,5 +101,20 @@ mod tests {
         assert_eq!(silence.grace_until(), seconds(0));
         silence.met();
         assert_eq!(silence.grace_until(), seconds(18));
+    }
+
+    /// The word that ended its sleep had waited for it, and etcd was away.
+    #[test]
+    fn a_word_that_ends_a_long_time_may_be_an_old_one() {
+        let seconds = Duration::from_secs;
+        for (second_word, grace_until) in [(seconds(8), seconds(21)), (seconds(10), seconds(18))] {
+            let mut silence = Silence::default();
+            silence.heard(seconds(3), true);
+            silence.heard(seconds(8), true);
+            silence.heard(second_word, true);
+            silence.failed();
+            silence.heard(seconds(11), true);
+            assert_eq!(silence.grace_until(), grace_until);
+        }
     }
 }

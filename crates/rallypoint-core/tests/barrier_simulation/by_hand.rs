@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use rallypoint_core::barrier::{
-    Change, Failure, Node, NodeEvent, Output, Record, Reply, Request, Settings, Status, Update, View, WatchId,
+    Change, Failure, Loss, Node, NodeEvent, Output, Place, Record, Reply, Request, Settings, Status, Update,
+    View, WatchId,
 };
 
 use crate::server::Server;
@@ -349,4 +350,115 @@ fn who_comes_back_to_a_version_of_other_nodes_is_a_newcomer() {
     one.node.join(one.now);
     one.goes_on(&mut server, 5);
     assert_eq!(server.record().map(|record| (record.status, record.waiting)), Some((Status::Final, Some(0))));
+}
+
+/// It saw that another node had its rank, and forgot it when the folder ended: it took itself for a member of the version
+/// that those had put back, and ended it before the other one was there again.
+#[test]
+fn who_has_become_a_newcomer_stays_one_when_the_version_is_put_back() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
+    one.goes_on(&mut server, 20);
+    assert!(one.has_met());
+    server.lose(false);
+    let mut other = Hand::joining("other", 1, 1);
+    other.goes_on(&mut server, 20);
+    assert!(other.has_met());
+    one.node.join(one.now);
+    one.goes_on(&mut server, 5);
+    (one.now, other.now) = (Duration::from_secs(8000), Duration::from_secs(8000));
+    server.advance(one.now);
+    other.node.handle_timeout(other.now);
+    other.until(&mut server, |request| matches!(request, Request::WriteKeepAlive(_)));
+    one.node.handle_update(one.now, WatchId::Record, Update::FolderGone);
+    let lists = |request: &Request| matches!(request, Request::ListMembers { .. });
+    let (id, list) = one.until(&mut server, lists);
+    one.answer(&mut server, id, &list);
+    assert_eq!(one.asked, [], "the version is its members'");
+}
+
+/// The record was missing for long, and it asked whether the folder was there. The answer took its time, and the record
+/// had been put back meanwhile.
+#[test]
+fn a_record_is_looked_for_once_more_before_it_is_given_up() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
+    one.goes_on(&mut server, 20);
+    assert!(one.has_met());
+    let (record, _) = view(&mut server).record.expect("a record");
+    server.lose(false);
+    let made = server.serve(one.now, None, &Request::MakeRun { counter: 1 });
+    assert!(made.is_ok());
+    let finds = |request: &Request| *request == Request::FindRun;
+    let (id, first) = one.until(&mut server, finds);
+    one.answer(&mut server, id, &first);
+    let missing_since = one.now;
+    let (mut id, mut request) = one.until(&mut server, finds);
+    while one.now < missing_since + Duration::from_secs(5) {
+        one.answer(&mut server, id, &request);
+        (id, request) = one.until(&mut server, finds);
+    }
+    let done = server.serve(one.now, None, &Request::CreateRecord { record, ttl: None });
+    assert!(matches!(done, Ok(Reply::Done { .. })), "{done:?}");
+    one.answer(&mut server, id, &request);
+    one.goes_on(&mut server, 3);
+    assert!(!one.told.iter().any(|event| matches!(event, NodeEvent::Changed(_))), "{:?}", one.told);
+}
+
+/// It saw the record missing, then nothing for long, while it was put back, and lost again.
+#[test]
+fn a_record_is_not_missing_for_the_time_in_which_nobody_looked() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
+    one.goes_on(&mut server, 20);
+    assert!(one.has_met());
+    server.lose(false);
+    let made = server.serve(one.now, None, &Request::MakeRun { counter: 1 });
+    assert!(made.is_ok());
+    let (id, request) = one.until(&mut server, |request| *request == Request::FindRun);
+    one.answer(&mut server, id, &request);
+    for _ in 0..3 {
+        let (id, _) = one.until(&mut server, |request| *request == Request::ReadRecord);
+        one.now += Duration::from_secs(3);
+        one.node.handle_reply(one.now, id, Err(Failure::Unknown));
+    }
+    let (id, request) = one.until(&mut server, |request| *request == Request::FindRun);
+    one.answer(&mut server, id, &request);
+    one.goes_on(&mut server, 2);
+    assert!(!one.told.iter().any(|event| matches!(event, NodeEvent::Changed(_))), "{:?}", one.told);
+}
+
+/// No list of the members had come before the folder ended but the one it had read for its own keep-alive, which had one
+/// of PyTorch's nodes on it. That one was taken for dead.
+#[test]
+fn a_node_of_pytorchs_is_known_from_every_list() {
+    let (mut server, mut one) = (server(), Hand::joining("one", 2, 2));
+    for _ in 0..2 {
+        let (id, request) = one.until(&mut server, writes(Status::Joinable));
+        one.answer(&mut server, id, &request);
+    }
+    let change = |server: &mut Server, to: &dyn Fn(&Record) -> Record| {
+        let over = view(server).record.expect("a record");
+        let swap = Request::SwapRecord { record: to(&over.0), over, ttl: None };
+        assert!(matches!(server.serve(Duration::ZERO, None, &swap), Ok(Reply::Done { .. })));
+    };
+    change(&mut server, &|record| record.with_node(2).0);
+    one.sees(&mut server);
+    let (id, confirm) = one.until(&mut server, writes(Status::Frozen));
+    one.answer(&mut server, id, &confirm);
+    let torch = Place { version: 1, rank: 1 };
+    assert!(server.serve(one.now, None, &Request::WriteKeepAlive(torch)).is_ok());
+    change(&mut server, &|record| record.with_confirmed("/r/rdzv/v_1/rank_1"));
+    one.sees(&mut server);
+    one.goes_on(&mut server, 1);
+    assert!(one.has_met());
+
+    let lists = |request: &Request| matches!(request, Request::ListMembers { .. });
+    let (late, _) = one.until(&mut server, lists);
+    one.node.handle_update(one.now, WatchId::Record, Update::Failed);
+    let (id, list) = one.until(&mut server, lists);
+    one.answer(&mut server, id, &list);
+    one.goes_on(&mut server, 1);
+    server.lose(false);
+    one.node.handle_reply(one.now, late, Err(Failure::Unknown));
+    one.goes_on(&mut server, 40);
+    assert!(one.told.contains(&NodeEvent::Recovered(Loss::Everything)), "{:?}", one.told);
+    assert!(!one.told.iter().any(|event| matches!(event, NodeEvent::Changed(_))), "{:?}", one.told);
 }

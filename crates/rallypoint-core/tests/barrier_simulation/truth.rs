@@ -7,7 +7,7 @@ use rallypoint_core::barrier::{Change, KEEP_ALIVE_TTL, Place, Record, Status};
 
 use crate::server::Deed;
 
-/// What was seen when a request was sent may be as old as this.
+/// What was seen when a request was sent may be as old as this, and what was asked before.
 const ROUND_TRIP: Duration = Duration::from_millis(10);
 
 #[derive(Debug, Default)]
@@ -29,8 +29,8 @@ pub(crate) struct Truth {
     went_with_folder: BTreeSet<Place>,
     closed: bool,
     last: Option<Record>,
-    /// The last time that the record was lost with all else.
-    missing: Option<Missing>,
+    /// The times that the record was lost with all else.
+    missing: Vec<Missing>,
     /// The group is whole, and since the time it became so nothing has happened that it must meet again for.
     steady_since: Option<Duration>,
     steady_version: u64,
@@ -43,11 +43,21 @@ struct Missing {
 }
 
 impl Missing {
-    /// Whether it was gone for so long that nobody expects it back, as somebody knew who looked a moment ago.
-    fn is_given_up(self, now: Duration) -> bool {
-        let looked = self.until.unwrap_or(now);
-        looked >= self.since + Duration::from_secs(5) && now <= looked + ROUND_TRIP
+    /// Whether it was gone for so long that nobody expects it back, and the folder there: whoever began to put it back
+    /// may have died over it.
+    fn is_given_up(self, looked: Looked) -> bool {
+        looked.at >= self.since + Duration::from_secs(5)
+            && self.until.is_none_or(|until| looked.at < until)
+            && looked.folder_at.is_some_and(|at| at >= self.since)
     }
+}
+
+/// What a node goes by: when that was so which it has heard just now, and when the folder was there, if it was when the
+/// node last asked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Looked {
+    pub(crate) at: Duration,
+    pub(crate) folder_at: Option<Duration>,
 }
 
 /// A node, whether it is PyTorch's, and in which history it met.
@@ -114,7 +124,7 @@ impl Truth {
             self.expired.extend(places.map(|place| (place, now + KEEP_ALIVE_TTL)));
         }
         self.last = None;
-        self.missing = Some(Missing { since: now, until: None });
+        self.missing.push(Missing { since: now, until: None });
         self.history += 1;
     }
 
@@ -156,8 +166,8 @@ impl Truth {
                     _ => self.ended.extend(&self.known),
                 }
                 self.last = Some(record);
-                if let Some(Missing { until: until @ None, .. }) = &mut self.missing {
-                    *until = Some(now);
+                for missing in &mut self.missing {
+                    missing.until.get_or_insert(now);
                 }
             }
             Deed::RecordRemoved(record) => {
@@ -235,9 +245,9 @@ impl Truth {
     pub(crate) fn told(
         &self,
         now: Duration,
+        looked: Looked,
         place: Place,
         change: &Change,
-        folder_is_there: bool,
         is_taken: bool,
         is_alive: impl Fn(usize) -> bool,
     ) -> Result<(), String> {
@@ -254,9 +264,8 @@ impl Truth {
             }
             Change::Left { rank: Some(rank), .. } => self.deleted.contains(&of(*rank)),
             Change::Left { rank: None, .. } | Change::Excluded => {
-                // Whoever began to put it back may have died over it.
-                let given_up = self.missing.is_some_and(|missing| missing.is_given_up(now));
-                given_up && folder_is_there || is_taken || self.ended.contains(&version)
+                let given_up = self.missing.iter().any(|missing| missing.is_given_up(looked));
+                given_up || is_taken || self.ended.contains(&version)
             }
         };
         if !is_true {
@@ -264,7 +273,9 @@ impl Truth {
         }
         // Who hears of a version late is told of its end then.
         let is_last = self.last.as_ref().is_none_or(|last| last.version == Some(version));
+        // Who has heard how it was before has not heard yet that all is well.
         if let Some(since) = self.steady_since
+            && looked.at >= since + ROUND_TRIP
             && *change != Change::Closed
             && is_last
         {

@@ -16,12 +16,12 @@ use rallypoint_core::barrier::{
 };
 
 pub(crate) use events::Fault;
-use events::{Event, Message, Times};
+use events::{Event, Message, Seen, Times};
 
 use crate::plan::Plan;
 use crate::server::{Deed, Server};
 use crate::torch::Torch;
-use crate::truth::{Truth, Who};
+use crate::truth::{Looked, Truth, Who};
 
 /// When a node gives up on a reply.
 const PATIENCE: Duration = Duration::from_millis(3_300);
@@ -78,6 +78,8 @@ struct Process {
     listed_in: Option<u32>,
     /// In which history it was told that the folder ended.
     folder_gone_in: u32,
+    /// When the folder was there, as it was told last; nothing if it was not.
+    folder_at: Option<Duration>,
     /// The keep-alives that a node of PyTorch's has written, and in which history.
     wrote: Vec<(Place, u32)>,
 }
@@ -117,6 +119,8 @@ pub(crate) struct World {
     acts: Option<usize>,
     /// Of which history the reply is that was heard last.
     hears: u32,
+    /// When that was so which a node does something about.
+    learned: Duration,
     seen_index: u64,
     nodes: Vec<Process>,
     truth: Truth,
@@ -151,6 +155,7 @@ impl World {
             watches: Vec::new(),
             acts: None,
             hears: 0,
+            learned: Duration::ZERO,
             seen_index: 0,
             nodes: Vec::new(),
             truth: Truth::default(),
@@ -185,7 +190,7 @@ impl World {
             }
             self.free.push(place);
             let Some(event) = self.events[place].take() else { continue };
-            self.now = at;
+            (self.now, self.learned) = (at, at);
             if self.is_up() {
                 self.server.advance(at);
                 self.check_deeds()?;
@@ -261,20 +266,21 @@ impl World {
             Event::Arrive { node, id, message, heard, times, sent, .. } => {
                 return self.arrive(node, id, message, heard, times, sent);
             }
-            Event::Answer { node, id, reply, history } => {
+            Event::Answer { node, id, reply, seen } => {
                 if self.nodes[node].life == Life::Dead || !self.nodes[node].open.contains(&id) {
                     return Ok(());
                 }
-                if self.stalled(node, Event::Answer { node, id, reply: reply.clone(), history }) {
+                if self.stalled(node, Event::Answer { node, id, reply: reply.clone(), seen }) {
                     return Ok(());
                 }
                 self.nodes[node].open.remove(&id);
-                self.hears = history;
+                (self.hears, self.learned) = (seen.history, seen.at);
                 match &reply {
                     Ok(Reply::Record(view)) => self.saw(node, view),
                     Ok(Reply::Members { .. }) => {
-                        self.nodes[node].listed_in.get_or_insert(self.truth.history());
+                        self.nodes[node].listed_in.get_or_insert(seen.history);
                     }
+                    Ok(Reply::Run(_)) => self.nodes[node].folder_at = seen.folder.then_some(seen.at),
                     _ => {}
                 }
                 let now = self.now;
@@ -287,7 +293,10 @@ impl World {
                 }
                 self.drain(node)?;
             }
-            Event::Tell { node, watch, update, next } => return self.tell(node, watch, update, next),
+            Event::Tell { node, watch, update, next, at } => {
+                self.learned = at;
+                return self.tell(node, watch, update, next);
+            }
             Event::Unanswered { watch } => {
                 if let Some(watch) = self.watches.iter().find(|one| one.id == watch && !one.busy) {
                     let (node, id, next) = (watch.node, watch.id, watch.from);
@@ -345,6 +354,7 @@ impl World {
             met_in: 0,
             listed_in: None,
             folder_gone_in: 0,
+            folder_at: None,
             wrote: Vec::new(),
         });
         let now = self.now;
@@ -422,7 +432,8 @@ impl World {
                 let Life::Met(place) = self.nodes[node].life else { return Ok(()) };
                 let lives = |node: usize| matches!(self.nodes[node].life, Life::Met(_) | Life::Going);
                 let taken = self.server.is_taken(place, &self.nodes[node].name);
-                self.truth.told(self.now, place, &change, self.server.has_run(), taken, lives)?;
+                let looked = Looked { at: self.learned, folder_at: self.nodes[node].folder_at };
+                self.truth.told(self.now, looked, place, &change, taken, lives)?;
                 self.nodes[node].told = true;
                 if change == Change::Closed {
                     self.nodes[node].life = Life::Over;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::super::etcd::{Failure, KeepAlive, Reply, Request, Watched};
 use super::super::pace;
 use super::super::record::Status;
-use super::super::waiting::{self, Surroundings, Waiting};
+use super::super::waiting::{self, Role, Surroundings, Waiting};
 use super::{Context, Outcome, PUTTING_BACK, Stage, Way};
 
 impl Way {
@@ -75,7 +75,11 @@ impl Way {
         match &mut self.stage {
             // What went since the record was seen is among what the watch from there on tells.
             Stage::Waiting(waiting) if waiting.version == version => {
+                let was_member = waiting.role != Role::Newcomer;
                 waiting.listed(members, self.steps.view.next, &cx.settings.node);
+                if was_member && waiting.role == Role::Newcomer {
+                    self.keep_alive_lost();
+                }
             }
             Stage::Seated(seat) => seat.listed(members.is_empty(), mixed),
             _ => {}

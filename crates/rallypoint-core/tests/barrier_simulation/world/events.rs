@@ -19,6 +19,14 @@ pub(super) enum Times {
     Again,
 }
 
+/// When a reply was so, in which history, and whether the folder was there.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Seen {
+    pub(super) at: Duration,
+    pub(super) history: u32,
+    pub(super) folder: bool,
+}
+
 #[derive(Debug)]
 pub(super) enum Event {
     Wake {
@@ -39,14 +47,15 @@ pub(super) enum Event {
         node: usize,
         id: u64,
         reply: Result<Reply, Failure>,
-        /// In which history that was so.
-        history: u32,
+        seen: Seen,
     },
     Tell {
         node: usize,
         watch: u64,
         update: Update,
         next: u64,
+        /// When that was so.
+        at: Duration,
     },
     /// A watch cannot be answered, as the server is away or behind.
     Unanswered {

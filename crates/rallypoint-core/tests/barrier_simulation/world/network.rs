@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rallypoint_core::barrier::{Ending, Failure, Reply, Request, Update, WatchId, Watched};
 
-use super::{Brain, Event, Fault, LONG_POLL, Life, Message, PATIENCE, SPIN, Times, Watch, World};
+use super::{Brain, Event, Fault, LONG_POLL, Life, Message, PATIENCE, SPIN, Seen, Times, Watch, World};
 use crate::plan::Bug;
 
 impl World {
@@ -40,8 +40,9 @@ impl World {
             && matches!(message, Message::Request(Request::SwapRecord { .. }));
         let in_vain =
             if bug { Ok(Reply::Done { index: self.server.index() + 1 }) } else { Err(Failure::Unknown) };
-        let history = self.truth.history();
-        self.schedule(self.now + PATIENCE, Event::Answer { node, id, reply: in_vain, history });
+        let at = self.now + PATIENCE;
+        let seen = Seen { at, ..self.seen() };
+        self.schedule(at, Event::Answer { node, id, reply: in_vain, seen });
         if let Some((_, _, still_arrives)) =
             self.plan.crash_at.filter(|(who, when, _)| *who == node && *when == sent)
         {
@@ -117,10 +118,14 @@ impl World {
         }
         if heard && self.nodes[node].cut_until <= self.now {
             let travels = Duration::from_micros(self.random.u64(200..5_000));
-            let history = self.truth.history();
-            self.schedule(self.now + travels, Event::Answer { node, id, reply, history });
+            let seen = self.seen();
+            self.schedule(self.now + travels, Event::Answer { node, id, reply, seen });
         }
         Ok(())
+    }
+
+    fn seen(&self) -> Seen {
+        Seen { at: self.now, history: self.truth.history(), folder: self.server.has_run() }
     }
 
     pub(super) fn carry_out(&mut self, name: Option<&str>, request: Request) -> Result<Reply, Failure> {
@@ -199,7 +204,8 @@ impl World {
             let (node, id, next) = (watch.node, watch.id, if repeats { watch.from } else { next });
             self.watches[at].busy = true;
             let travels = Duration::from_micros(self.random.u64(200..5_000));
-            self.schedule(self.now + travels, Event::Tell { node, watch: id, update, next });
+            let at = self.now;
+            self.schedule(at + travels, Event::Tell { node, watch: id, update, next, at });
         }
     }
 
@@ -209,7 +215,7 @@ impl World {
             self.watches.remove(at);
             return Ok(());
         }
-        let again = Event::Tell { node, watch, update: update.clone(), next };
+        let again = Event::Tell { node, watch, update: update.clone(), next, at: self.learned };
         if self.stalled(node, again) {
             self.watches[at].busy = true;
             return Ok(());
