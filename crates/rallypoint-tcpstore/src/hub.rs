@@ -138,7 +138,10 @@ impl State {
                 }
                 Output::Close(id, refusal) => {
                     if let Some(peer) = self.peers.remove(&id) {
-                        tracing::warn!("the worker store ended the connection of {}: {refusal}", peer.address);
+                        tracing::warn!(
+                            "the worker store ended the connection of {}: {refusal}",
+                            peer.address
+                        );
                         peer.changed.notify_one();
                     }
                 }

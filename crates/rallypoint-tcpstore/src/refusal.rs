@@ -50,13 +50,17 @@ pub enum Refusal {
         limit: usize,
     },
     /// Clients together have sent too much that waits, and this one the most.
-    #[error("too much is waiting: half messages and waits of more than {limit} bytes, and this connection has the most")]
+    #[error(
+        "too much is waiting: half messages and waits of more than {limit} bytes, and this connection has the most"
+    )]
     TooMuchPending {
         /// The most that all may have together.
         limit: usize,
     },
     /// Clients together do not read replies with values that are stored no longer, and this one has the most unread.
-    #[error("replies are not read: they hold more than {limit} bytes, and this connection has the most unread")]
+    #[error(
+        "replies are not read: they hold more than {limit} bytes, and this connection has the most unread"
+    )]
     TooMuchUnread {
         /// The most that all may have together.
         limit: usize,

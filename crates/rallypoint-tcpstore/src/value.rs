@@ -116,7 +116,9 @@ impl Reply {
     /// What is to be sent. A long list is counted like a value that is stored no longer.
     pub(crate) fn into_parts(self, alive: &Alive) -> impl Iterator<Item = Bytes> {
         self.0.into_iter().map(|part| match part.0 {
-            Kind::Own(bytes) if bytes.len() > COPIED => Bytes(Kind::Shared(Arc::new(Value::new(bytes, alive)))),
+            Kind::Own(bytes) if bytes.len() > COPIED => {
+                Bytes(Kind::Shared(Arc::new(Value::new(bytes, alive))))
+            }
             kind => Bytes(kind),
         })
     }

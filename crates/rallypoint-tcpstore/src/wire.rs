@@ -87,7 +87,11 @@ impl<'a> Request<'a> {
         Some(match number {
             VALIDATE => Request::Validate(fields.u32()?),
             1 => Request::Set(fields.bytes()?, fields.bytes()?),
-            2 => Request::CompareSet { key: fields.bytes()?, expected: fields.bytes()?, desired: fields.bytes()? },
+            2 => Request::CompareSet {
+                key: fields.bytes()?,
+                expected: fields.bytes()?,
+                desired: fields.bytes()?,
+            },
             3 => Request::Get(fields.bytes()?),
             4 => Request::Add(fields.bytes()?, fields.i64()?),
             5 => Request::Check(fields.list(Fields::bytes)?),

@@ -70,7 +70,8 @@ impl Keys {
 
     /// Adds to the number that the value is in decimal; a key that is not there is 0.
     pub(super) fn add(&mut self, key: &[u8], amount: i64, alive: &Alive) -> Result<i64, Refusal> {
-        let before = self.values.get(key).map_or(Ok(0), |value| number(value.data()).ok_or(Refusal::NotANumber))?;
+        let before =
+            self.values.get(key).map_or(Ok(0), |value| number(value.data()).ok_or(Refusal::NotANumber))?;
         let number = before.wrapping_add(amount);
         self.set(key, number.to_string().into_bytes(), alive);
         Ok(number)

@@ -122,7 +122,12 @@ impl Machine {
     }
 
     /// Carries out the messages that are whole; how many bytes those were.
-    fn carry_out(&mut self, id: ConnectionId, data: &[u8], outputs: &mut Vec<Output>) -> Result<usize, Refusal> {
+    fn carry_out(
+        &mut self,
+        id: ConnectionId,
+        data: &[u8],
+        outputs: &mut Vec<Output>,
+    ) -> Result<usize, Refusal> {
         let mut done = 0;
         while let Some(connection) = self.connections.get_mut(&id)
             && connection.unread < self.limits.unread
@@ -159,7 +164,9 @@ impl Machine {
                     self.set(key, value, outputs)?;
                 }
             }
-            Request::CompareSet { key, expected, desired } => self.compare_set(key, expected, desired, reply, outputs)?,
+            Request::CompareSet { key, expected, desired } => {
+                self.compare_set(key, expected, desired, reply, outputs)?
+            }
             Request::Append(key, more) => {
                 self.make_room(Size::of_entry(key) + more.len())?;
                 self.keys.append(key, more, &self.alive);

@@ -89,7 +89,8 @@ impl Waits {
 
     /// What the wait of a connection takes.
     pub(super) fn size(&self, connection: ConnectionId) -> usize {
-        let missing = self.of_connection.get(&connection).map(|wait| wait.missing.as_slice()).unwrap_or_default();
+        let missing =
+            self.of_connection.get(&connection).map(|wait| wait.missing.as_slice()).unwrap_or_default();
         missing.iter().map(|key| Size::of_entry(key)).sum()
     }
 }
