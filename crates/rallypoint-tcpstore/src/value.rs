@@ -57,7 +57,11 @@ enum Kind {
 }
 
 impl Bytes {
-    /// Appends the bytes of `more`, if neither is shared with the store; else gives `more` back.
+    /// Appends the bytes of `more`, if neither is shared with the store.
+    ///
+    /// # Errors
+    ///
+    /// `more`, if it was not appended.
     pub fn merge(&mut self, more: Bytes) -> Result<(), Bytes> {
         match (&mut self.0, more.0) {
             (Kind::Own(bytes), Kind::Own(more)) => {

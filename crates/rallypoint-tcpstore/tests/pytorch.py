@@ -1,15 +1,18 @@
 """The same calls on our server and on PyTorch's two: the same results are expected. The argument is our port."""
 
 import os
+import re
 import socket
 import struct
 import sys
 import threading
 from datetime import timedelta
+from pathlib import Path
 
 # Every timeout would be told with a stack.
 os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"
 
+import torch
 import torch.distributed as dist
 
 LONG = timedelta(seconds=20)
@@ -148,8 +151,17 @@ def calls(port, libuv):
 
 
 # Messages as bytes, so that the order in which the server sees them is known.
+NAMES = """VALIDATE SET COMPARE_SET GET ADD CHECK WAIT GETNUMKEYS DELETE_KEY APPEND MULTI_GET MULTI_SET CANCEL_WAIT PING
+QUEUE_PUSH QUEUE_POP QUEUE_LEN LIST_KEYS BARRIER""".split()
 (SET, COMPARE_SET, GET, ADD, CHECK, WAIT, GETNUMKEYS, DELETE_KEY, APPEND, MULTI_GET, MULTI_SET, CANCEL_WAIT, PING,
  QUEUE_PUSH, QUEUE_POP, QUEUE_LEN, LIST_KEYS, BARRIER) = range(1, 19)
+
+
+def names_of_torch():
+    """The messages that this PyTorch knows, in the order of their numbers."""
+    headers = Path(torch.__file__).parent.glob("include/torch/csrc/distributed/c10d/**/TCPStoreBackend.hpp")
+    enum = re.search(r"enum class QueryType : uint8_t \{(.*?)\}", next(headers).read_text(), re.DOTALL)
+    return re.findall(r"\w+", enum[1])
 
 
 def message(kind, *fields):
@@ -264,6 +276,7 @@ def main():
             different += 1
             print(f"{name}, {whose}: {short(expected)}\n  ours: {short(got)}", file=sys.stderr)
 
+    compare("the header", "the messages there are", names_of_torch(), NAMES[: len(names_of_torch())])
     # Before the calls, which leave keys behind.
     torchs = {}
     for whose, libuv in (("libuv", True), ("older", False)):

@@ -9,16 +9,16 @@ use rallypoint_tcpstore::TcpStoreServer;
 const VALUE: usize = 4 << 20;
 
 fn connect(address: SocketAddr) -> TcpStream {
-    let mut client = TcpStream::connect(address).unwrap();
-    client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    client.write_all(&[0, 0xCE, 0xF7, 0x85, 0x3C]).unwrap();
+    let mut client = TcpStream::connect(address).expect("it listens");
+    client.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+    client.write_all(&[0, 0xCE, 0xF7, 0x85, 0x3C]).expect("it reads");
     client
 }
 
 fn ping(client: &mut TcpStream) {
-    client.write_all(&[13, 1, 2, 3, 4]).unwrap();
+    client.write_all(&[13, 1, 2, 3, 4]).expect("it reads");
     let mut pong = [0; 4];
-    client.read_exact(&mut pong).unwrap();
+    client.read_exact(&mut pong).expect("it answers");
     assert_eq!(pong, [1, 2, 3, 4]);
 }
 

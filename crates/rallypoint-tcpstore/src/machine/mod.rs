@@ -165,7 +165,7 @@ impl Machine {
                 }
             }
             Request::CompareSet { key, expected, desired } => {
-                self.compare_set(key, expected, desired, reply, outputs)?
+                self.compare_set(key, expected, desired, reply, outputs)?;
             }
             Request::Append(key, more) => {
                 self.make_room(Size::of_entry(key) + more.len())?;

@@ -44,7 +44,7 @@ impl Server {
     /// As `receive`, where the connection is to be ended, and no other.
     fn refused(&mut self, id: u64, bytes: &[u8]) -> Refusal {
         self.machine.handle(Input::Received(ConnectionId(id), bytes), &mut self.outputs);
-        match self.outputs.drain(..).last() {
+        match std::mem::take(&mut self.outputs).pop() {
             Some(Output::Close(ConnectionId(ended), refusal)) if ended == id => refusal,
             other => panic!("{other:?}"),
         }
