@@ -1,0 +1,120 @@
+//! The listener, a task for each connection, and the way to stop.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::oneshot;
+use tokio::task::{JoinHandle, JoinSet};
+
+use crate::Limits;
+use crate::hub::Hub;
+
+/// How many connections may wait to be accepted: all ranks come at one time. The system may allow fewer.
+const BACKLOG: u32 = 16 << 10;
+
+/// How long it waits when no connection can be accepted, which is mostly for lack of file descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The address cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot serve a worker store at {address}")]
+pub struct BindError {
+    /// The address that was asked for.
+    pub address: SocketAddr,
+    /// What the system says.
+    #[source]
+    pub source: io::Error,
+}
+
+/// A store that clients of PyTorch's `TCPStore` can use. Dropped, it stops.
+#[derive(Debug)]
+pub struct TcpStoreServer {
+    address: SocketAddr,
+    /// Dropped, it ends the task.
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl TcpStoreServer {
+    /// Serves an empty store at this address; port 0 is one that is free. It runs on the runtime it is called in.
+    ///
+    /// # Errors
+    ///
+    /// If the address cannot be listened on.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub fn bind(address: SocketAddr) -> Result<Self, BindError> {
+        TcpStoreServer::bind_with(address, Limits::default())
+    }
+
+    /// As [`bind`](TcpStoreServer::bind), with other limits.
+    ///
+    /// # Errors
+    ///
+    /// If the address cannot be listened on.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub fn bind_with(address: SocketAddr, limits: Limits) -> Result<Self, BindError> {
+        let (listener, bound) = listen(address).map_err(|source| BindError { address, source })?;
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(accept(listener, Arc::new(Hub::new(limits)), stopped));
+        Ok(TcpStoreServer { address: bound, stop, task })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Stops it, and waits until its port and all its connections are closed.
+    pub async fn stop(self) {
+        drop(self.stop);
+        // A task that has panicked holds nothing either.
+        let _ = self.task.await;
+    }
+}
+
+fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // The next round may want the port while connections of the last are still in TIME_WAIT.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    let listener = socket.listen(BACKLOG)?;
+    let bound = listener.local_addr()?;
+    Ok((listener, bound))
+}
+
+async fn accept(listener: TcpListener, hub: Arc<Hub>, mut stopped: oneshot::Receiver<()>) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            _ = &mut stopped => break,
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept() => match accepted {
+                Ok((socket, address)) => {
+                    // Requests and replies are small, and somebody waits for each.
+                    let _ = socket.set_nodelay(true);
+                    let hub = Arc::clone(&hub);
+                    connections.spawn(async move { hub.serve(socket, address).await });
+                }
+                Err(error) => {
+                    tracing::warn!("the worker store cannot accept a connection: {error}");
+                    tokio::select! {
+                        _ = &mut stopped => break,
+                        () = tokio::time::sleep(PAUSE) => {}
+                    }
+                }
+            },
+        }
+    }
+    drop(listener);
+    connections.shutdown().await;
+}

@@ -1,0 +1,78 @@
+//! What only sockets show: clients that do not read, and the end of the server.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use rallypoint_tcpstore::TcpStoreServer;
+
+const VALUE: usize = 4 << 20;
+
+fn connect(address: SocketAddr) -> TcpStream {
+    let mut client = TcpStream::connect(address).expect("it listens");
+    client.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+    client.write_all(&[0, 0xCE, 0xF7, 0x85, 0x3C]).expect("it reads");
+    client
+}
+
+fn ping(client: &mut TcpStream) {
+    client.write_all(&[13, 1, 2, 3, 4]).expect("it reads");
+    let mut pong = [0; 4];
+    client.read_exact(&mut pong).expect("it answers");
+    assert_eq!(pong, [1, 2, 3, 4]);
+}
+
+fn string(bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u64).to_le_bytes(), bytes].concat()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_does_not_read_holds_nobody_up_and_gets_everything_when_it_reads() {
+    let server = TcpStoreServer::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = server.local_addr();
+    let clients = move || {
+        let (mut slow, mut other) = (connect(address), connect(address));
+        other.write_all(&[&[1], string(b"k").as_slice(), &string(&[7; VALUE])].concat()).unwrap();
+        ping(&mut other);
+        let get = [&[3], string(b"k").as_slice()].concat();
+        slow.write_all(&get.repeat(10)).unwrap();
+        slow.write_all(&[13, 1, 2, 3, 4]).unwrap();
+        // Its replies are far more than sockets take.
+        (0..100).for_each(|_| ping(&mut other));
+        let mut replies = vec![0; 10 * (8 + VALUE) + 4];
+        slow.read_exact(&mut replies).unwrap();
+        assert_eq!(replies, [string(&[7; VALUE]).repeat(10), vec![1, 2, 3, 4]].concat());
+        ping(&mut slow);
+    };
+    tokio::task::spawn_blocking(clients).await.unwrap();
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn stopped_or_dropped_it_has_closed_its_port_and_all_connections() {
+    let server = TcpStoreServer::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = server.local_addr();
+    let mut client = tokio::task::spawn_blocking(move || {
+        let mut client = connect(address);
+        ping(&mut client);
+        client
+    })
+    .await
+    .unwrap();
+    let error = TcpStoreServer::bind(address).unwrap_err();
+    assert_eq!(error.source.kind(), ErrorKind::AddrInUse);
+    server.stop().await;
+    assert_eq!(client.read(&mut [0]).unwrap(), 0);
+    assert_eq!(TcpStream::connect(address).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+
+    // A client that is still connected does not keep the port from the next, nor is anything of before in it.
+    let server = TcpStoreServer::bind(address).unwrap();
+    let ended = tokio::task::spawn_blocking(move || {
+        let mut client = connect(address);
+        ping(&mut client);
+        client
+    });
+    let mut client = ended.await.unwrap();
+    drop(server);
+    assert_eq!(tokio::task::spawn_blocking(move || client.read(&mut [0]).unwrap()).await.unwrap(), 0);
+}
