@@ -96,9 +96,15 @@ impl World {
             _ => None,
         });
         let kept = (0..record.joined()).all(|rank| self.is_kept(Place { version, rank }));
+        // Who is in a version that etcd has lost, and whose place another one has in the next of that number, is in none.
+        let ousted = |node: &&Process| match node.life {
+            Life::Met(place) => !is_torch(node) && self.server.is_taken(place, &node.name),
+            _ => false,
+        };
         record.status == Status::Final
             && record.waiting == Some(0)
             && kept
+            && !living.iter().any(ousted)
             && !living.iter().any(|node| node.told && node.life != Life::Going)
             && met.clone().all(|place| place.version == version)
             && met.count() == living.len().min(self.plan.max)
