@@ -116,9 +116,9 @@ fn what_cannot_be_served_is_one_line_and_an_exit_code() {
             RALLYPOINT,
             &["serve", "--listen", "127.0.0.1"],
             2,
-            "the port is missing; it has the form 127.0.0.1:2379",
+            "'--listen <ADDRESS:PORT>': the port is missing; it has the form 127.0.0.1:2379",
         ),
-        (RALLYPOINT, &["serve", "--listen", "localhost:http"], 2, "it has the form 127.0.0.1:2379"),
+        (RALLYPOINT, &["serve", "--listen", "localhost:http"], 2, "; it has the form 127.0.0.1:2379"),
         (RALLYPOINT, &["serve", "--lisen", "127.0.0.1:1"], 2, "--listen"),
         (RALLYPOINT, &["serve", "--cert", "a.pem"], 2, "--key"),
         (

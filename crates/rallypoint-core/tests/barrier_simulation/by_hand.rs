@@ -30,6 +30,14 @@ impl Hand {
         hand
     }
 
+    /// It is the only member of its version.
+    fn met_alone(name: &'static str, server: &mut Server) -> Self {
+        let mut hand = Hand::joining(name, 1, 1);
+        hand.goes_on(server, 20);
+        assert!(hand.has_met());
+        hand
+    }
+
     fn drain(&mut self) {
         while let Some(output) = self.node.poll_output() {
             match output {
@@ -119,9 +127,7 @@ fn a_rank_that_another_node_has_after_a_restore_is_not_ones_own() {
     one.answer(&mut server, id, &join);
     let (lost, _) = one.until(&mut server, writes(Status::Final));
     server.lose(true);
-    let mut other = Hand::joining("other", 1, 1);
-    other.goes_on(&mut server, 20);
-    assert!(other.has_met());
+    Hand::met_alone("other", &mut server);
     one.node.handle_reply(one.now, lost, Err(Failure::Unknown));
     one.goes_on(&mut server, 20);
     assert!(!one.has_met(), "{:?}", one.told);
@@ -169,9 +175,8 @@ fn a_version_that_was_fixed_with_too_few_nodes_is_not_confirmed() {
 /// had been put back meanwhile.
 #[test]
 fn a_record_that_was_put_back_in_time_is_not_missing() {
-    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
-    one.goes_on(&mut server, 20);
-    assert!(one.has_met());
+    let mut server = server();
+    let mut one = Hand::met_alone("one", &mut server);
     server.lose(false);
     let made = server.serve(one.now, None, &Request::MakeRun { counter: 1 });
     assert!(made.is_ok());
@@ -187,9 +192,8 @@ fn a_record_that_was_put_back_in_time_is_not_missing() {
 /// one node.
 #[test]
 fn a_version_of_the_same_number_and_other_nodes_is_another() {
-    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
-    one.goes_on(&mut server, 20);
-    assert!(one.has_met());
+    let mut server = server();
+    let mut one = Hand::met_alone("one", &mut server);
     let mut other = Record::joinable(1);
     for _ in 0..2 {
         other = other.with_node(2).0;
@@ -268,9 +272,8 @@ fn what_was_read_before_a_group_had_met_is_not_its_record() {
 /// member had just begun.
 #[test]
 fn a_record_is_missing_from_when_the_folder_was_seen_without_it() {
-    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
-    one.goes_on(&mut server, 20);
-    assert!(one.has_met());
+    let mut server = server();
+    let mut one = Hand::met_alone("one", &mut server);
     server.lose(false);
     let (id, _) = one.until(&mut server, |request| *request == Request::FindRun);
     one.now += Duration::from_secs(6);
@@ -309,13 +312,10 @@ fn a_place_whose_keep_alive_was_lost_is_gone() {
 /// somebody waits.
 #[test]
 fn who_leaves_tells_nobody_in_a_version_of_other_nodes() {
-    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
-    one.goes_on(&mut server, 20);
-    assert!(one.has_met());
+    let mut server = server();
+    let mut one = Hand::met_alone("one", &mut server);
     server.lose(false);
-    let mut other = Hand::joining("other", 1, 1);
-    other.goes_on(&mut server, 20);
-    assert!(other.has_met());
+    Hand::met_alone("other", &mut server);
     one.node.leave(one.now);
     one.goes_on(&mut server, 10);
     assert!(one.told.contains(&NodeEvent::Left));
@@ -325,9 +325,8 @@ fn who_leaves_tells_nobody_in_a_version_of_other_nodes() {
 /// The watch of the record was from an index that the server came to again only after the run was closed.
 #[test]
 fn a_group_looks_by_itself_whether_it_is_closed() {
-    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
-    one.goes_on(&mut server, 20);
-    assert!(one.has_met());
+    let mut server = server();
+    let mut one = Hand::met_alone("one", &mut server);
     let over = view(&mut server).record.expect("a record");
     let record = over.0.to_closed();
     let done = server.serve(one.now, None, &Request::SwapRecord { record, over, ttl: None });
@@ -340,13 +339,10 @@ fn a_group_looks_by_itself_whether_it_is_closed() {
 /// ended it.
 #[test]
 fn who_comes_back_to_a_version_of_other_nodes_is_a_newcomer() {
-    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
-    one.goes_on(&mut server, 20);
-    assert!(one.has_met());
+    let mut server = server();
+    let mut one = Hand::met_alone("one", &mut server);
     server.lose(false);
-    let mut other = Hand::joining("other", 1, 1);
-    other.goes_on(&mut server, 20);
-    assert!(other.has_met());
+    Hand::met_alone("other", &mut server);
     one.node.join(one.now);
     one.goes_on(&mut server, 5);
     assert_eq!(server.record().map(|record| (record.status, record.waiting)), Some((Status::Final, Some(0))));
@@ -356,13 +352,10 @@ fn who_comes_back_to_a_version_of_other_nodes_is_a_newcomer() {
 /// that those had put back, and ended it before the other one was there again.
 #[test]
 fn who_has_become_a_newcomer_stays_one_when_the_version_is_put_back() {
-    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
-    one.goes_on(&mut server, 20);
-    assert!(one.has_met());
+    let mut server = server();
+    let mut one = Hand::met_alone("one", &mut server);
     server.lose(false);
-    let mut other = Hand::joining("other", 1, 1);
-    other.goes_on(&mut server, 20);
-    assert!(other.has_met());
+    let mut other = Hand::met_alone("other", &mut server);
     one.node.join(one.now);
     one.goes_on(&mut server, 5);
     (one.now, other.now) = (Duration::from_secs(8000), Duration::from_secs(8000));
@@ -380,9 +373,8 @@ fn who_has_become_a_newcomer_stays_one_when_the_version_is_put_back() {
 /// had been put back meanwhile.
 #[test]
 fn a_record_is_looked_for_once_more_before_it_is_given_up() {
-    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
-    one.goes_on(&mut server, 20);
-    assert!(one.has_met());
+    let mut server = server();
+    let mut one = Hand::met_alone("one", &mut server);
     let (record, _) = view(&mut server).record.expect("a record");
     server.lose(false);
     let made = server.serve(one.now, None, &Request::MakeRun { counter: 1 });
@@ -406,9 +398,8 @@ fn a_record_is_looked_for_once_more_before_it_is_given_up() {
 /// It saw the record missing, then nothing for long, while it was put back, and lost again.
 #[test]
 fn a_record_is_not_missing_for_the_time_in_which_nobody_looked() {
-    let (mut server, mut one) = (server(), Hand::joining("one", 1, 1));
-    one.goes_on(&mut server, 20);
-    assert!(one.has_met());
+    let mut server = server();
+    let mut one = Hand::met_alone("one", &mut server);
     server.lose(false);
     let made = server.serve(one.now, None, &Request::MakeRun { counter: 1 });
     assert!(made.is_ok());
