@@ -44,7 +44,7 @@ enum Stage {
 
 #[derive(Debug, Clone)]
 struct Found {
-    /// It still stands there, and not something that another history has at the same revision.
+    /// It still stands there.
     when: Vec<Condition>,
     record: Box<RoundRecord>,
 }
@@ -75,8 +75,7 @@ impl CloseRun {
     ) -> Self {
         let mut close = CloseRun::new(keys, reason, mark_ttl, Some(member));
         if let Some(known) = known {
-            let lease = known.lease;
-            close.stage = close.decide(known.record.clone(), known.modified, lease, None);
+            close.stage = close.decide(known.clone());
         }
         close
     }
@@ -168,7 +167,10 @@ impl CloseRun {
             return self.write(Found { when: vec![Condition::Missing(self.key.clone())], record });
         };
         match parse(&entry) {
-            Ok(record) => self.decide(record, entry.mod_revision, entry.lease, Some(entry.value)),
+            Ok(record) => {
+                let (text, modified, lease) = (entry.value, entry.mod_revision, entry.lease);
+                self.decide(KnownRound { record, text, modified, lease })
+            }
             // An operator ends also what no node can read.
             Err(_) if self.member.is_none() => {
                 let when = vec![Condition::ModifiedAt(self.key.clone(), entry.mod_revision)];
@@ -179,21 +181,43 @@ impl CloseRun {
     }
 
     /// What to do with a record as it stands.
-    fn decide(&self, record: RoundRecord, modified: i64, lease: i64, value: Option<String>) -> Stage {
+    fn decide(&self, known: KnownRound) -> Stage {
+        let record = &known.record;
         if record.closed.is_some() {
-            let ours = self.mark == Some(lease);
+            let ours = self.mark == Some(known.lease);
             return Stage::Done(Ok(if ours { CloseOutcome::Closed } else { CloseOutcome::AlreadyClosed }));
         }
         // The others may have gone on without this node. Where its round was lost, nobody has.
         if record.has_round() && self.member.as_ref().is_some_and(|(seat, _)| seat.plan != record.plan) {
             return Stage::Done(Ok(CloseOutcome::NotAMember));
         }
-        let mut when = vec![Condition::ModifiedAt(self.key.clone(), modified)];
-        when.extend(value.map(|value| Condition::Holds(self.key.clone(), value)));
-        self.write(Found { when, record: Box::new(record) })
+        self.write(Found { when: known.stands(&self.key), record: Box::new(known.record) })
     }
 
     fn write(&self, found: Found) -> Stage {
         if self.mark.is_some() { Stage::Writing(found) } else { Stage::Granting(found) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::settings::RankPolicy;
+    use super::*;
+
+    /// etcd was restored, and has the record of another round at the very revision that a member knows.
+    #[test]
+    fn a_member_closes_only_the_record_that_it_knows() {
+        let settings = RunSettings { min_nodes: 1, max_nodes: 1, policy: RankPolicy::Sticky };
+        let seat = Seat { round: 1, plan: "2-1-a".to_owned(), rank: 0, world_size: 1 };
+        let record =
+            RoundRecord { plan: seat.plan.clone(), ..RoundRecord::without_round(1, Some(settings), 7) };
+        let text = json(&record);
+        let known = KnownRound { record, text: text.clone(), modified: 3, lease: 7 };
+        let keys = Keys::new("job");
+        let mut close =
+            CloseRun::by_member(&keys, "done", Duration::from_secs(60), (seat, settings), Some(&known));
+        assert!(close.handle(Ok(Reply::Granted(8))));
+        let CloseStep::Send(Request::Txn(txn)) = close.poll() else { panic!("{close:?}") };
+        assert!(txn.when.contains(&Condition::Holds(keys.round(), text)), "{txn:?}");
     }
 }

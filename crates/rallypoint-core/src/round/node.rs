@@ -43,8 +43,8 @@ pub struct Node {
     look: Look,
     /// When etcd was last found to have lost data.
     lost_at: Option<Duration>,
-    /// When the leader has last asked whether this node is there, as a revision.
-    asked: i64,
+    /// When the leader has last asked whether this node is there: the epoch, and the revision in it.
+    asked: (u64, i64),
     /// When all parts were last asked what they have to do.
     driven: Duration,
 }
@@ -94,7 +94,7 @@ impl Node {
             closing: None,
             look: Look::default(),
             lost_at: None,
-            asked: 0,
+            asked: (0, 0),
             driven: Duration::ZERO,
         }
     }
@@ -306,8 +306,10 @@ impl Node {
             .view
             .place()
             .filter(|place| place.record.asked && place.record.incarnation == self.config.incarnation);
-        if let Some(place) = asked.filter(|place| place.modified != self.asked) {
-            self.asked = place.modified;
+        // A question of another history may have the same revision.
+        let asked = asked.map(|place| (self.out.epoch(), place.modified));
+        if let Some(asked) = asked.filter(|asked| *asked != self.asked && !self.view.is_blind()) {
+            self.asked = asked;
             self.presence.is_missed();
         }
     }

@@ -15,7 +15,7 @@
 //! and its revisions may be those of another history. So the node looks again, and takes what it sees for all there is.
 
 use super::context::Context;
-use super::etcd::{Entry, Event, Op, OpReply, Request, Txn, TxnReply, Update, Watched};
+use super::etcd::{Condition, Entry, Event, Op, OpReply, Request, Txn, TxnReply, Update, Watched};
 use super::output::{Output, WatchId};
 use super::record::{Corrupt, RankRecord, RoundRecord, json, parse};
 
@@ -80,7 +80,7 @@ pub(super) enum RoundKey {
 }
 
 /// The round's record as it stands in etcd.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct KnownRound {
     pub(super) record: RoundRecord,
     /// As it is written there, which no other history has in the same words.
@@ -88,6 +88,14 @@ pub(super) struct KnownRound {
     pub(super) modified: i64,
     /// What the record hangs on: the run's lease, or that of the closed mark.
     pub(super) lease: i64,
+}
+
+impl KnownRound {
+    /// It still stands there, and not something that another history has at the same revision.
+    pub(super) fn stands(&self, key: &str) -> Vec<Condition> {
+        let key = || key.to_owned();
+        vec![Condition::ModifiedAt(key(), self.modified), Condition::Holds(key(), self.text.clone())]
+    }
 }
 
 /// This node's place as it stands in etcd.

@@ -156,6 +156,8 @@ impl World {
         self.check.lost_data(&self.etcd)?;
         for index in 0..self.processes.len() {
             self.break_streams(index);
+            // Its key may be among what is lost.
+            self.lag(index, self.processes[index].lag);
         }
         Ok(())
     }

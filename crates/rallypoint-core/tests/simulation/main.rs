@@ -61,6 +61,13 @@ fn seeds_that_once_failed_keep_the_promises() {
         400_299_660,
         710_631_758,
         712_243_945,
+        1_200_059_677,
+        1_200_842_120,
+        1_202_565_725,
+        1_203_038_391,
+        1_203_249_475,
+        1_203_523_184,
+        1_204_948_051,
     ];
     for seed in seeds {
         let lived = chaos::live(seed, Planted::None, false);

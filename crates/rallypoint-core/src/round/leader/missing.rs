@@ -2,13 +2,12 @@
 //!
 //! ```text
 //!   No ── the question is sent ──▶ Asking ── held ──▶ At ── half a second ──▶ Looking ── not there ──▶ dead
-//!   ▲                                │                │                          │
+//!   ▲                                │                ▲                          │    │
+//!   │                                │                └──── that took too long ──┼────┘ (Again, once)
 //!   └──────── its key is there again, or the request has failed ─────────────────┘
 //! ```
 
-use std::time::Duration;
-
-use super::super::context::{Context, LeaderTask};
+use super::super::context::{Context, LeaderTask, Look};
 use super::super::etcd::{Op, Request, Txn, TxnReply};
 use super::super::view::{View, got};
 use super::plan::Planner;
@@ -42,22 +41,22 @@ pub(super) fn look_for_the_silent(context: &mut Context<'_>, term: Term, roster:
     for ids in roster.silent(context.now).chunks(context.config.places_per_request) {
         let then = ids.iter().map(|id| Op::Get(context.keys.node(id))).collect();
         let request = Request::Txn(Txn { then, ..Txn::default() });
-        let since = context.now;
-        roster.ask(ids, Asked::Looking { since });
-        term.send(context, LeaderTask::LookFor { ids: ids.to_vec(), since }, request);
+        let look = roster.look_for(ids, context.now);
+        term.send(context, LeaderTask::LookFor { ids: ids.to_vec(), look }, request);
     }
 }
 
 /// Who has come back in time is there. Who has not is dead.
 pub(super) fn looked_for(
+    context: &mut Context<'_>,
     ids: &[String],
-    since: Duration,
+    look: Look,
     reply: TxnReply,
     roster: &mut Roster,
     planner: &mut Planner,
 ) {
     for (id, found) in ids.iter().zip(reply.results) {
-        roster.looked_for(id, since, got(found).as_ref());
-        planner.changed(id, roster);
+        roster.looked_for(id, look, context.now, got(found).as_ref());
+        planner.changed(context, id, roster);
     }
 }

@@ -165,8 +165,8 @@ impl Leader {
         let sure = self.roster.is_unsure().then(|| silence.sure_at(now)).flatten();
         let progress = self.newsroom.timeout(view, &self.roster, &self.planner);
         let answer = self.roster.answer_due();
-        let all = [sure, answer, progress, self.planner.timeout(), renew_at, self.not_before()];
-        all.into_iter().flatten().filter(|at| *at > now).min()
+        let all = [sure, answer, progress, renew_at, self.not_before()];
+        all.into_iter().chain(self.planner.timeouts()).flatten().filter(|at| *at > now).min()
     }
 
     /// Does what is to be done now. `spoken`: whether this node's own key says what the node wants. After etcd has lost
@@ -203,8 +203,9 @@ impl Leader {
         if other.is_some() && !self.planner.is_planning() {
             return self.read_all(context);
         }
-        // The members of a round that was lost come back one by one, and say so.
-        if other.is_none() {
+        // The members of a round that was lost come back one by one, and say so. A line of news that is under way is
+        // waited for: it would make the record seem to be another one than that which is taken for outdated.
+        if other.is_none() && !self.newsroom.is_writing() {
             self.take_claims(context.now, view);
         }
         // Who is missing may have come back, and the watch lags behind.
@@ -277,8 +278,8 @@ impl Leader {
             let (settings, lease) = (known.record.settings, known.record.lease);
             let round = self.roster.last_round().max(known.record.round);
             let record = RoundRecord::without_round(round, settings, lease);
-            let condition = Condition::ModifiedAt(context.keys.round(), known.modified);
-            self.write_record(context, condition, record);
+            let when = known.stands(&context.keys.round());
+            self.write_record(context, when, record);
         }
         true
     }
@@ -298,9 +299,9 @@ impl Leader {
         self.roster.has_lost_state() && self.outdated == Some(known.modified)
     }
 
-    fn write_record(&mut self, context: &mut Context<'_>, condition: Condition, record: RoundRecord) {
+    fn write_record(&mut self, context: &mut Context<'_>, when: Vec<Condition>, record: RoundRecord) {
         self.newsroom.writes();
-        let request = self.term.txn(context, vec![condition], vec![put_round(context, &record)]);
+        let request = self.term.txn(context, when, vec![put_round(context, &record)]);
         self.term.send(context, LeaderTask::WriteRound(Box::new(record)), request);
     }
 
@@ -309,11 +310,10 @@ impl Leader {
         if self.newsroom.is_writing() {
             return;
         }
-        let (condition, record) = match view.round() {
+        let (when, record) = match view.round() {
             // It is gone with its lease, and the watch has not told of it yet; if not, it goes on.
             RoundKey::Known(known) => {
-                let condition = Condition::ModifiedAt(context.keys.round(), known.modified);
-                (condition, RoundRecord { lease, ..known.record.clone() })
+                (known.stands(&context.keys.round()), RoundRecord { lease, ..known.record.clone() })
             }
             RoundKey::Missing => {
                 // Whoever is complete already is told once, by the round's own record.
@@ -323,11 +323,11 @@ impl Leader {
                 }
                 let settings = Some(context.config.settings);
                 let record = RoundRecord::without_round(self.roster.last_round(), settings, lease);
-                (Condition::Missing(context.keys.round()), record)
+                (vec![Condition::Missing(context.keys.round())], record)
             }
             RoundKey::Unknown | RoundKey::Corrupt(_) => return,
         };
-        self.write_record(context, condition, record);
+        self.write_record(context, when, record);
     }
 
     /// A closed run stays on the lease that the mark of that has. Nothing is planned and nothing renewed any more.

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use super::super::context::{Context, LeaderTask};
-use super::super::etcd::Condition;
 use super::super::record::{News, RoundRecord};
 use super::super::view::View;
 use super::plan::Planner;
@@ -81,8 +80,8 @@ impl Newsroom {
         let nodes = roster.ids().count().max(context.config.settings.min_nodes);
         self.told(context.now, nodes);
         self.writing = true;
-        let condition = Condition::ModifiedAt(context.keys.round(), known.modified);
-        let request = term.txn(context, vec![condition], vec![put_round(context, &record)]);
+        let when = known.stands(&context.keys.round());
+        let request = term.txn(context, when, vec![put_round(context, &record)]);
         term.send(context, LeaderTask::WriteRound(Box::new(record)), request);
     }
 }

@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use super::super::context::{Context, LeaderTask};
+use super::super::context::{Context, LeaderTask, Retry};
 use super::super::etcd::{Condition, Entry, Op, Request, TxnReply};
 use super::super::record::{
     MasterRecord, News, PreviousPlace, RECORD_VERSION, RankRecord, RoundRecord, Wants, json, parse,
@@ -42,6 +42,9 @@ pub(super) struct Planner {
     last_call: Option<Duration>,
     /// What only the round before this one had a use for.
     outdated_store: Option<String>,
+    /// After a plan that came to nothing since somebody in it was gone. Where nodes come and go all the time, each plan is
+    /// a request for every so many of them.
+    retry: Retry,
 }
 
 #[derive(Debug)]
@@ -140,8 +143,9 @@ impl Planner {
         self.last_call
     }
 
-    pub(super) fn timeout(&self) -> Option<Duration> {
-        self.last_call.filter(|_| self.plan.is_none())
+    /// When another plan may be begun.
+    pub(super) fn timeouts(&self) -> [Option<Duration>; 2] {
+        [self.last_call, self.retry.at()].map(|at| at.filter(|_| self.plan.is_none()))
     }
 
     /// What was planned concerns nobody any more. The last call goes on.
@@ -187,7 +191,7 @@ impl Planner {
     }
 
     /// A node has changed. A plan with somebody who is gone is not worth committing.
-    pub(super) fn changed(&mut self, id: &str, roster: &Roster) {
+    pub(super) fn changed(&mut self, context: &mut Context<'_>, id: &str, roster: &Roster) {
         self.untidy |= !roster.knows(id);
         let Some(plan) = self.plan.as_ref().filter(|plan| !plan.committing) else { return };
         let Some(member) = plan.members.get(id) else { return };
@@ -196,6 +200,7 @@ impl Planner {
         });
         if !stands {
             self.plan = None;
+            self.retry.failed(context);
         }
     }
 
@@ -224,7 +229,8 @@ impl Planner {
         let last_call = *self.last_call.get_or_insert(context.now + context.config.last_call);
         // Of whom it is not known whether he died, it will be soon.
         let over = last_call <= context.now && !roster.is_unsure();
-        if (all_here || over) && !writing {
+        self.retry.is_due(context.now);
+        if (all_here || over) && !writing && !self.retry.waits() {
             self.begin(context, term, roster, start);
             self.advance(context, term, roster, writing);
         }
@@ -416,6 +422,7 @@ impl Planner {
             }
         };
         (self.last_call, self.untidy) = (None, true);
+        self.retry.succeeded();
         if !plan.last_plan.is_empty() {
             self.outdated_store = Some(context.keys.store(plan.last_round, &plan.last_plan));
         }

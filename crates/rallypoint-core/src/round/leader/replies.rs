@@ -1,7 +1,5 @@
 //! What comes of the leader's requests, and what its watch tells.
 
-use std::time::Duration;
-
 use super::super::context::{Context, LeaderTask, Task};
 use super::super::etcd::{Event, Failure, Reply, Request, TxnReply, Update};
 use super::super::record::RoundRecord;
@@ -82,9 +80,8 @@ impl Leader {
                 let asked = if held { Asked::At(context.now) } else { Asked::No };
                 self.roster.were_asked(ids, Asked::Asking, asked);
             }
-            LeaderTask::LookFor { ids, since } if reply.is_err() => {
-                let looking = Asked::Looking { since: *since };
-                self.roster.were_asked(ids, looking, Asked::At(Duration::ZERO));
+            LeaderTask::LookFor { ids, look } if reply.is_err() => {
+                self.roster.were_asked(ids, Asked::Looking(*look), Asked::At(context.now));
             }
             _ => {}
         }
@@ -161,8 +158,8 @@ impl Leader {
                 let planned = self.planner.committed(context, plan, reply);
                 return self.planned(context, view, planned);
             }
-            (LeaderTask::LookFor { ids, since }, Reply::Txn(reply)) => {
-                missing::looked_for(&ids, since, reply, &mut self.roster, &mut self.planner);
+            (LeaderTask::LookFor { ids, look }, Reply::Txn(reply)) => {
+                missing::looked_for(context, &ids, look, reply, &mut self.roster, &mut self.planner);
             }
             (LeaderTask::Ask { .. }, Reply::Txn(reply)) if !reply.held => {
                 return self.refused(context, view, reply);
@@ -250,7 +247,7 @@ impl Leader {
     }
 
     /// Something has happened to a node's key.
-    fn happened(&mut self, context: &Context<'_>, event: Event) {
+    fn happened(&mut self, context: &mut Context<'_>, event: Event) {
         let key = match &event {
             Event::Put(entry) => &entry.key,
             Event::Delete { key, .. } => key,
@@ -260,7 +257,7 @@ impl Leader {
             Event::Put(entry) => self.roster.read(&id, &entry),
             Event::Delete { revision, .. } => self.roster.remove(&id, revision),
         }
-        self.planner.changed(&id, &self.roster);
+        self.planner.changed(context, &id, &self.roster);
     }
 
     /// What the watch on the nodes tells.

@@ -7,8 +7,9 @@ mod member;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use self::member::Fate;
+use self::member::{ANSWER, Fate};
 pub(super) use self::member::{Asked, Member};
+use super::super::context::Look;
 use super::super::etcd::Entry;
 use super::super::record::{Lost, NAMED_LOSSES, News, NodeRecord, Wants, Why, parse};
 use super::super::settings::RunSettings;
@@ -33,6 +34,8 @@ pub(super) struct Roster {
     missing: BTreeSet<String>,
     lost: Vec<Lost>,
     lost_count: usize,
+    /// Losses that an earlier leader, or this one before it read all anew, has told of without a name. Those are found again.
+    counted_before: usize,
     /// etcd has lost what it had of the round: its members meet again.
     state_lost: bool,
 }
@@ -90,6 +93,7 @@ impl Roster {
             missing: BTreeSet::new(),
             lost: Vec::new(),
             lost_count: 0,
+            counted_before: 0,
             state_lost: false,
         }
     }
@@ -114,6 +118,7 @@ impl Roster {
         self.state_lost = last.state_lost;
         self.lost.clone_from(&last.told.lost);
         self.lost_count = last.told.lost_count;
+        self.counted_before = self.lost_count.saturating_sub(self.lost.len());
         for lost in &last.told.lost {
             if let Some(member) = self.members.get_mut(&lost.node) {
                 member.is_lost(!self.nodes.contains_key(&lost.node));
@@ -339,22 +344,34 @@ impl Roster {
         members.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// A member was asked, and its key was read once more, in a look that began then. If it is still not there, the member
-    /// is dead. If there was something else to hear of it since, that counts: its key may be gone again.
-    pub(super) fn looked_for(&mut self, id: &str, since: Duration, found: Option<&Entry>) {
-        let looking = Some(Asked::Looking { since });
-        if self.members.get(id).is_none_or(|member| member.asked() != looking) {
+    /// Members that were asked are looked for.
+    pub(super) fn look_for(&mut self, ids: &[String], now: Duration) -> Look {
+        let again = |id: &String| matches!(self.members.get(id)?.asked()?, Asked::Again(_)).then_some(());
+        let look = Look { since: now, again: ids.iter().any(|id| again(id).is_some()) };
+        self.ask(ids, Asked::Looking(look));
+        look
+    }
+
+    /// A member was asked, and its key was read once more. If it is still not there, the member is dead. If there was
+    /// something else to hear of it since, that counts: its key may be gone again.
+    pub(super) fn looked_for(&mut self, id: &str, look: Look, now: Duration, found: Option<&Entry>) {
+        if self.members.get(id).is_none_or(|member| member.asked() != Some(Asked::Looking(look))) {
             return;
         }
+        let took = now.saturating_sub(look.since);
         match found {
             Some(entry) => self.read(id, entry),
+            None if took > ANSWER && !look.again => {
+                self.members.entry(id.to_owned()).and_modify(|member| member.ask(Asked::Again(now)));
+            }
             None => self.lose(id, Why::Died),
         }
     }
 
     /// Members that nobody can ask, since etcd has lost their places, are dead if they have not come back.
     pub(super) fn lose_unnamed(&mut self) {
-        self.lost_count += std::mem::take(&mut self.unnamed);
+        let unnamed = std::mem::take(&mut self.unnamed);
+        self.count_losses(unnamed);
     }
 
     /// Looks at all members anew.
@@ -381,10 +398,16 @@ impl Roster {
         self.change(id, |roster| {
             roster.members.entry(id.to_owned()).and_modify(|member| member.is_lost(gone));
         });
-        self.lost_count += 1;
+        self.count_losses(1);
         if self.lost.len() < NAMED_LOSSES {
             self.lost.push(Lost { node: id.to_owned(), rank, why });
         }
+    }
+
+    fn count_losses(&mut self, found: usize) {
+        let counted = found.min(self.counted_before);
+        self.counted_before -= counted;
+        self.lost_count += found - counted;
     }
 
     /// Nodes that are ready for the next round.

@@ -9,6 +9,8 @@
 
 use std::time::Duration;
 
+use super::super::super::context::Look;
+
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct Member {
     pub(in super::super) rank: usize,
@@ -35,11 +37,10 @@ pub(in super::super) enum Asked {
     /// The request is under way.
     Asking,
     At(Duration),
-    /// It had the time to answer, and its key is read once more: the watch may lag behind. From then on, by which the
-    /// answer is known from one to an earlier look.
-    Looking {
-        since: Duration,
-    },
+    /// It had the time to answer, and its key is read once more: the watch may lag behind.
+    Looking(Look),
+    /// etcd took so long for that look that it may have been away, and with it the way to answer. It has that time again.
+    Again(Duration),
 }
 
 /// For a member to answer, by registering again.
@@ -70,7 +71,7 @@ impl Member {
 
     /// When it has had the time to answer.
     pub(super) fn answer_due(&self) -> Option<Duration> {
-        if let Fate::Here(Asked::At(at)) = self.fate { Some(at + ANSWER) } else { None }
+        if let Fate::Here(Asked::At(at) | Asked::Again(at)) = self.fate { Some(at + ANSWER) } else { None }
     }
 
     pub(super) fn ask(&mut self, asked: Asked) {

@@ -2,7 +2,6 @@
 
 use super::super::super::record::{RECORD_VERSION, json};
 use super::super::super::settings::RankPolicy;
-use super::member::ANSWER;
 use super::*;
 
 const SETTINGS: RunSettings = RunSettings { min_nodes: 1, max_nodes: 4, policy: RankPolicy::Sticky };
@@ -57,13 +56,57 @@ fn a_member_is_dead_once_it_was_asked_and_has_not_answered() {
     assert_eq!(roster.answer_due(), Some(asked + ANSWER));
     assert_eq!(roster.silent(asked), none);
     assert_eq!(roster.silent(asked + ANSWER), ids);
-    roster.looked_for("n", asked, None);
+    let early = Look { since: asked, again: false };
+    roster.looked_for("n", early, asked * 2, None);
     assert_eq!(roster.lost_count, 0, "nobody has looked for it");
-    roster.ask(&ids, Asked::Looking { since: asked * 2 });
-    roster.looked_for("n", asked, Some(&said(1, Wants::Stay, 9)));
+    let look = roster.look_for(&ids, asked * 2);
+    roster.looked_for("n", early, asked * 2, Some(&said(1, Wants::Stay, 9)));
     assert_eq!(roster.class("n"), Class::Missing, "it was there at an earlier look, and is gone since");
-    roster.looked_for("n", asked * 2, None);
+    roster.looked_for("n", look, asked * 2 + ANSWER, None);
     assert_eq!((roster.class("n"), roster.lost_count), (Class::None, 1));
+}
+
+/// etcd is away while the leader looks for a member, and the member could not answer. It may be slow for ever, too.
+#[test]
+fn a_look_that_takes_long_is_repeated_once() {
+    let mut roster = roster(Member::new(0, 1));
+    let (asked, ids, long) = (Duration::from_secs(1), ["n".to_owned()], ANSWER * 2);
+    roster.remove("n", 3);
+    roster.ask(&ids, Asked::At(asked));
+    let look = roster.look_for(&ids, asked + ANSWER);
+    let answered = look.since + long;
+    roster.looked_for("n", look, answered, None);
+    assert_eq!((roster.class("n"), roster.answer_due()), (Class::Missing, Some(answered + ANSWER)));
+    let again = roster.look_for(&ids, answered + ANSWER);
+    roster.looked_for("n", again, again.since + long, None);
+    assert_eq!((roster.class("n"), roster.lost_count), (Class::None, 1));
+}
+
+/// Only some of those who are lost are named in the news. Whoever leads next finds the others again.
+#[test]
+fn a_loss_that_was_told_without_a_name_is_counted_once() {
+    let (members, here) = (NAMED_LOSSES + 4, Duration::from_secs(1));
+    let ids: Vec<String> = (0..members).map(|rank| format!("m{rank}")).collect();
+    let mut told = News::default();
+    for _ in 0..2 {
+        let mut roster = Roster::new(SETTINGS);
+        let named = ids.iter().enumerate().map(|(rank, id)| (id.clone(), Member::new(rank, 1))).collect();
+        let plan = "plan".to_owned();
+        roster.begin(LastRound {
+            round: 1,
+            plan,
+            world_size: members,
+            members: named,
+            told,
+            ..LastRound::default()
+        });
+        let look = roster.look_for(&ids, here);
+        for id in &ids {
+            roster.looked_for(id, look, here, None);
+        }
+        told = roster.news();
+        assert_eq!((told.lost.len(), told.lost_count), (NAMED_LOSSES, members));
+    }
 }
 
 #[test]
@@ -79,8 +122,8 @@ fn what_the_watch_tells_late_is_known_already() {
 fn who_follows_a_dead_member_is_a_newcomer_unless_the_member_had_come_back() {
     let mut roster = roster(Member::new(0, 1));
     roster.remove("n", 3);
-    roster.ask(&["n".to_owned()], Asked::Looking { since: Duration::ZERO });
-    roster.looked_for("n", Duration::ZERO, None);
+    let look = roster.look_for(&["n".to_owned()], Duration::ZERO);
+    roster.looked_for("n", look, Duration::ZERO, None);
     let mut returned = said(2, Wants::Join, 9);
     roster.read("n", &returned);
     assert_eq!(roster.class("n"), Class::Newcomer);
