@@ -12,6 +12,8 @@
 //!            others are there: sweep if none of them has a place
 //! ```
 //!
+//! In a large group only the leader sweeps, and whoever is gone after it (`AfterTheLeader`).
+//!
 //! A run that was closed is open again where etcd was restored from a time before that. Then the others are told, as in
 //! any run that goes on.
 
@@ -22,10 +24,10 @@ use super::etcd::{Condition, Entry, Failure, Op, OpReply, Reply, Request, Txn, T
 use super::output::Output;
 use super::presence::KeyAt;
 use super::record::{NodeRecord, RankRecord, json, parse};
-use super::view::{View, got};
+use super::view::{LeaderKey, View, got};
 
 /// Up to this many nodes, whoever leaves a closed run looks whether it is the last. In a larger group that would
-/// cost each of them a look at all others: there the leader waits for them.
+/// cost each of them a look at all others: there the leader waits for them, and only who comes after it looks.
 const SMALL: usize = 16;
 /// So long.
 const LEADERS_WAIT: Duration = Duration::from_secs(1);
@@ -47,6 +49,8 @@ enum Stage {
     /// Other nodes are there.
     NotLast,
     Revoking,
+    /// The lease is ended, and so is the leader: nobody else may be left to tidy up.
+    AfterTheLeader,
     Gone,
 }
 
@@ -87,12 +91,12 @@ impl Departure {
         }
         match (self.stage, standing.key, standing.lease) {
             (Stage::Begin, _, _) if view.is_closed() => self.sweep(context, view, standing),
-            (Stage::NotLast, _, _) => self.sweep_after_members(context, view),
+            (Stage::NotLast | Stage::AfterTheLeader, _, _) => self.sweep_after_members(context, view),
             (Stage::Begin | Stage::OpenAgain, Some(key), Some(lease)) => {
                 self.say(context, view, key, lease, farewell);
             }
             (Stage::Begin | Stage::OpenAgain | Stage::Revoking, _, lease) => {
-                self.revoke_or_go(context, lease);
+                self.revoke_or_go(context, view, lease);
             }
             (Stage::Gone, _, _) => {}
         }
@@ -127,9 +131,9 @@ impl Departure {
         if standing.sees_others && context.now < self.since + LEADERS_WAIT {
             return;
         }
-        let small = view.known().is_some_and(|known| known.record.world_size <= SMALL);
+        let small = is_small(view);
         if !small && !standing.leads {
-            return self.revoke_or_go(context, standing.lease);
+            return self.revoke_or_go(context, view, standing.lease);
         }
         // In a large group nobody else will do it. Who has come since the leader looked is soon gone again.
         let again = !small && context.now < self.since + LEADERS_WAIT;
@@ -150,19 +154,33 @@ impl Departure {
         self.request(context, DepartureTask::Sweep { again }, txn);
     }
 
-    /// Does so if nobody is left who has a place: a spare has no use for it, and may have died.
+    /// Does so if nobody is left who has a place: a spare has no use for it, and may have died. Those who have left a large
+    /// group have left their places there: so if nobody is left at all, this node included, whose own key is gone by now.
     fn sweep_after_members(&mut self, context: &mut Context<'_>, view: &View) {
+        let keys = context.keys;
         let mut when = still_closed(context, view);
-        when.push(Condition::OnlyCreatedAt(context.keys.ranks(), 0));
-        let txn = Txn { when, then: leftovers(context), otherwise: vec![] };
+        let mut then = leftovers(context);
+        if is_small(view) {
+            when.push(Condition::OnlyCreatedAt(keys.ranks(), 0));
+        } else {
+            when.push(Condition::OnlyCreatedAt(keys.nodes(), 0));
+            then.push(Op::DeletePrefix(keys.ranks()));
+        }
+        let txn = Txn { when, then, otherwise: vec![] };
         self.request(context, DepartureTask::SweepAfterMembers, txn);
     }
 
-    fn revoke_or_go(&mut self, context: &mut Context<'_>, lease: Option<i64>) {
+    fn revoke_or_go(&mut self, context: &mut Context<'_>, view: &View, lease: Option<i64>) {
         match lease {
             Some(lease) => self.revoke(context, lease),
-            None => self.stage = Stage::Gone,
+            None => self.revoked(view),
         }
+    }
+
+    /// The lease is ended, and with it the key. Of a large group somebody may be late, and the leader has not waited for it.
+    fn revoked(&mut self, view: &View) {
+        let late = view.is_closed() && !is_small(view) && view.leader() == LeaderKey::Free;
+        self.stage = if late { Stage::AfterTheLeader } else { Stage::Gone };
     }
 
     fn revoke(&mut self, context: &mut Context<'_>, lease: i64) {
@@ -182,7 +200,7 @@ impl Departure {
     ) -> Option<Entry> {
         self.busy = false;
         match (task, reply) {
-            (DepartureTask::Revoke, Ok(_) | Err(Failure::LeaseGone)) => self.stage = Stage::Gone,
+            (DepartureTask::Revoke, Ok(_) | Err(Failure::LeaseGone)) => self.revoked(view),
             (DepartureTask::Revoke, Err(_)) => self.retry.failed(context),
             (DepartureTask::Say, Ok(Reply::Txn(reply))) if !reply.held => {
                 // What this node knew of its own key was out of date, because a reply was lost.
@@ -207,6 +225,9 @@ impl Departure {
             (DepartureTask::SweepAfterMembers, Ok(Reply::Txn(TxnReply { held: true, .. }))) => {
                 self.swept(context, view);
             }
+            (DepartureTask::SweepAfterMembers, _) if self.stage == Stage::AfterTheLeader => {
+                self.stage = Stage::Gone;
+            }
             // The others learn of it from the lease's end, and what is left hangs on a lease too.
             (DepartureTask::Say | DepartureTask::Sweep { .. } | DepartureTask::SweepAfterMembers, _) => {
                 self.stage = Stage::Revoking;
@@ -216,7 +237,8 @@ impl Departure {
     }
 
     fn swept(&mut self, context: &mut Context<'_>, view: &View) {
-        self.stage = Stage::Revoking;
+        let late = self.stage == Stage::AfterTheLeader;
+        self.stage = if late { Stage::Gone } else { Stage::Revoking };
         // The mark may hang on what the record names as the run's lease.
         if let Some(known) = view.known()
             && known.record.lease != 0
@@ -231,6 +253,10 @@ impl Departure {
 fn own_key(context: &Context<'_>, refused: TxnReply) -> Option<Entry> {
     let ours = |record: NodeRecord| record.incarnation == context.config.incarnation;
     refused.results.into_iter().next().and_then(got).filter(|entry| parse(entry).is_ok_and(ours))
+}
+
+fn is_small(view: &View) -> bool {
+    view.known().is_some_and(|known| known.record.world_size <= SMALL)
 }
 
 /// The run is closed in the words that are known.

@@ -516,21 +516,24 @@ fn a_leader_that_has_lost_sight_of_a_closed_run_tidies_up() {
     });
 }
 
-/// A member was stopped for longer than its lease when the run was closed. It is the last to leave, without a key.
+/// A member was stopped when the run was closed, for longer than its lease or not. It is the last to leave, without a key or
+/// with one, and the leader of a large group has not waited for it.
 #[test]
 fn who_comes_back_to_a_closed_run_tidies_up() {
-    tell(60, |seed| {
-        let mut world = world(seed, 3, 3);
-        start(&mut world, 3)?;
-        settle(&mut world, MOMENT)?;
-        let stopped = usize::try_from(seed % 3).unwrap();
-        world.stall(stopped, second(9));
-        world.operator_closes("over");
-        world.run_for(second(9) + MOMENT * 2)?;
-        assert!(world.living().next().is_none(), "{}", state(&world));
-        assert_eq!(left(&world), [world.keys.round()]);
-        Ok(())
-    });
+    for (nodes, stop) in [(3, 9), (18, 9), (18, 3)] {
+        tell(30, |seed| {
+            let mut world = world(seed, nodes, nodes);
+            start(&mut world, nodes)?;
+            settle(&mut world, MOMENT)?;
+            let stopped = usize::try_from(seed).unwrap() % nodes;
+            world.stall(stopped, second(stop));
+            world.operator_closes("over");
+            world.run_for(second(stop) + MOMENT * 2)?;
+            assert!(world.living().next().is_none(), "{}", state(&world));
+            assert_eq!(left(&world), [world.keys.round()], "{nodes} nodes, {stop} s");
+            Ok(())
+        });
+    }
 }
 
 /// Who leaves a closed run takes nothing from a member that is still at work: it may want the round's store.

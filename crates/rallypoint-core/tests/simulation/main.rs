@@ -68,6 +68,8 @@ fn seeds_that_once_failed_keep_the_promises() {
         1_203_249_475,
         1_203_523_184,
         1_204_948_051,
+        1_500_734_459,
+        1_503_914_164,
     ];
     for seed in seeds {
         let lived = chaos::live(seed, Planted::None, false);

@@ -59,8 +59,8 @@ struct Plan {
     last_plan: String,
     last_round: u64,
     last_modified: i64,
-    /// When rank 0 last said where it is.
-    master_modified: i64,
+    /// What rank 0 last said, among it where it is, and when.
+    master: (String, i64),
     /// Since when the plan is the last one begun.
     fence: Option<i64>,
     next: usize,
@@ -126,9 +126,10 @@ impl Plan {
         (vec![round, Condition::unchanged_since(key, fence)], vec![put])
     }
 
-    /// The master is where it said it would be.
-    fn master_stands(&self, context: &Context<'_>) -> Condition {
-        Condition::ModifiedAt(context.keys.node(&self.seats[0].0), self.master_modified)
+    /// The master is where it said it would be, and not another process that another history has at the same revision.
+    fn master_stands(&self, context: &Context<'_>) -> [Condition; 2] {
+        let (key, (text, modified)) = (context.keys.node(&self.seats[0].0), &self.master);
+        [Condition::ModifiedAt(key.clone(), *modified), Condition::Holds(key, text.clone())]
     }
 }
 
@@ -271,7 +272,7 @@ impl Planner {
             last_plan: roster.plan().to_owned(),
             last_round: roster.last_completed(),
             last_modified: start.modified,
-            master_modified: master.modified,
+            master: (master.text.clone(), master.modified),
             seats: nodes.iter().map(|(id, node)| ((*id).clone(), node.record.incarnation)).collect(),
             fence: None,
             next: 0,
@@ -339,7 +340,7 @@ impl Planner {
     pub(super) fn complete(&self, context: &mut Context<'_>, term: Term, roster: &Roster, number: u64) {
         let Some(plan) = self.plan.as_ref().filter(|plan| plan.number == number) else { return };
         let (mut when, mut then) = plan.start(context, self.fence);
-        when.push(plan.master_stands(context));
+        when.extend(plan.master_stands(context));
         then.extend(plan.places(context, roster, 0));
         then.push(put_round(context, &plan.record));
         let request = term.txn(context, when, then);
@@ -350,12 +351,12 @@ impl Planner {
     pub(super) fn commit(&self, context: &mut Context<'_>, term: Term, number: u64) {
         let Some(plan) = self.plan.as_ref().filter(|plan| plan.number == number) else { return };
         let Some(fence) = plan.fence else { return };
-        let when = vec![
+        let mut when = vec![
             Condition::unchanged_since(context.keys.round(), plan.last_modified),
             Condition::ModifiedAt(context.keys.plan(), fence),
             Condition::Holds(context.keys.plan(), plan.record.plan.clone()),
-            plan.master_stands(context),
         ];
+        when.extend(plan.master_stands(context));
         let request = term.txn(context, when, vec![put_round(context, &plan.record)]);
         term.send(context, LeaderTask::Commit { plan: number }, request);
     }

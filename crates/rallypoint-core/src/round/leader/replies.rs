@@ -221,6 +221,10 @@ impl Leader {
 
     /// Leads, once all is read that it takes.
     fn begin(&mut self, context: &mut Context<'_>, view: &View) -> Word {
+        // What is known of the round may be of another history. All is read anew once it is known again.
+        if view.is_blind() {
+            return Word::Nothing;
+        }
         let Some(Known { nodes, since, ranks }) =
             Reading::finish(&mut self.reading, context, self.term, view)
         else {

@@ -56,6 +56,8 @@ pub(super) struct LastRound {
 #[derive(Debug)]
 pub(super) struct Present {
     pub(super) record: NodeRecord,
+    /// As it is written there.
+    pub(super) text: String,
     pub(super) created: i64,
     pub(super) modified: i64,
     /// It was in a round since it said this, and has not said anything since.
@@ -265,7 +267,8 @@ impl Roster {
         let (created, modified) = (entry.create_revision, entry.mod_revision);
         match parse(entry) {
             Ok(record) if entry.lease != 0 => {
-                self.put(id, Present { record, created, modified, spent: false });
+                let text = entry.value.clone();
+                self.put(id, Present { record, text, created, modified, spent: false });
             }
             _ => self.remove(id, modified),
         }
