@@ -240,6 +240,10 @@ impl Group {
 
     pub(super) fn handle_reply(&mut self, cx: &mut Context, id: u64, reply: Result<Reply, Failure>) -> Doubt {
         let Some(request) = self.asked.take(id) else { return Doubt::None };
+        if let Ok(Reply::Members { members, .. }) = &reply {
+            // Whatever else comes of it: it may be the only list from before a loss.
+            self.torch.extend(torch_ranks(members));
+        }
         match (self.look.clone(), reply) {
             (Look::Checking, Ok(Reply::Record(view))) => {
                 self.look = Look::Rest;
@@ -349,7 +353,6 @@ impl Group {
             return Doubt::Record;
         }
         let there = |rank: usize| members.iter().find(|member| member.rank == rank);
-        self.torch.extend(torch_ranks(members));
         if matches!(self.neighbours, Neighbours::Unknown) {
             self.watch_neighbours(cx, members, next);
         }

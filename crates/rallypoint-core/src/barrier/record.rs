@@ -79,10 +79,12 @@ impl Record {
         }
     }
 
-    /// A version that a node has begun to prepare.
+    /// A version that this node has begun to prepare. PyTorch's nodes leave no name, and compare texts: one of them that
+    /// is late with what it prepared must not take this for it.
     #[must_use]
-    pub fn setup() -> Self {
-        Record::new(Status::Setup)
+    pub fn setup(node: Option<&str>) -> Self {
+        let other = node.map(|node| ("node".to_owned(), Value::from(node)));
+        Record { other: other.into_iter().collect(), ..Record::new(Status::Setup) }
     }
 
     /// A version that nobody has joined yet.
@@ -326,7 +328,8 @@ mod tests {
     #[test]
     fn a_whole_life_is_written_as_pytorch_writes_it() {
         let mut record = Record::joinable(7);
-        assert_eq!(Record::setup().to_text(), r#"{"status": "setup"}"#);
+        assert_eq!(Record::setup(None).to_text(), r#"{"status": "setup"}"#);
+        assert_eq!(Record::setup(Some("n")).to_text(), r#"{"status": "setup", "node": "n"}"#);
         assert_eq!(record.to_text(), r#"{"status": "joinable", "version": "7", "participants": []}"#);
         for rank in 0..2 {
             let (next, given) = record.with_node(2);

@@ -1,10 +1,11 @@
 //! What the seeds found in one node alone, as stories that go step by step: each request is carried out, or not.
 
+mod beside_torch;
+
 use std::time::Duration;
 
 use rallypoint_core::barrier::{
-    Change, Failure, Loss, Node, NodeEvent, Output, Place, Record, Reply, Request, Settings, Status, Update,
-    View, WatchId,
+    Change, Failure, Node, NodeEvent, Output, Record, Reply, Request, Settings, Status, Update, View, WatchId,
 };
 
 use crate::server::Server;
@@ -413,43 +414,5 @@ fn a_record_is_not_missing_for_the_time_in_which_nobody_looked() {
     let (id, request) = one.until(&mut server, |request| *request == Request::FindRun);
     one.answer(&mut server, id, &request);
     one.goes_on(&mut server, 2);
-    assert!(!one.told.iter().any(|event| matches!(event, NodeEvent::Changed(_))), "{:?}", one.told);
-}
-
-/// No list of the members had come before the folder ended but the one it had read for its own keep-alive, which had one
-/// of PyTorch's nodes on it. That one was taken for dead.
-#[test]
-fn a_node_of_pytorchs_is_known_from_every_list() {
-    let (mut server, mut one) = (server(), Hand::joining("one", 2, 2));
-    for _ in 0..2 {
-        let (id, request) = one.until(&mut server, writes(Status::Joinable));
-        one.answer(&mut server, id, &request);
-    }
-    let change = |server: &mut Server, to: &dyn Fn(&Record) -> Record| {
-        let over = view(server).record.expect("a record");
-        let swap = Request::SwapRecord { record: to(&over.0), over, ttl: None };
-        assert!(matches!(server.serve(Duration::ZERO, None, &swap), Ok(Reply::Done { .. })));
-    };
-    change(&mut server, &|record| record.with_node(2).0);
-    one.sees(&mut server);
-    let (id, confirm) = one.until(&mut server, writes(Status::Frozen));
-    one.answer(&mut server, id, &confirm);
-    let torch = Place { version: 1, rank: 1 };
-    assert!(server.serve(one.now, None, &Request::WriteKeepAlive(torch)).is_ok());
-    change(&mut server, &|record| record.with_confirmed("/r/rdzv/v_1/rank_1"));
-    one.sees(&mut server);
-    one.goes_on(&mut server, 1);
-    assert!(one.has_met());
-
-    let lists = |request: &Request| matches!(request, Request::ListMembers { .. });
-    let (late, _) = one.until(&mut server, lists);
-    one.node.handle_update(one.now, WatchId::Record, Update::Failed);
-    let (id, list) = one.until(&mut server, lists);
-    one.answer(&mut server, id, &list);
-    one.goes_on(&mut server, 1);
-    server.lose(false);
-    one.node.handle_reply(one.now, late, Err(Failure::Unknown));
-    one.goes_on(&mut server, 40);
-    assert!(one.told.contains(&NodeEvent::Recovered(Loss::Everything)), "{:?}", one.told);
     assert!(!one.told.iter().any(|event| matches!(event, NodeEvent::Changed(_))), "{:?}", one.told);
 }

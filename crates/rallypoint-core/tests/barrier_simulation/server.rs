@@ -38,7 +38,7 @@ pub(crate) enum Deed {
     RecordRemoved(Record),
     Expired(Place),
     Deleted(Place),
-    /// With these keep-alives.
+    /// With these keep-alives of PyTorch's nodes.
     FolderEnded(Vec<Place>),
 }
 
@@ -118,10 +118,11 @@ impl Server {
         self.next_end = None;
         if self.data.run_ends.is_some_and(|end| end <= now) {
             let index = self.data.index + 1;
-            let kept = self.data.keep_alives.keys().copied().collect();
+            let kept = self.data.keep_alives.iter().filter(|(_, (_, node))| node.is_none());
+            let torch = kept.map(|(place, _)| *place).collect();
             self.data = Data { index, ..Data::default() };
             self.happened(Happened::FolderGone);
-            self.deeds.push(Deed::FolderEnded(kept));
+            self.deeds.push(Deed::FolderEnded(torch));
         }
         if self.data.record_ends.is_some_and(|end| end <= now) {
             self.write(None, None);

@@ -127,7 +127,7 @@ impl Torch {
     fn start(&mut self) -> Ask {
         self.keeps = None;
         self.at = At::Create;
-        Ask::Send(Request::CreateRecord { record: Record::setup(), ttl: Some(SETUP_TTL) })
+        Ask::Send(Request::CreateRecord { record: Record::setup(None), ttl: Some(SETUP_TTL) })
     }
 
     fn read(&mut self, at: At) -> Ask {
@@ -170,7 +170,7 @@ impl Torch {
             (At::Folder { version }, Reply::Done { .. }) => {
                 self.at = At::Publish { version };
                 let new = Some(Record::joinable(version));
-                Ask::Compare { old: Record::setup(), new, ttl: None }
+                Ask::Compare { old: Record::setup(None), new, ttl: None }
             }
             (At::Publish { version }, Reply::Done { .. }) => self.read(At::Join { version }),
             (At::Look, Reply::Record(View { record: Some((record, _)), next, .. })) => {

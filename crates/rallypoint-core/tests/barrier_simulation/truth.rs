@@ -25,8 +25,8 @@ pub(crate) struct Truth {
     deleted: BTreeSet<Place>,
     /// From when on it is no mistake to take the owner of a keep-alive for dead.
     expired: BTreeMap<Place, Duration>,
-    /// Keep-alives that went with the folder, and were not lost in another way.
-    went_with_folder: BTreeSet<Place>,
+    /// Keep-alives of PyTorch's nodes that went with the folder, and the histories that ended with it.
+    went_with_folder: BTreeMap<Place, BTreeSet<u32>>,
     closed: bool,
     last: Option<Record>,
     /// The times that the record was lost with all else.
@@ -79,9 +79,9 @@ impl Truth {
         self.met.contains_key(&version)
     }
 
-    /// Whether the keep-alive of that place went with the folder.
-    pub(crate) fn went_with_folder(&self, place: Place) -> bool {
-        self.went_with_folder.contains(&place)
+    /// The histories in which a keep-alive of PyTorch's was at that place until the folder ended; none if it never was.
+    pub(crate) fn went_with_folder(&self, place: Place) -> Option<&BTreeSet<u32>> {
+        self.went_with_folder.get(&place)
     }
 
     /// Something happened that the group may meet again for.
@@ -189,8 +189,10 @@ impl Truth {
                     self.cause();
                 }
             }
-            Deed::FolderEnded(kept) => {
-                self.went_with_folder.extend(kept);
+            Deed::FolderEnded(torch) => {
+                for place in torch {
+                    self.went_with_folder.entry(place).or_default().insert(self.history);
+                }
                 self.all_gone(now);
             }
         }

@@ -117,6 +117,8 @@ pub(crate) struct World {
     watches: Vec<Watch>,
     /// Whose request is being carried out.
     acts: Option<usize>,
+    /// Who set up a version last, if that is known.
+    set_up_by: Option<usize>,
     /// Of which history the reply is that was heard last.
     hears: u32,
     /// When that was so which a node does something about.
@@ -154,6 +156,7 @@ impl World {
             lives: 0,
             watches: Vec::new(),
             acts: None,
+            set_up_by: None,
             hears: 0,
             learned: Duration::ZERO,
             seen_index: 0,

@@ -12,8 +12,8 @@ impl Way {
     pub(super) fn enter(&mut self, cx: &mut Context, paced: bool) -> Outcome {
         self.stage = Stage::Entering { paced };
         let Some(over) = self.steps.view.record.clone() else {
-            let request = Request::CreateRecord { record: Record::setup(), ttl: Some(SETUP_TTL) };
-            return self.ask(cx, request);
+            let record = Record::setup(Some(&cx.settings.node));
+            return self.ask(cx, Request::CreateRecord { record, ttl: Some(SETUP_TTL) });
         };
         let record = &over.0;
         let version = record.version.unwrap_or_default();
@@ -82,7 +82,7 @@ impl Way {
         reply: &Result<Reply, Failure>,
     ) -> Outcome {
         let Stage::Creating(creating) = &mut self.stage else { return self.pause_after_failure(cx) };
-        let over = (Record::setup(), creating.over);
+        let over = (Record::setup(Some(&cx.settings.node)), creating.over);
         match creating.reply(request, reply) {
             creating::Next::Ask(request) => self.ask(cx, request),
             creating::Next::Publish(record) => self.ask(cx, Request::SwapRecord { record, over, ttl: None }),

@@ -110,7 +110,7 @@ impl World {
             Fault::Lose { restored } => {
                 self.server.lose(restored);
                 self.truth.lost(self.now);
-                self.lost_at = Some(self.now);
+                (self.lost_at, self.set_up_by) = (Some(self.now), None);
                 self.lives += 1;
                 self.schedule(self.now + GIVES_UP, Event::Fault(Fault::GiveUp));
                 self.go_down(Duration::from_millis(500));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rallypoint_core::barrier::{Ending, Failure, Reply, Request, Update, WatchId, Watched};
+use rallypoint_core::barrier::{Ending, Failure, Reply, Request, Status, Update, WatchId, Watched};
 
 use super::{Brain, Event, Fault, LONG_POLL, Life, Message, PATIENCE, SPIN, Seen, Times, Watch, World};
 use crate::plan::Bug;
@@ -98,9 +98,22 @@ impl World {
                     _ => None,
                 };
                 let unseen = unseen.cloned();
+                let sets_up = matches!(&request, Request::CreateRecord { record, .. } if record.status == Status::Setup);
+                let publishes = matches!(&request, Request::SwapRecord { record, over, .. }
+                    if record.status == Status::Joinable && over.0.status == Status::Setup);
                 let reply = self.carry_out(name, request);
-                if let (Some(unseen), Ok(Reply::Done { .. })) = (unseen, &reply) {
-                    return Err(format!("node {node} wrote over a record that it had not seen: {unseen:?}"));
+                if let Ok(Reply::Done { .. }) = &reply {
+                    if let Some(unseen) = unseen {
+                        return Err(format!(
+                            "node {node} wrote over a record that it had not seen: {unseen:?}"
+                        ));
+                    }
+                    if sets_up {
+                        self.set_up_by = Some(node);
+                    }
+                    if publishes {
+                        self.check_publication(node)?;
+                    }
                 }
                 reply
             }
@@ -122,6 +135,18 @@ impl World {
             self.schedule(self.now + travels, Event::Answer { node, id, reply, seen });
         }
         Ok(())
+    }
+
+    /// What a node of ours sets up no other one publishes. A late write of one of PyTorch's nodes would bring back the number
+    /// of a version that is over.
+    fn check_publication(&self, node: usize) -> Result<(), String> {
+        let ours = |other: &usize| *other != node && matches!(self.nodes[*other].brain, Brain::Ours(_));
+        match self.set_up_by.filter(ours) {
+            Some(other) => {
+                Err(format!("node {node} published its version over what node {other} had set up"))
+            }
+            None => Ok(()),
+        }
     }
 
     fn seen(&self) -> Seen {

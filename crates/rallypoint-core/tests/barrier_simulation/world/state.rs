@@ -1,5 +1,7 @@
 //! How things stand.
 
+use std::collections::BTreeSet;
+
 use rallypoint_core::barrier::{Place, Status};
 
 use super::{Brain, LOSS_SHOWS, Life, Process, World};
@@ -30,20 +32,24 @@ impl World {
     }
 
     /// Whether the keep-alive of that place is there, or the group must go on without it: one of PyTorch's nodes that
-    /// went with the folder nobody puts back. Ours know it if they have seen it, and the end of the folder; and who comes
-    /// to a full group makes it meet again.
+    /// went with the folder nobody puts back. Ours know it if they looked at the members while it was there, and have seen
+    /// the end of the folder; and who comes to a full group makes it meet again. When its owner met does not matter: it may
+    /// have heard that the version is final after the keep-alive was gone.
     fn is_kept(&self, place: Place) -> bool {
         let ours = |node: &&Process| {
             matches!(node.life, Life::Met(other) if other.version == place.version) && !is_torch(node)
         };
-        let known = |torch: &Process| {
-            self.nodes.iter().filter(ours).all(|node| {
-                node.listed_in == Some(torch.met_in) && node.folder_gone_in == self.truth.history()
-            })
+        let works = |node: &Process| is_torch(node) && node.life == Life::Met(place);
+        let goes_on = |was_there: &BTreeSet<u32>| {
+            let knows = |node: &Process| {
+                node.listed_in.is_some_and(|history| was_there.contains(&history))
+                    && node.folder_gone_in == self.truth.history()
+            };
+            self.nodes.iter().any(works)
+                && self.nodes.iter().filter(ours).all(knows)
+                && self.living().len() <= self.plan.max
         };
-        let owner = self.nodes.iter().find(|node| is_torch(node) && node.life == Life::Met(place));
-        let goes_on = || owner.is_some_and(known) && self.living().len() <= self.plan.max;
-        self.server.is_kept(place) || self.truth.went_with_folder(place) && goes_on()
+        self.server.is_kept(place) || self.truth.went_with_folder(place).is_some_and(goes_on)
     }
 
     /// Whether ours are at work in a version that etcd had lost, in which only PyTorch's nodes are missing. Nobody can
