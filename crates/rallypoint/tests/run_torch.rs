@@ -255,8 +255,10 @@ first = not os.path.exists(os.environ["FOLDER"] + "/again")
 print(f"rank {rank}, agent store {os.environ['TORCHELASTIC_USE_AGENT_STORE']}, {store.check(['cause'])}", flush=True)
 total = torch.tensor([rank])
 dist.all_reduce(total)
-dist.barrier()
+# Nobody is in a collective any more when rank 0 dies.
+store.set(f"past/{rank}", "")
 if first and rank == 0:
+    store.wait([f"past/{other}" for other in range(4)])
     store.set("cause", "the disk of rank 0 is full")
     store.get("cause")
     os.kill(os.getpid(), signal.SIGKILL)
