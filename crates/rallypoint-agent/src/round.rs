@@ -31,7 +31,7 @@ use crate::ranks::{IDENTICAL_VARIABLE, NodeWorkers, RankError, agree};
 use crate::server::{self, ServerNode};
 use crate::stop::StopListener;
 use crate::words;
-use crate::worker_store::{self, Served, WorkerStore};
+use crate::worker_store::{ServedStore, WorkerStore};
 
 /// A change that was heard of is told again at once; nothing tells of the next one but asking again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
@@ -55,7 +55,7 @@ pub(crate) struct Over {
     /// And where they do while etcd is silent.
     pub(crate) fence: Fence,
     /// The store that its workers met at, where this node serves it.
-    pub(crate) served: Option<Served>,
+    pub(crate) served: Option<ServedStore>,
 }
 
 /// Runs the workers of a round.
@@ -66,7 +66,9 @@ pub(crate) async fn run(
     stop: &mut StopListener,
 ) -> Result<Over, AgentError> {
     // Before the others know that this node is ready, and so before any worker of the round is started.
-    let mut served = Served::open(agent.spec().worker_store, &mut met)?;
+    let port = met.master.port;
+    let mut served = ServedStore::open(agent.spec().worker_store, &mut met)
+        .map_err(|source| AgentError::WorkerStore { port, source })?;
     let board = Board::new(Arc::clone(&met.store), met.world_size);
     let rules = Rules {
         node: met.rank,
@@ -111,7 +113,7 @@ pub(crate) async fn run(
     // If the agent does not, the worker with rank 0 listens there.
     drop(met.held_port.take());
     if served.is_some() {
-        Served::make_room(workers, places.len());
+        ServedStore::make_room(workers, places.len());
     }
     let mut group = round.start(&met, &places, attempt, stop)?;
     agent.enter(Phase::Running);
@@ -217,7 +219,7 @@ impl Round<'_> {
     ) -> Result<(Vec<Place>, bool), RankError> {
         let (store, alone) = (&*met.store, met.world_size == 1);
         if self.agent_store && !alone && !identical {
-            worker_store::tell(store).await?;
+            ServedStore::announce(store).await?;
         }
         let places = agree(store, ours, met.world_size, identical).await?;
         let agent_store = if met.rank == 0 {
@@ -226,7 +228,7 @@ impl Round<'_> {
             // Nothing is asked, since all nodes are the same.
             self.agent.spec().worker_store == WorkerStore::Agent
         } else {
-            worker_store::learn(store).await?
+            ServedStore::is_announced(store).await?
         };
         Ok((places, agent_store))
     }

@@ -10,8 +10,6 @@ use rallypoint_store::{Store, StoreError};
 use rallypoint_tcpstore::TcpStoreServer;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::error::AgentError;
-
 /// In the round's store, where the agent with rank 0 serves the workers' store.
 const SERVED: &[u8] = b"rallypoint/worker_store";
 /// Open files beside those of the workers' connections: the launcher's own, and its workers' streams and files.
@@ -29,26 +27,32 @@ pub enum WorkerStore {
 
 /// The workers' store of a round, served by this node. Dropped, it is gone.
 #[derive(Debug)]
-pub(crate) struct Served {
+pub struct ServedStore {
     server: TcpStoreServer,
     /// The port at this machine's other addresses.
     held: Option<HeldPort>,
 }
 
-impl Served {
-    /// Serves the store of a round where that is this node's part.
-    pub(crate) fn open(choice: WorkerStore, met: &mut Rendezvous) -> Result<Option<Self>, AgentError> {
+impl ServedStore {
+    /// Serves the store of a round, where that is this node's part: at the master's address, on the port that the rendezvous
+    /// has held until now. To be called in a tokio runtime.
+    pub fn open(choice: WorkerStore, met: &mut Rendezvous) -> io::Result<Option<Self>> {
         if met.rank != 0 || choice == WorkerStore::Rank0 {
             return Ok(None);
         }
-        let port = met.master.port;
-        let held = met.held_port.take();
-        let serve = || -> io::Result<Served> {
-            let held = held.map_or_else(|| HeldPort::bind(port), Ok)?;
-            let server = TcpStoreServer::for_round(held.listen(&met.master.address)?)?;
-            Ok(Served { server, held: Some(held) })
-        };
-        serve().map(Some).map_err(|source| AgentError::WorkerStore { port, source })
+        let held = met.held_port.take().map_or_else(|| HeldPort::bind(met.master.port), Ok)?;
+        let server = TcpStoreServer::for_round(held.listen(&met.master.address)?)?;
+        Ok(Some(ServedStore { server, held: Some(held) }))
+    }
+
+    /// Says in the round's store that this node serves. To be called before the others know that it is ready.
+    pub async fn announce(store: &dyn Store) -> Result<(), StoreError> {
+        store.set(SERVED, b"agent").await
+    }
+
+    /// Whether the node with rank 0 has said that it serves. To be called when that is known to be ready.
+    pub async fn is_announced(store: &dyn Store) -> Result<bool, StoreError> {
+        store.check(&[SERVED]).await
     }
 
     /// Sees to it that so many workers can be connected, of which these are this node's, as far as this process may.
@@ -62,20 +66,16 @@ impl Served {
         }
     }
 
-    /// The round is over on this node: nobody comes any more. Workers of other nodes, which may not have ended yet, can
-    /// still read what is there, until this is dropped.
-    pub(crate) async fn retire(&mut self) {
+    /// The round is over on this node: nobody comes any more, and the port can be had again. Workers of other nodes, which
+    /// may not have ended yet, can still read what is there, until this is dropped.
+    pub async fn retire(&mut self) {
         self.held = None;
         self.server.close_port().await;
     }
-}
 
-/// Says that this node serves. To be called before the others know that it is ready.
-pub(crate) async fn tell(store: &dyn Store) -> Result<(), StoreError> {
-    store.set(SERVED, b"agent").await
-}
-
-/// Whether the node with rank 0 serves: one that does has said so before others know that it is ready.
-pub(crate) async fn learn(store: &dyn Store) -> Result<bool, StoreError> {
-    store.check(&[SERVED]).await
+    /// Ends it, and waits until it is gone.
+    pub async fn stop(self) {
+        drop(self.held);
+        self.server.stop().await;
+    }
 }

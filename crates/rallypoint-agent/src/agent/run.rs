@@ -16,7 +16,7 @@ use crate::round;
 use crate::server::SERVER_ENDED;
 use crate::stop::StopListener;
 use crate::words::{self, Reason};
-use crate::worker_store::Served;
+use crate::worker_store::ServedStore;
 
 /// For telling the others that this node leaves, when nothing depends on it any more.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -92,7 +92,7 @@ impl Agent {
         let mut board: Option<Board> = None;
         let mut fence = Fence::none();
         // The store that its workers met at, for those of other nodes that have not stopped yet.
-        let mut served: Option<Served> = None;
+        let mut served: Option<ServedStore> = None;
         loop {
             self.phase.send_replace(Phase::Meeting);
             let progress = self.handler.progress();
