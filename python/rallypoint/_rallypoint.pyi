@@ -34,6 +34,7 @@ __all__ = [
     "StateBackend",
     "Store",
     "Task",
+    "TcpStoreServer",
     "__version__",
     "run_command",
 ]

@@ -132,15 +132,17 @@ async fn serve(
     mut stopped: oneshot::Receiver<()>,
 ) {
     let mut connections = JoinSet::new();
-    tokio::select! {
-        _ = &mut stopped => {}
-        _ = close => {}
+    let goes_on = tokio::select! {
+        _ = &mut stopped => false,
+        _ = close => true,
         never = accept(&listener, &hub, &mut connections) => match never {},
-    }
+    };
     drop((listener, closed));
-    tokio::select! {
-        _ = stopped => {}
-        () = async { while connections.join_next().await.is_some() {} } => {}
+    if goes_on {
+        tokio::select! {
+            _ = stopped => {}
+            () = async { while connections.join_next().await.is_some() {} } => {}
+        }
     }
     connections.shutdown().await;
 }
