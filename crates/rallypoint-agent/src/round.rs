@@ -125,7 +125,7 @@ pub(crate) async fn run(
     }
     let ran = began.elapsed();
     round.decision.restarts_left(agent.restarts_left_after(ran));
-    let first = group.failures(agent.keeps_logs()).into_iter().min_by_key(Failure::moment);
+    let first = round.failures(&group).into_iter().min_by_key(Failure::moment);
     let first = first.map(|failure| round.notice(failure));
     // Who asks whether the round is over is told why at once.
     round.news(first.as_ref()).into_iter().for_each(|notice| fence.tell(notice));
@@ -138,7 +138,7 @@ pub(crate) async fn run(
         round.settle(first, &mut fence, stop),
         group.stop(signal, grace, asked_again.asked_again()),
     );
-    let failures = group.failures(agent.keeps_logs());
+    let failures = round.failures(&group);
     agent.record(&group.ended(agent.restarts(), &failures));
     if let Some(served) = &mut served {
         served.retire().await;
@@ -175,6 +175,15 @@ struct Round<'a> {
 impl Round<'_> {
     fn handler(&self) -> &dyn RendezvousHandler {
         self.agent.handler()
+    }
+
+    /// What failed by itself on this node.
+    fn failures(&self, group: &Group) -> Vec<Failure> {
+        let mut failures = group.failures(self.agent.keeps_logs());
+        for failure in failures.iter_mut().filter(|failure| self.agent_store && failure.hint.is_none()) {
+            failure.hint = ServedStore::hint(failure);
+        }
+        failures
     }
 
     /// The ranks of this node's workers; none if the round is over before they are known.

@@ -10,6 +10,8 @@ use rallypoint_store::{Store, StoreError};
 use rallypoint_tcpstore::TcpStoreServer;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::failure::Failure;
+
 /// In the round's store, where the agent with rank 0 serves the workers' store.
 const SERVED: &[u8] = b"rallypoint/worker_store";
 /// Open files beside those of the workers' connections: the launcher's own, and its workers' streams and files.
@@ -64,6 +66,19 @@ impl ServedStore {
             // Where it fails, the workers may still be few enough.
             let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum });
         }
+    }
+
+    /// What may be behind a failure: a program that does not use PyTorch finds its port taken.
+    pub(crate) fn hint(failure: &Failure) -> Option<String> {
+        let error = failure.error.iter().map(|error| error.message.as_str());
+        let taken = |line: &str| {
+            ["address already in use", "eaddrinuse"].iter().any(|words| line.to_lowercase().contains(words))
+        };
+        let is_taken = error.chain(failure.stderr.iter().map(String::as_str)).any(taken);
+        (failure.rank == 0 && is_taken).then(|| {
+            "the launcher serves the workers' store at MASTER_PORT; a program that listens there itself needs --worker-store rank0"
+                .to_owned()
+        })
     }
 
     /// The round is over on this node: nobody comes any more, and the port can be had again. Workers of other nodes, which
