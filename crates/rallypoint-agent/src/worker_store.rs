@@ -17,6 +17,8 @@ const SERVED: &[u8] = b"rallypoint/worker_store";
 /// Open files beside those of the workers' connections: the launcher's own, and its workers' streams and files.
 const OTHER_FILES: u64 = 128;
 const FILES_PER_WORKER: u64 = 4;
+/// A worker has one connection, and more where its program opens or clones stores of its own.
+const CONNECTIONS_PER_WORKER: u64 = 4;
 
 /// Who serves the store that workers meet at, where this node has rank 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +61,9 @@ impl ServedStore {
 
     /// Sees to it that so many workers can be connected, of which these are this node's, as far as this process may.
     pub(crate) fn make_room(workers: usize, local: usize) {
-        let needed = (workers as u64) + (local as u64).saturating_mul(FILES_PER_WORKER) + OTHER_FILES;
+        let needed = (workers as u64).saturating_mul(CONNECTIONS_PER_WORKER)
+            + (local as u64).saturating_mul(FILES_PER_WORKER)
+            + OTHER_FILES;
         let limit = getrlimit(Resource::Nofile);
         let wanted = needed.min(limit.maximum.unwrap_or(u64::MAX));
         if limit.current.is_some_and(|now| now < wanted) {
