@@ -2,6 +2,7 @@
 
 - :class:`Store`: data that the nodes of a job share; :class:`AsyncStore` for asyncio.
 - :class:`EtcdServer`: an etcd for one machine, started and stopped from Python.
+- :class:`TcpStoreServer`: a store that clients of PyTorch's ``TCPStore`` meet at.
 - :class:`Client`: keys and values of an etcd, to look into it.
 - :mod:`rallypoint.errors`: what can go wrong.
 - :mod:`rallypoint.torch`: the same for PyTorch, and the rendezvous backends of torchrun. It alone needs torch.
@@ -15,9 +16,18 @@ from rallypoint import errors
 from rallypoint.errors import RallypointError
 
 if TYPE_CHECKING:
-    from rallypoint._rallypoint import AsyncStore, Client, EtcdServer, Store, __version__
+    from rallypoint._rallypoint import AsyncStore, Client, EtcdServer, Store, TcpStoreServer, __version__
 
-__all__ = ["AsyncStore", "Client", "EtcdServer", "RallypointError", "Store", "__version__", "errors"]
+__all__ = [
+    "AsyncStore",
+    "Client",
+    "EtcdServer",
+    "RallypointError",
+    "Store",
+    "TcpStoreServer",
+    "__version__",
+    "errors",
+]
 
 
 def __getattr__(name: str) -> Any:

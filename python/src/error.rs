@@ -82,6 +82,11 @@ pub(crate) fn rendezvous(py: Python<'_>, error: &RendezvousError) -> PyErr {
     exception(py, name, error)
 }
 
+/// A round that this node cannot do its part in.
+pub(crate) fn no_round(py: Python<'_>, text: &str) -> PyErr {
+    saying(py, "RendezvousError", text)
+}
+
 /// One node's side of a run, or of its state, that was made in another process.
 pub(crate) fn forked_rendezvous(py: Python<'_>) -> PyErr {
     let text = "this side of the rendezvous belongs to another process, which forked this one off: make one in this \

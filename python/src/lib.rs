@@ -7,6 +7,7 @@
 //! - `store`: the store, for threads and for asyncio; `operations` is what both can do.
 //! - `completions`: how results get from the runtime to an event loop.
 //! - `client`, `server`, `local_server`: an etcd to ask, one to start, one to start where none is.
+//! - `tcp_store_server`: a store for workers to meet at.
 //! - `rendezvous`: one node's side of a run; `state_backend`: what torch's own handler can have one on.
 //! - `command`: the command `rallypoint`.
 
@@ -23,6 +24,7 @@ mod runtime;
 mod server;
 mod state_backend;
 mod store;
+mod tcp_store_server;
 
 /// What the package `rallypoint` is made of.
 #[pyo3::pymodule]
@@ -43,6 +45,8 @@ mod _rallypoint {
     use crate::state_backend::StateBackend;
     #[pymodule_export]
     use crate::store::{AsyncStore, Store};
+    #[pymodule_export]
+    use crate::tcp_store_server::TcpStoreServer;
 
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "the name is Python's")]

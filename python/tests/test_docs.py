@@ -23,6 +23,7 @@ OUTPUTS = {
     "init_process_group": "",
     "create_rdzv_handler": "0 1\n",
     "EtcdServer()": "b'value'\n",
+    "TcpStoreServer": "value\n",
 }
 
 

@@ -95,7 +95,8 @@ def test_a_node_that_fails_says_what_with(etcd):
 @pytest.mark.parametrize("backend", ["rallypoint", "rallypoint-etcd"])
 def test_where_the_workers_meet_is_torchs_to_listen_at_and_nobody_elses(etcd, backend):
     """A worker takes seconds to come up, in which a port that is only free may become another's."""
-    node = create_rdzv_handler(parameters(backend, etcd, last_call_timeout="1"))
+    node = create_rdzv_handler(parameters(backend, etcd, last_call_timeout="1", worker_store="rank0"))
+    assert not node.use_agent_store
     for _ in range(2):
         port = node.next_rendezvous().bootstrap_store_info.master_port
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
@@ -105,6 +106,59 @@ def test_where_the_workers_meet_is_torchs_to_listen_at_and_nobody_elses(etcd, ba
             store.set("key", "value")
             del store
     node.shutdown()
+
+
+def client(info) -> dist.TCPStore:
+    where = info.bootstrap_store_info
+    return dist.TCPStore(where.master_addr, where.master_port, is_master=False)
+
+
+@pytest.mark.parametrize("backend", ["rallypoint", "rallypoint-etcd"])
+def test_the_agent_of_rank_0_serves_the_workers_store_and_it_is_empty_in_every_round(etcd, backend):
+    run_id = uuid.uuid4().hex
+    nodes = [create_rdzv_handler(parameters(backend, etcd, run_id, (2, 2), last_call_timeout="1")) for _ in range(2)]
+    ports = set()
+    for _ in range(2):
+        infos = together(*(node.next_rendezvous for node in nodes))
+        # The one that does not serve has been told by the other.
+        assert [node.use_agent_store for node in nodes] == [True, True]
+        port = infos[0].bootstrap_store_info.master_port
+        assert port not in ports
+        ports.add(port)
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("0.0.0.0", port))
+        # PyTorch before 2.6 has this prefix, with a number of each node's own.
+        stores = [dist.PrefixStore(f"/worker/attempt_{i}", client(info)) for i, info in enumerate(infos)]
+        assert not stores[0].check(["key"])
+        stores[0].set("key", "value")
+        assert stores[1].get("key") == b"value"
+    for node in nodes:
+        node.shutdown()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=10).close()
+
+
+def test_who_serves_the_workers_store_is_agent_or_rank0(etcd, monkeypatch):
+    with pytest.raises(ValueError, match="'worker_store' is agent or rank0, not 'rank1'"):
+        create_rdzv_handler(parameters("rallypoint", etcd, worker_store="rank1"))
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    node = create_rdzv_handler(parameters("rallypoint", etcd))
+    assert not node.use_agent_store
+    node.shutdown()
+
+
+def test_a_tcp_store_server_is_there_until_it_is_stopped():
+    with rallypoint.TcpStoreServer("localhost:0") as server:
+        store = dist.TCPStore(server.host, server.port, is_master=False)
+        store.set("key", "value")
+        assert store.get("key") == b"value"
+        with pytest.raises(rallypoint.errors.ServerError, match="in use"):
+            rallypoint.TcpStoreServer(f"{server.host}:{server.port}")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((server.host, server.port), timeout=10).close()
+    server.stop()
+    with pytest.raises(ValueError, match="no host and port"):
+        rallypoint.TcpStoreServer("localhost")
 
 
 @pytest.mark.parametrize("backend", ["rallypoint", "rallypoint-etcd"])

@@ -41,6 +41,8 @@ pub struct Common<'a> {
     pub master_addr: &'a str,
     /// The port there.
     pub master_port: u16,
+    /// Whether an agent serves the store there; if not, the worker with rank 0 does.
+    pub agent_store: bool,
     /// How often this node has started its workers again after a failure.
     pub restart_count: u32,
     /// How often it may.
@@ -87,8 +89,8 @@ pub fn environment(
         ("ROLE_NAME", common.role),
         ("MASTER_ADDR", common.master_addr),
         ("TORCHELASTIC_RUN_ID", common.run_id),
-        // The workers' own store is at the master's address: rank 0 opens it there.
-        ("TORCHELASTIC_USE_AGENT_STORE", "False"),
+        // As Python writes it.
+        ("TORCHELASTIC_USE_AGENT_STORE", if common.agent_store { "True" } else { "False" }),
         ("TORCHELASTIC_SIGNALS_TO_HANDLE", common.signals),
     ] {
         set.insert(name, text.into());
@@ -146,6 +148,7 @@ mod tests {
             run_id: "job42",
             master_addr: "10.0.0.7",
             master_port: 29500,
+            agent_store: true,
             restart_count: 1,
             max_restarts: 3,
             signals: DEFAULT_SIGNALS,

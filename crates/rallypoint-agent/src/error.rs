@@ -76,6 +76,14 @@ pub enum AgentError {
     /// There is no port where other nodes could ask.
     #[error("no port for the questions of other nodes: check --local-addr, and that ports are free")]
     Port(#[source] std::io::Error),
+    /// The store that the workers meet at cannot be served.
+    #[error("cannot serve the store that the workers meet at, on port {port}")]
+    WorkerStore {
+        /// The port.
+        port: u16,
+        /// Why not.
+        source: std::io::Error,
+    },
     /// The system refuses something that every process may do.
     #[error("cannot watch for ended processes")]
     Signals(#[source] std::io::Error),

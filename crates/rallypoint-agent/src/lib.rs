@@ -27,6 +27,7 @@
 //!   is done. `notice`: how nodes tell each other of failures. `fence`: how a node that is cut off from etcd learns
 //!   that its round is over. `budget`: the restarts that are left. `words`: what is said of it.
 //! - `group`: the workers of one round, started and stopped together; each is a process group of its own.
+//! - [`ServedStore`]: where the workers meet, served by the agent with rank 0 or by rank 0's worker.
 //! - [`Workers`]: those that run, for who passes signals on.
 //! - `output`, `log_file`, [`Logs`]: where their lines go. [`Console`] is the terminal, as the program above has it.
 //! - [`FailureReport`]: what went wrong first. [`Events`]: a record of what became of each worker.
@@ -65,6 +66,7 @@ mod streams;
 pub mod temporary;
 mod time;
 mod words;
+mod worker_store;
 mod workers;
 
 pub use affinity::allowed_cpus;
@@ -90,4 +92,5 @@ pub use spec::{DEFAULT_EXIT_BARRIER_TIMEOUT, DEFAULT_GRACE, DEFAULT_MAX_DEPARTUR
 pub use stop::{Stop, StopListener, Stopper};
 pub use streams::{StreamChoice, StreamChoiceError, Streams};
 pub use time::rfc3339;
+pub use worker_store::{ServedStore, WorkerStore};
 pub use workers::Workers;

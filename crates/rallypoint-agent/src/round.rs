@@ -27,10 +27,11 @@ use crate::group::{Group, Start};
 use crate::guard::GUARD_VARIABLE;
 use crate::logs::Attempt;
 use crate::notice::Board;
-use crate::ranks::{IDENTICAL_VARIABLE, NodeWorkers, agree};
+use crate::ranks::{IDENTICAL_VARIABLE, NodeWorkers, RankError, agree};
 use crate::server::{self, ServerNode};
 use crate::stop::StopListener;
 use crate::words;
+use crate::worker_store::{ServedStore, WorkerStore};
 
 /// A change that was heard of is told again at once; nothing tells of the next one but asking again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
@@ -53,6 +54,8 @@ pub(crate) struct Over {
     pub(crate) board: Board,
     /// And where they do while etcd is silent.
     pub(crate) fence: Fence,
+    /// The store that its workers met at, where this node serves it.
+    pub(crate) served: Option<ServedStore>,
 }
 
 /// Runs the workers of a round.
@@ -62,6 +65,10 @@ pub(crate) async fn run(
     mut fence: Fence,
     stop: &mut StopListener,
 ) -> Result<Over, AgentError> {
+    // Before the others know that this node is ready, and so before any worker of the round is started.
+    let port = met.master.port;
+    let mut served = ServedStore::open(agent.spec().worker_store, &mut met)
+        .map_err(|source| AgentError::WorkerStore { port, source })?;
     let board = Board::new(Arc::clone(&met.store), met.world_size);
     let rules = Rules {
         node: met.rank,
@@ -77,13 +84,14 @@ pub(crate) async fn run(
         decision: Decision::new(rules),
         heard: None,
         told_by_etcd: true,
+        agent_store: served.is_some(),
     };
     let places = round.places(&met, stop).await?;
     let workers = places.first().map_or(0, |place| place.world_size);
     if let Some(verdict) = round.decision.verdict() {
         let (ran, failures) = (Duration::ZERO, Vec::new());
         let (verdict, board) = (verdict.clone(), round.board);
-        return Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board, fence });
+        return Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board, fence, served });
     }
     fence.ready(met.world_size).await;
     let attempt = round.files(places.len(), stop).await?;
@@ -91,7 +99,7 @@ pub(crate) async fn run(
         let (ran, failures) = (Duration::ZERO, Vec::new());
         let verdict = round.decision.verdict().cloned().unwrap_or(Verdict::Stop(Signal::TERM));
         let board = round.board;
-        return Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board, fence });
+        return Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board, fence, served });
     };
     info!(
         round = met.round,
@@ -102,8 +110,11 @@ pub(crate) async fn run(
         restarts = agent.restarts(),
         "starting workers"
     );
-    // The worker with rank 0 listens there.
+    // If the agent does not, the worker with rank 0 listens there.
     drop(met.held_port.take());
+    if served.is_some() {
+        ServedStore::make_room(workers, places.len());
+    }
     let mut group = round.start(&met, &places, attempt, stop)?;
     agent.enter(Phase::Running);
     agent.record(&group.started(agent.restarts()));
@@ -114,7 +125,7 @@ pub(crate) async fn run(
     }
     let ran = began.elapsed();
     round.decision.restarts_left(agent.restarts_left_after(ran));
-    let first = group.failures(agent.keeps_logs()).into_iter().min_by_key(Failure::moment);
+    let first = round.failures(&group).into_iter().min_by_key(Failure::moment);
     let first = first.map(|failure| round.notice(failure));
     // Who asks whether the round is over is told why at once.
     round.news(first.as_ref()).into_iter().for_each(|notice| fence.tell(notice));
@@ -127,9 +138,12 @@ pub(crate) async fn run(
         round.settle(first, &mut fence, stop),
         group.stop(signal, grace, asked_again.asked_again()),
     );
-    let failures = group.failures(agent.keeps_logs());
+    let failures = round.failures(&group);
     agent.record(&group.ended(agent.restarts(), &failures));
-    Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board: round.board, fence })
+    if let Some(served) = &mut served {
+        served.retire().await;
+    }
+    Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board: round.board, fence, served })
 }
 
 /// Files that are opened on another thread; dropped, they are not wanted any more.
@@ -154,11 +168,22 @@ struct Round<'a> {
     heard: Option<GroupChange>,
     /// What other nodes told came through etcd, and not from themselves.
     told_by_etcd: bool,
+    /// An agent serves the store that the workers meet at: this one, or as the one with rank 0 says.
+    agent_store: bool,
 }
 
 impl Round<'_> {
     fn handler(&self) -> &dyn RendezvousHandler {
         self.agent.handler()
+    }
+
+    /// What failed by itself on this node.
+    fn failures(&self, group: &Group) -> Vec<Failure> {
+        let mut failures = group.failures(self.agent.keeps_logs());
+        for failure in failures.iter_mut().filter(|failure| self.agent_store && failure.hint.is_none()) {
+            failure.hint = ServedStore::hint(failure);
+        }
+        failures
     }
 
     /// The ranks of this node's workers; none if the round is over before they are known.
@@ -172,8 +197,9 @@ impl Round<'_> {
         }
         let identical = std::env::var(IDENTICAL_VARIABLE).is_ok_and(|value| value == "1");
         let event = tokio::select! {
-            places = agree(&*met.store, &ours, met.world_size, identical) => match places {
-                Ok(places) => {
+            agreed = self.agree(met, &ours, identical) => match agreed {
+                Ok((places, agent_store)) => {
+                    self.agent_store = agent_store;
                     // Who has the server has said so by now.
                     if let Some(run_store) = run_store.as_deref().filter(|_| agent.asks_for_server()) {
                         agent.server_is_on(server::learn(run_store).await);
@@ -191,6 +217,29 @@ impl Round<'_> {
         };
         self.decision.handle(event);
         Ok(Vec::new())
+    }
+
+    /// The ranks of this node's workers, and whether an agent serves the store that all workers meet at.
+    async fn agree(
+        &self,
+        met: &Rendezvous,
+        ours: &NodeWorkers,
+        identical: bool,
+    ) -> Result<(Vec<Place>, bool), RankError> {
+        let (store, alone) = (&*met.store, met.world_size == 1);
+        if self.agent_store && !alone && !identical {
+            ServedStore::announce(store).await?;
+        }
+        let places = agree(store, ours, met.world_size, identical).await?;
+        let agent_store = if met.rank == 0 {
+            self.agent_store
+        } else if identical {
+            // Nothing is asked, since all nodes are the same.
+            self.agent.spec().worker_store == WorkerStore::Agent
+        } else {
+            ServedStore::is_announced(store).await?
+        };
+        Ok((places, agent_store))
     }
 
     /// The next change of the group that is not the last one again.
@@ -258,6 +307,7 @@ impl Round<'_> {
             run_id: self.handler().run_id(),
             master_addr: &met.master.address,
             master_port: met.master.port,
+            agent_store: self.agent_store,
             restart_count: agent.restarts(),
             max_restarts: spec.max_restarts,
             signals: &spec.signals,

@@ -8,6 +8,7 @@ use crate::decision::WhenExhausted;
 use crate::environment::DEFAULT_SIGNALS;
 use crate::group::Interactive;
 use crate::prefix::Prefix;
+use crate::worker_store::WorkerStore;
 
 /// How long workers have between SIGTERM and SIGKILL: less than the default last call, so that a node that must kill its
 /// workers is back in time for the round, and less than Kubernetes' grace.
@@ -37,6 +38,8 @@ pub struct WorkerSpec {
     pub when_exhausted: WhenExhausted,
     /// With [`WhenExhausted::Leave`], how many nodes of the run may leave so. The next one closes it.
     pub max_departures: u32,
+    /// Who serves the store that the workers meet at, where this node has rank 0.
+    pub worker_store: WorkerStore,
     /// For how long neither etcd nor another node may have said that the round stands before the workers are stopped.
     /// None: for [the time in which a death is noticed](rallypoint_rendezvous::RendezvousHandler::time_to_notice). Zero: for ever.
     pub fence_timeout: Option<Duration>,
@@ -73,6 +76,7 @@ impl WorkerSpec {
             restarts_return_after: None,
             when_exhausted: WhenExhausted::Close,
             max_departures: DEFAULT_MAX_DEPARTURES,
+            worker_store: WorkerStore::Agent,
             fence_timeout: None,
             max_etcd_outage: None,
             grace: DEFAULT_GRACE,

@@ -1,10 +1,13 @@
-//! A free port, held until the program that shall listen on it is started.
+//! A free port, held until something listens on it: the program that shall, or this process.
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
 use socket2::{Domain, Socket, Type};
+
+/// As many clients at once as the system lets wait: it has a limit of its own.
+const BACKLOG: i32 = 65_535;
 
 /// A port that nobody else gets for as long as this is held. It is bound and does not listen, so that whoever
 /// connects too early is refused instead of left hanging.
@@ -20,19 +23,19 @@ impl HeldPort {
         HeldPort::bind(0)
     }
 
-    /// Holds this port.
+    /// Holds this port. What is left of connections to who listened there before does not keep it from that.
     pub fn bind(port: u16) -> io::Result<Self> {
-        // IPv6 with IPv4 mapped into it holds the port for both; a machine without IPv6 has only the one.
-        let any = |ip: IpAddr, domain| -> io::Result<Socket> {
-            let socket = Socket::new(domain, Type::STREAM, None)?;
-            if ip.is_ipv6() {
-                socket.set_only_v6(false)?;
-            }
-            socket.bind(&SocketAddr::new(ip, port).into())?;
-            Ok(socket)
+        let any = |reuse| {
+            bound(Ipv6Addr::UNSPECIFIED.into(), port, reuse)
+                // IPv6 with IPv4 mapped into it holds the port for both; a machine without IPv6 has only the one.
+                .or_else(|_| bound(Ipv4Addr::UNSPECIFIED.into(), port, reuse))
         };
-        let socket = any(Ipv6Addr::UNSPECIFIED.into(), Domain::IPV6)
-            .or_else(|_| any(Ipv4Addr::UNSPECIFIED.into(), Domain::IPV4))?;
+        let socket = match any(false) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && port != 0 => any(true)?,
+            socket => socket?,
+        };
+        // Nobody else may have it as well.
+        socket.set_reuse_address(false)?;
         let bound =
             socket.local_addr()?.as_socket().ok_or_else(|| io::Error::other("not an internet socket"))?;
         Ok(HeldPort { socket, port: bound.port() })
@@ -50,11 +53,39 @@ impl HeldPort {
         self.socket.set_reuse_address(true)
     }
 
+    /// Listens on the port. Where `address` is an IP address of this machine, only there; nobody else gets the port on
+    /// another one for as long as this is held. A name, or an address that others know this machine by, says nothing of
+    /// where connections come in: then on all.
+    pub fn listen(&self, address: &str) -> io::Result<TcpListener> {
+        // Connections have it from their listener: with it the port can be had again while some are left.
+        self.share()?;
+        let alone = address.parse().ok().and_then(|ip| match bound(ip, self.port, true) {
+            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => None,
+            socket => Some(socket),
+        });
+        let listens_here = alone.is_none();
+        let socket = alone.unwrap_or_else(|| self.socket.try_clone())?;
+        socket.listen(BACKLOG)?;
+        // Who listens keeps others away by that. Who only holds the port for the other addresses does not.
+        self.socket.set_reuse_address(listens_here)?;
+        Ok(socket.into())
+    }
+
     /// Lets go of the port, for the program that listens on it.
     #[must_use]
     pub fn release(self) -> u16 {
         self.port
     }
+}
+
+fn bound(ip: IpAddr, port: u16, reuse: bool) -> io::Result<Socket> {
+    let socket = Socket::new(if ip.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 }, Type::STREAM, None)?;
+    if ip.is_ipv6() {
+        socket.set_only_v6(!ip.is_unspecified())?;
+    }
+    socket.set_reuse_address(reuse)?;
+    socket.bind(&SocketAddr::new(ip, port).into())?;
+    Ok(socket)
 }
 
 /// The ports of one process, one after the other. None comes twice: who is still at an earlier round's would take the
@@ -141,6 +172,44 @@ mod tests {
             TcpStream::connect(("127.0.0.1", held.port())).unwrap();
             drop(listener);
         }
-        assert!(HeldPort::bind(held.port()).is_err());
+        assert!(bound(Ipv6Addr::UNSPECIFIED.into(), held.port(), false).is_err());
+    }
+
+    #[test]
+    fn it_listens_at_one_address_of_this_machine_or_else_at_all_and_nobody_else_can() {
+        for (address, elsewhere) in
+            [("127.0.0.1", false), ("127.0.0.2", false), ("localhost", true), ("192.0.2.1", true)]
+        {
+            let held = HeldPort::free().unwrap();
+            let listener = held.listen(address).unwrap();
+            let port = listener.local_addr().unwrap().port();
+            assert_eq!(port, held.port());
+            let own = if elsewhere { "127.0.0.1" } else { address };
+            TcpStream::connect((own, port)).unwrap();
+            assert_eq!(TcpStream::connect(("127.0.0.3", port)).is_ok(), elsewhere, "{address}");
+            // The standard library's sets SO_REUSEADDR.
+            for other in ["0.0.0.0", "[::]", own, "127.0.0.3"] {
+                assert!(TcpListener::bind(format!("{other}:{port}")).is_err(), "{address} beside {other}");
+            }
+        }
+    }
+
+    #[test]
+    fn connections_that_are_left_do_not_keep_a_port_from_being_held_again() {
+        for address in ["127.0.0.1", "localhost"] {
+            let held = HeldPort::free().unwrap();
+            let port = held.port();
+            let listener = held.listen(address).unwrap();
+            let _open = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            let _kept = listener.accept().unwrap();
+            // This one goes through TIME_WAIT here.
+            let _other = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            drop(listener.accept().unwrap());
+            assert!(HeldPort::bind(port).is_err(), "somebody listens there");
+            drop((held, listener));
+            let again = HeldPort::bind(port).unwrap();
+            assert!(HeldPort::bind(port).is_err(), "somebody holds it");
+            again.listen(address).unwrap();
+        }
     }
 }

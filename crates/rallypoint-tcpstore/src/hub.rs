@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
 use crate::peer::Peer;
-use crate::{ConnectionId, Input, Limits, Machine, Output};
+use crate::{ConnectionId, Input, Machine, Output};
 
 /// How much is read from a socket before others have a turn.
 const READ: usize = 64 << 10;
@@ -35,9 +35,9 @@ struct State {
 }
 
 impl Hub {
-    pub(crate) fn new(limits: Limits) -> Self {
+    pub(crate) fn new(machine: Machine) -> Self {
         Hub(Mutex::new(State {
-            machine: Machine::new(limits),
+            machine,
             peers: HashMap::new(),
             next: 0,
             buffer: vec![0; READ].into_boxed_slice(),

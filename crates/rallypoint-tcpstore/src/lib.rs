@@ -45,6 +45,8 @@
 //! - A client that does not begin with the right message is turned away at once. PyTorch's libuv server leaves it
 //!   waiting.
 //! - A wait for several keys, one of which is a queue that has something, does not wait for that one. PyTorch's does.
+//! - For the workers of a round ([`TcpStoreServer::for_round`]), the number of the attempt that PyTorch before 2.6 puts before
+//!   its keys is left out: the store is empty for each round, and the nodes may have counted different restarts.
 //! - A `compare_set` that sets nothing ends no wait for a key that is not there. PyTorch's libuv server ends it; its older
 //!   server ends none, also when the key is set.
 

@@ -1,6 +1,8 @@
 //! The listener, a task for each connection, and the way to stop.
 
+use std::convert::Infallible;
 use std::io;
+use std::mem;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,8 +11,8 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::Limits;
 use crate::hub::Hub;
+use crate::{Limits, Machine};
 
 /// How many connections may wait to be accepted: all ranks come at one time. The system may allow fewer.
 const BACKLOG: u32 = 16 << 10;
@@ -33,6 +35,8 @@ pub struct BindError {
 #[derive(Debug)]
 pub struct TcpStoreServer {
     address: SocketAddr,
+    /// Its port is open. Dropped, the first closes it; the second is heard of when it is closed.
+    open: Option<(oneshot::Sender<()>, oneshot::Receiver<()>)>,
     /// Dropped, it ends the task.
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
@@ -63,9 +67,30 @@ impl TcpStoreServer {
     /// Outside a tokio runtime.
     pub fn bind_with(address: SocketAddr, limits: Limits) -> Result<Self, BindError> {
         let (listener, bound) = listen(address).map_err(|source| BindError { address, source })?;
+        Ok(TcpStoreServer::start(listener, bound, Machine::new(limits)))
+    }
+
+    /// Serves an empty store to the workers of one round, on a socket that listens already.
+    ///
+    /// # Errors
+    ///
+    /// If the socket cannot be used.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub fn for_round(listener: std::net::TcpListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let listener = TcpListener::from_std(listener)?;
+        let bound = listener.local_addr()?;
+        Ok(TcpStoreServer::start(listener, bound, Machine::new(Limits::default()).of_one_attempt()))
+    }
+
+    fn start(listener: TcpListener, address: SocketAddr, machine: Machine) -> Self {
+        let ((close, asked), (done, closed)) = (oneshot::channel(), oneshot::channel());
         let (stop, stopped) = oneshot::channel();
-        let task = tokio::spawn(accept(listener, Arc::new(Hub::new(limits)), stopped));
-        Ok(TcpStoreServer { address: bound, stop, task })
+        let task = tokio::spawn(serve(listener, Arc::new(Hub::new(machine)), (asked, done), stopped));
+        TcpStoreServer { address, open: Some((close, closed)), stop, task }
     }
 
     /// Where it listens.
@@ -74,9 +99,17 @@ impl TcpStoreServer {
         self.address
     }
 
+    /// Closes its port, and waits until it is. Those who are connected are served until it stops.
+    pub async fn close_port(&mut self) {
+        if let Some((close, closed)) = self.open.take() {
+            drop(close);
+            let _ = closed.await;
+        }
+    }
+
     /// Stops it, and waits until its port and all its connections are closed.
     pub async fn stop(self) {
-        drop(self.stop);
+        drop((self.open, self.stop));
         // A task that has panicked holds nothing either.
         let _ = self.task.await;
     }
@@ -92,29 +125,49 @@ fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
     Ok((listener, bound))
 }
 
-async fn accept(listener: TcpListener, hub: Arc<Hub>, mut stopped: oneshot::Receiver<()>) {
+async fn serve(
+    listener: TcpListener,
+    hub: Arc<Hub>,
+    (close, closed): (oneshot::Receiver<()>, oneshot::Sender<()>),
+    mut stopped: oneshot::Receiver<()>,
+) {
     let mut connections = JoinSet::new();
+    let goes_on = tokio::select! {
+        _ = &mut stopped => false,
+        _ = close => true,
+        never = accept(&listener, &hub, &mut connections) => match never {},
+    };
+    drop((listener, closed));
+    if goes_on {
+        tokio::select! {
+            _ = stopped => {}
+            () = async { while connections.join_next().await.is_some() {} } => {}
+        }
+    }
+    connections.shutdown().await;
+}
+
+async fn accept(listener: &TcpListener, hub: &Arc<Hub>, connections: &mut JoinSet<()>) -> Infallible {
+    // It is said once, until one has come in again.
+    let mut said = false;
     loop {
         tokio::select! {
-            _ = &mut stopped => break,
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((socket, address)) => {
+                    said = false;
                     // Requests and replies are small, and somebody waits for each.
                     let _ = socket.set_nodelay(true);
-                    let hub = Arc::clone(&hub);
+                    let hub = Arc::clone(hub);
                     connections.spawn(async move { hub.serve(socket, address).await });
                 }
                 Err(error) => {
-                    tracing::warn!("the worker store cannot accept a connection: {error}");
-                    tokio::select! {
-                        _ = &mut stopped => break,
-                        () = tokio::time::sleep(PAUSE) => {}
+                    if !mem::replace(&mut said, true) {
+                        tracing::warn!("the worker store cannot accept a connection: {error}");
                     }
+                    tokio::time::sleep(PAUSE).await;
                 }
             },
         }
     }
-    drop(listener);
-    connections.shutdown().await;
 }

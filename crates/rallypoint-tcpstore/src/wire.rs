@@ -81,45 +81,67 @@ pub(crate) enum Request<'a> {
 
 impl<'a> Request<'a> {
     /// Reads a message that is whole and has been looked through by [`Scan`]. None if it is not.
-    pub(crate) fn read(message: &'a [u8]) -> Option<Self> {
+    pub(crate) fn read(message: &'a [u8], name: Name) -> Option<Self> {
         let (&number, rest) = message.split_first()?;
-        let mut fields = Fields(rest);
+        let mut fields = Fields { rest, name };
         Some(match number {
             VALIDATE => Request::Validate(fields.u32()?),
-            1 => Request::Set(fields.bytes()?, fields.bytes()?),
+            1 => Request::Set(fields.key()?, fields.bytes()?),
             2 => Request::CompareSet {
-                key: fields.bytes()?,
+                key: fields.key()?,
                 expected: fields.bytes()?,
                 desired: fields.bytes()?,
             },
-            3 => Request::Get(fields.bytes()?),
-            4 => Request::Add(fields.bytes()?, fields.i64()?),
-            5 => Request::Check(fields.list(Fields::bytes)?),
-            6 => Request::Wait(fields.list(Fields::bytes)?),
+            3 => Request::Get(fields.key()?),
+            4 => Request::Add(fields.key()?, fields.i64()?),
+            5 => Request::Check(fields.list(Fields::key)?),
+            6 => Request::Wait(fields.list(Fields::key)?),
             7 => Request::CountKeys,
-            8 => Request::Delete(fields.bytes()?),
-            9 => Request::Append(fields.bytes()?, fields.bytes()?),
-            10 => Request::MultiGet(fields.list(Fields::bytes)?),
-            11 => Request::MultiSet(fields.list(|fields| Some((fields.bytes()?, fields.bytes()?)))?),
+            8 => Request::Delete(fields.key()?),
+            9 => Request::Append(fields.key()?, fields.bytes()?),
+            10 => Request::MultiGet(fields.list(Fields::key)?),
+            11 => Request::MultiSet(fields.list(|fields| Some((fields.key()?, fields.bytes()?)))?),
             12 => Request::CancelWait,
             13 => Request::Ping(fields.u32()?),
-            14 => Request::QueuePush(fields.bytes()?, fields.bytes()?),
-            15 => Request::QueuePop(fields.bytes()?),
-            16 => Request::QueueLen(fields.bytes()?),
+            14 => Request::QueuePush(fields.key()?, fields.bytes()?),
+            15 => Request::QueuePop(fields.key()?),
+            16 => Request::QueueLen(fields.key()?),
             17 => Request::ListKeys,
-            18 => Request::Barrier { key: fields.bytes()?, world_size: fields.i64()? },
+            18 => Request::Barrier { key: fields.key()?, world_size: fields.i64()? },
             _ => return None,
         })
     }
 }
 
+/// What a key is called in the store, of what it is called in a message.
+pub(crate) type Name = fn(&[u8]) -> &[u8];
+
+/// A key as it stands.
+pub(crate) fn whole(key: &[u8]) -> &[u8] {
+    key
+}
+
+/// A key without the attempt that PyTorch before 2.6, and its XLA, put before it: the restarts of the worker's node. The
+/// first slash is the client's own.
+pub(crate) fn without_attempt(key: &[u8]) -> &[u8] {
+    let Some(rest) = key.strip_prefix(b"//worker/attempt_") else { return key };
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    match &rest[digits..] {
+        name @ [b'/', ..] if digits > 0 => name,
+        _ => key,
+    }
+}
+
 /// The fields that are left of a message.
-struct Fields<'a>(&'a [u8]);
+struct Fields<'a> {
+    rest: &'a [u8],
+    name: Name,
+}
 
 impl<'a> Fields<'a> {
     fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (array, rest) = self.0.split_first_chunk::<N>()?;
-        self.0 = rest;
+        let (array, rest) = self.rest.split_first_chunk::<N>()?;
+        self.rest = rest;
         Some(*array)
     }
 
@@ -137,9 +159,13 @@ impl<'a> Fields<'a> {
 
     fn bytes(&mut self) -> Option<&'a [u8]> {
         let length = self.length()?;
-        let (bytes, rest) = self.0.split_at_checked(length)?;
-        self.0 = rest;
+        let (bytes, rest) = self.rest.split_at_checked(length)?;
+        self.rest = rest;
         Some(bytes)
+    }
+
+    fn key(&mut self) -> Option<&'a [u8]> {
+        self.bytes().map(self.name)
     }
 
     fn list<T>(&mut self, item: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {

@@ -76,3 +76,27 @@ async fn stopped_or_dropped_it_has_closed_its_port_and_all_connections() {
     drop(server);
     assert_eq!(tokio::task::spawn_blocking(move || client.read(&mut [0]).unwrap()).await.unwrap(), 0);
 }
+
+#[tokio::test]
+async fn with_its_port_closed_it_serves_those_who_are_connected_and_another_can_have_the_port() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut server = TcpStoreServer::for_round(listener).unwrap();
+    let connecting = move || {
+        let mut client = connect(address);
+        ping(&mut client);
+        client
+    };
+    let mut client = tokio::task::spawn_blocking(connecting).await.unwrap();
+    server.close_port().await;
+    let next = TcpStoreServer::bind(address).unwrap();
+    let ask = move || {
+        ping(&mut client);
+        drop(connecting());
+        client
+    };
+    let mut client = tokio::task::spawn_blocking(ask).await.unwrap();
+    server.stop().await;
+    assert_eq!(client.read(&mut [0]).unwrap(), 0);
+    next.stop().await;
+}

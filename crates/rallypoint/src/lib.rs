@@ -23,6 +23,7 @@ pub use rallypoint_server as server;
 pub use rallypoint_store::{
     BlockingStore, DEFAULT_TIMEOUT, EtcdStore, EtcdV2Store, MemoryStore, PrefixStore, Store, StoreError,
 };
+pub use rallypoint_tcpstore as tcpstore;
 
 /// The examples in the documents, as tests.
 #[cfg(doctest)]

@@ -349,7 +349,8 @@ fn a_group_whose_etcd_is_away_for_longer_than_it_may_makes_room_for_the_spares()
 
 #[test]
 fn what_fails_on_a_node_that_is_cut_off_because_the_others_met_again_costs_nothing() {
-    let mut site = Site::new(3, &["--nnodes", "2:3", "--max-restarts", "0"], CONNECTED);
+    let mut site =
+        Site::new(3, &["--nnodes", "2:3", "--max-restarts", "0", "--worker-store", "rank0"], CONNECTED);
     for node in &mut site.nodes {
         node.wait_for("connected");
     }

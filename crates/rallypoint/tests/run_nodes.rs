@@ -164,7 +164,9 @@ sys.exit("connection reset by peer")
 fn the_death_of_a_whole_node_costs_the_others_no_restart() {
     let etcd = Etcd::start(Version::V35);
     let endpoint = etcd.endpoint();
-    let start = |_| node(&endpoint, "2:3", &["--max-restarts", "0", "--", "python3", "-c", CONNECTED]);
+    // The one with rank 0 listens at the master's port itself.
+    let args = ["--max-restarts", "0", "--worker-store", "rank0", "--", "python3", "-c", CONNECTED];
+    let start = |_| node(&endpoint, "2:3", &args);
     let mut nodes: Vec<_> = (0..3).map(start).collect();
     wait_for_any(&mut nodes, "all are connected");
     nodes.pop().unwrap().pull_the_plug();

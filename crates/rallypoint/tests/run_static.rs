@@ -55,15 +55,18 @@ fn a_static_command_works_as_it_stands_and_ranks_follow_node_ranks() {
 #[test]
 fn flags_say_the_same_and_static_is_a_backend() {
     let port = free_port();
+    let script = format!("{SCRIPT}, agent store $TORCHELASTIC_USE_AGENT_STORE");
     let node = |rank: &str| {
         let args = ["--rdzv-backend=static", "--nnodes=2", "--node_rank", rank, "--master_addr=127.0.0.1"];
-        Launcher::start(&[&args[..], &["--master_port", &port, "--", "sh", "-c", SCRIPT]].concat())
+        // What the first says of the workers' store holds for both.
+        let store = ["--worker-store", if rank == "0" { "rank0" } else { "agent" }];
+        Launcher::start(&[&args[..], &store, &["--master_port", &port, "--", "sh", "-c", &script]].concat())
     };
     for (rank, ended) in [node("1"), node("0")].map(Launcher::ended).into_iter().enumerate() {
         let (ended, rank) = (ended.expect(0), 1 - rank);
         assert_eq!(
             said(&ended),
-            [format!("rank {rank} of 2 on node {rank} of default in none at 127.0.0.1")]
+            [format!("rank {rank} of 2 on node {rank} of default in none at 127.0.0.1, agent store False")]
         );
         let line = ended.with("--rdzv-backend static means Rallypoint's own backend here");
         assert!(line.len() == 1 && line[0].contains(&format!("127.0.0.1:{port}")), "{}", ended.text());

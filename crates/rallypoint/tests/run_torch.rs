@@ -5,12 +5,13 @@
 mod launcher;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
 use launcher::{Ended, Launcher, RALLYPOINT, wait_for_any};
-use rallypoint_testkit::{Etcd, Network, Version, torch_python};
+use rallypoint_testkit::{Etcd, Network, Version, closed_port, torch_python};
 
 fn example(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(name).canonicalize().unwrap()
@@ -27,9 +28,7 @@ fn environments(mut command: Command, workers: usize, args: &[&str]) -> Environm
     let script = folder.path().join("script.py");
     std::fs::write(&script, SCRIPT).unwrap();
     command.arg(format!("--nproc-per-node={workers}")).args(args).arg(script).current_dir(folder.path());
-    // torchrun would share its own store with its workers, which only its c10d backend can do.
-    command.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1").env("PYTHON_EXEC", torch_python());
-    command.env_remove("OMP_NUM_THREADS");
+    command.env("PYTHON_EXEC", torch_python()).env_remove("OMP_NUM_THREADS");
     let ended = Launcher::spawn(command).ended().expect(0);
     let read = |line: &&str| {
         let environment: BTreeMap<String, String> =
@@ -57,13 +56,16 @@ fn ours() -> Command {
 fn workers_find_the_environment_that_torchrun_gives_them() {
     let logs = tempfile::tempdir().unwrap();
     let dir = logs.path().to_str().unwrap();
-    for (workers, args) in [
-        (2, &["--rdzv-id=job", "--local-addr=127.0.0.1"][..]),
-        (1, &["--rdzv-id=job", "--local-addr=127.0.0.1", "--role=reader", "--max-restarts=3"]),
-        (2, &["--rdzv-id=job", "--local-addr=127.0.0.1", "--virtual-local-rank"]),
-    ] {
-        let args = [&["--log-dir", dir], args].concat();
-        let (theirs, ours) = (environments(torchrun(), workers, &args), environments(ours(), workers, &args));
+    for (workers, args) in
+        [(2, &[][..]), (1, &["--role=reader", "--max-restarts=3"]), (2, &["--virtual-local-rank"])]
+    {
+        let args = [&["--log-dir", dir, "--rdzv-id=job", "--local-addr=127.0.0.1"], args].concat();
+        // Both share their store with their workers, if they are not told otherwise.
+        let env = |mut command: Command| {
+            command.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", if workers == 1 { "1" } else { "0" });
+            environments(command, workers, &args)
+        };
+        let (theirs, ours) = (env(torchrun()), env(ours()));
         for (rank, theirs) in &theirs {
             compare(rank, theirs, &ours[rank]);
         }
@@ -232,6 +234,74 @@ fn training_survives_a_death_and_grows_again_in_network_namespaces() {
             training_survives_a_death_and_grows_again(&Place::Loopback(Etcd::start(Version::V34)));
         }
     }
+}
+
+/// Meets the others. In the first round rank 0 is killed, and the others read what it has said when they are stopped for
+/// that. In the next one nothing is left.
+const STORE_WORKER: &str = r#"
+import os, signal, sys, time
+import torch, torch.distributed as dist
+
+def stopped(*_):
+    # Rank 0 is dead by now.
+    print(f"rank {rank} reads: {store.get('cause').decode()}", flush=True)
+    open(os.environ["FOLDER"] + "/again", "w").close()
+    os._exit(1)
+
+signal.signal(signal.SIGTERM, stopped)
+dist.init_process_group("gloo")
+rank, store = dist.get_rank(), dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+first = not os.path.exists(os.environ["FOLDER"] + "/again")
+print(f"rank {rank}, agent store {os.environ['TORCHELASTIC_USE_AGENT_STORE']}, {store.check(['cause'])}", flush=True)
+total = torch.tensor([rank])
+dist.all_reduce(total)
+# Nobody is in a collective any more when rank 0 dies.
+store.set(f"past/{rank}", "")
+if first and rank == 0:
+    store.wait([f"past/{other}" for other in range(4)])
+    store.set("cause", "the disk of rank 0 is full")
+    store.get("cause")
+    os.kill(os.getpid(), signal.SIGKILL)
+while first:
+    time.sleep(0.05)
+print(f"rank {rank} sum {total.item()}", flush=True)
+dist.destroy_process_group()
+"#;
+
+/// Two nodes of two workers each, whose store the agent of the first serves. The second would have it otherwise, and is not
+/// asked.
+#[test]
+fn the_workers_store_outlives_rank_0_and_is_empty_in_every_round() {
+    let (etcd, folder) = (Etcd::start(Version::V35), tempfile::tempdir().unwrap());
+    let script = folder.path().join("worker.py");
+    std::fs::write(&script, STORE_WORKER).unwrap();
+    let (endpoint, port) = (etcd.endpoint(), closed_port());
+    let (address, etcd_port) = endpoint.rsplit_once(':').unwrap();
+    let start = |rank: &str, choice: &str| {
+        let mut command = Command::new(RALLYPOINT);
+        command.args(["run", "--nnodes=2", "--nproc-per-node=2", "--max-restarts=1", "--rdzv-id=store"]);
+        command.args(["--node-rank", rank, "--master-addr", address, "--master-port", etcd_port]);
+        if rank == "0" {
+            // The same in both rounds: connections of the first may be left.
+            command.arg("--rdzv-conf").arg(format!("master_port={port}"));
+        }
+        command.arg(&script).env("FOLDER", folder.path()).env("PYTHON_EXEC", torch_python());
+        Launcher::spawn({
+            command.env("RALLYPOINT_WORKER_STORE", choice);
+            command
+        })
+    };
+    let ended = [start("0", "agent"), start("1", "rank0")].map(|node| node.ended().expect(0));
+    let said = format!("{}\n{}", ended[0].text(), ended[1].text());
+    let count = |line: &str| said.matches(line).count();
+    for rank in 0..4 {
+        assert_eq!(count(&format!("rank {rank}, agent store True, False")), 2, "{said}");
+        assert_eq!(count(&format!("rank {rank} sum 6")), 1, "{said}");
+    }
+    assert_eq!(count("reads: the disk of rank 0 is full"), 3, "{said}");
+    assert_eq!(ended[1].with("failed with signal 9 (SIGKILL); meeting again").len(), 1, "{said}");
+    assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "somebody listens on {port} still");
+    TcpListener::bind(("127.0.0.1", port)).unwrap();
 }
 
 /// One node under torchrun with PyTorch's `etcd` backend, one under ours: one group, whichever comes first.

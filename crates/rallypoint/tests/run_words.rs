@@ -368,6 +368,18 @@ fn a_failure_while_etcd_is_away_is_the_cause_and_costs_a_restart() {
 }
 
 /// The names in the first column of the table under this heading.
+#[test]
+fn a_program_that_listens_where_the_workers_store_is_is_told_how() {
+    let script =
+        r#"import os, socket, sys; print(socket.create_server(("", int(os.environ["MASTER_PORT"]))))"#;
+    let args = ["--standalone", "--nproc-per-node", "1", "--", "python3", "-c", script];
+    let ended = Launcher::run(&args).expect(1);
+    let hint = ended.with("  hint  ");
+    assert!(hint.len() == 1 && hint[0].contains("--worker-store rank0"), "{}", ended.text());
+    let ended = Launcher::run(&[&["--worker-store", "rank0"], &args[..]].concat()).expect(0);
+    assert!(ended.text().contains("<socket.socket"), "{}", ended.text());
+}
+
 fn table(heading: &str) -> BTreeSet<String> {
     let text = include_str!("../../../docs/launcher.md");
     let part = text.split_once(&format!("\n## {heading}\n")).unwrap().1.split("\n## ").next().unwrap();

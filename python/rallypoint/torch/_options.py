@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from datetime import timedelta
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters
@@ -10,7 +11,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 # Whatever the backend, torchrun gives a timeout, and somebody may say who starts the server.
 _ALWAYS = ("timeout", "is_host")
 
-BARRIER = ("last_call_timeout", "etcd_prefix", "protocol", "cacert", "cert", "key")
+BARRIER = ("last_call_timeout", "etcd_prefix", "protocol", "cacert", "cert", "key", "worker_store")
 
 DYNAMIC = (
     "api",
@@ -50,6 +51,16 @@ def checked(params: RendezvousParameters, known: tuple[str, ...] | None) -> dict
             raise ValueError(f"the rendezvous backend {params.backend!r} has no option {name!r};{there}")
     config.pop("is_host", None)
     return config
+
+
+def serves(config: dict[str, str]) -> bool:
+    """Whether the agent serves the store that the workers meet at. Takes the option out."""
+    # torch's own switch, for its own backends.
+    shared = os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+    choice = config.pop("worker_store", "agent" if shared else "rank0")
+    if choice not in ("agent", "rank0"):
+        raise ValueError(f"the option 'worker_store' is agent or rank0, not {choice!r}")
+    return choice == "agent"
 
 
 def is_secure(config: dict[str, str]) -> bool:

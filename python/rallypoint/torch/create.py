@@ -9,7 +9,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from rallypoint._rallypoint import Rendezvous
 from rallypoint.torch import _meeting
 from rallypoint.torch._translated import translated
-from rallypoint.torch._options import BARRIER, DYNAMIC, checked, is_secure, join_timeout
+from rallypoint.torch._options import BARRIER, DYNAMIC, checked, is_secure, join_timeout, serves
 from rallypoint.torch.backend import create_backend
 from rallypoint.torch.handler import DynamicHandler, RendezvousHandler
 
@@ -41,6 +41,7 @@ def _meet(params: RendezvousParameters, config: dict[str, str]) -> _meeting.Meet
 
 def _create(params: RendezvousParameters, ours: str, known: tuple[str, ...] | None) -> RendezvousHandler:
     config = checked(params, known)
+    agent_serves = serves(config)
     meeting = _meet(params, config)
     rendezvous = Rendezvous(
         ours,
@@ -53,7 +54,7 @@ def _create(params: RendezvousParameters, ours: str, known: tuple[str, ...] | No
         config,
         meeting.patience,
     )
-    return RendezvousHandler(rendezvous, params.backend, params.run_id, meeting.server)
+    return RendezvousHandler(rendezvous, params.backend, params.run_id, meeting.server, agent_serves)
 
 
 def _create_dynamic(params: RendezvousParameters) -> DynamicHandler:

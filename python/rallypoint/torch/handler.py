@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import socket
 import sys
 from datetime import timedelta
@@ -33,12 +34,19 @@ class RendezvousHandler(_RendezvousHandler):
     """
 
     def __init__(
-        self, rendezvous: Rendezvous, backend: str, run_id: str, server: LocalServer | None = None
+        self,
+        rendezvous: Rendezvous,
+        backend: str,
+        run_id: str,
+        server: LocalServer | None = None,
+        serves: bool = True,
     ) -> None:
         self._rendezvous = rendezvous
         self._backend = backend
         self._run_id = run_id
         self._server = server
+        # Whether this node serves the store that the workers meet at, if it has rank 0.
+        self._serves = serves
         self._round: Round | None = None
         self._store: EtcdStore | None = None
         # torchrun does not shut a handler down when it is told to end by a signal, so as not to close the run.
@@ -54,15 +62,27 @@ class RendezvousHandler(_RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether the workers meet on a store of torchrun's: no, the one with rank 0 starts its own."""
-        return False
+        """Whether an agent serves the store that the workers meet at. The one with rank 0 decides, and says so."""
+        # torchrun asks when it starts its workers: when nodes have agreed on ranks, the one with rank 0 is ready.
+        agreed = os.environ.get("TORCH_ELASTIC_WORKER_IDENTICAL") != "1"
+        if self._round is None or (self._round.rank != 0 and not agreed):
+            return self._serves
+        try:
+            return self._round.is_served()
+        except errors.RallypointError as error:
+            logger.warning("run %r: it is not known who serves the workers' store: %s", self._run_id, error)
+            return self._serves
 
     @translated
     def next_rendezvous(self) -> Any:
         """Meets the others: waits until a round with this node in it is complete."""
-        # Kept until now, for the port that it holds.
-        self._round = None
-        self._round = round = self._rendezvous.next_rendezvous()
+        before, self._round = self._round, None
+        if before is not None:
+            # The port may be wanted again. Workers of other nodes, which may not have stopped yet, are still served.
+            before.close_port()
+        self._round = round = self._rendezvous.next_rendezvous(self._serves)
+        if before is not None:
+            before.stop()
         # Kept until the next round has begun: torch's C++ does not keep the Python half.
         self._store = EtcdStore.over(round.store)
         logger.info(
@@ -103,7 +123,7 @@ class RendezvousHandler(_RendezvousHandler):
             logger.warning("run %r: cannot leave in good order: %s", self._run_id, error)
             return False
         finally:
-            self._stop_server()
+            self._stop_servers()
 
     def _leave(self) -> None:
         try:
@@ -114,9 +134,11 @@ class RendezvousHandler(_RendezvousHandler):
             self._rendezvous.leave(_TO_SAY_GOODBYE)
         except errors.RallypointError as error:
             logger.info("run %r: cannot leave in good order: %s", self._run_id, error)
-        self._stop_server()
+        self._stop_servers()
 
-    def _stop_server(self) -> None:
+    def _stop_servers(self) -> None:
+        if self._round is not None:
+            self._round.stop()
         server, self._server = self._server, None
         if server is not None:
             server.stop(_FOR_GUESTS if self._backend == "rallypoint" else _FOR_GUESTS_ON_V2)

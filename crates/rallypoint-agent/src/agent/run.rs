@@ -16,6 +16,7 @@ use crate::round;
 use crate::server::SERVER_ENDED;
 use crate::stop::StopListener;
 use crate::words::{self, Reason};
+use crate::worker_store::ServedStore;
 
 /// For telling the others that this node leaves, when nothing depends on it any more.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -90,6 +91,8 @@ impl Agent {
         // Where its nodes tell of failures.
         let mut board: Option<Board> = None;
         let mut fence = Fence::none();
+        // The store that its workers met at, for those of other nodes that have not stopped yet.
+        let mut served: Option<ServedStore> = None;
         loop {
             self.phase.send_replace(Phase::Meeting);
             let progress = self.handler.progress();
@@ -138,11 +141,13 @@ impl Agent {
                 }
                 met => met?,
             };
+            // All who meet again have stopped their workers.
+            drop(served.take());
             self.rounds += 1;
             self.phase.send_replace(Phase::Starting);
             fence = self.fence(&met).await?;
             let over = round::run(self, met, fence, stop).await?;
-            (board, fence) = (Some(over.board), over.fence);
+            (board, fence, served) = (Some(over.board), over.fence, over.served);
             match over.verdict {
                 Verdict::Succeed { without_word } => {
                     let (restarts, rounds) = (self.restarts, self.rounds);

@@ -20,7 +20,9 @@ use size::Size;
 use waits::Waits;
 
 use crate::value::{Alive, Reply};
-use crate::wire::{MAGIC, NOT_READY, READY, Request, STOP_WAITING, WAIT_CANCELED};
+use crate::wire::{
+    MAGIC, NOT_READY, Name, READY, Request, STOP_WAITING, WAIT_CANCELED, whole, without_attempt,
+};
 use crate::{Bytes, Limits, Refusal};
 
 /// A connection's name. Whoever drives the machine gives them, and none twice.
@@ -53,6 +55,7 @@ pub enum Output {
 #[derive(Debug)]
 pub struct Machine {
     limits: Limits,
+    name: Name,
     connections: HashMap<ConnectionId, Connection>,
     keys: Keys,
     queues: Queues,
@@ -68,6 +71,7 @@ impl Machine {
     pub fn new(limits: Limits) -> Self {
         Machine {
             limits,
+            name: whole,
             connections: HashMap::new(),
             keys: Keys::default(),
             queues: Queues::default(),
@@ -75,6 +79,14 @@ impl Machine {
             alive: Alive::default(),
             pending: 0,
         }
+    }
+
+    /// For workers of one attempt: clients of PyTorch before 2.6 put the number of their node's attempt before their keys,
+    /// which nodes need not have in common. It is left out.
+    #[must_use]
+    pub fn of_one_attempt(mut self) -> Self {
+        self.name = without_attempt;
+        self
     }
 
     /// Takes in what has happened, and appends what is to be done. An input for a connection that is not there does
@@ -135,7 +147,7 @@ impl Machine {
         {
             let message = &data[done..done + length];
             // The scan lets no other message through.
-            let request = Request::read(message).ok_or(Refusal::UnknownMessage(message[0]))?;
+            let request = Request::read(message, self.name).ok_or(Refusal::UnknownMessage(message[0]))?;
             let mut reply = Reply::default();
             self.answer(id, request, &mut reply, outputs)?;
             self.send(id, reply, outputs);

@@ -247,3 +247,17 @@ fn values_that_only_unread_replies_hold_are_bounded() {
     drop(unread);
     assert_eq!(server.machine.alive.bytes(), 0);
 }
+
+#[test]
+fn of_one_attempt_the_number_of_the_attempt_is_left_out() {
+    let mut server = Server::with(1, Limits::default());
+    server.machine = server.machine.of_one_attempt();
+    let of_rank =
+        |key: &str| server.receive(0, &message(4, &[&string(key.as_bytes()), &1_i64.to_le_bytes()]));
+    let counts = ["//worker/attempt_0/k", "//worker/attempt_12/k", "/k"].map(of_rank);
+    assert_eq!(counts, [1_i64, 2, 3].map(|count| vec![(0, count.to_le_bytes().to_vec())]));
+    for key in ["//worker/attempt_/k", "//worker/attempt_1", "/worker/attempt_1/k", "//worker/attempt_1x/k"] {
+        let count = server.receive(0, &message(4, &[&string(key.as_bytes()), &1_i64.to_le_bytes()]));
+        assert_eq!(count, [(0, 1_i64.to_le_bytes().to_vec())], "{key}");
+    }
+}

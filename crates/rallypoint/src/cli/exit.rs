@@ -211,9 +211,11 @@ impl Problem {
                 let missing = source.kind() == std::io::ErrorKind::NotFound;
                 Problem::new(if missing { NOT_FOUND } else { CANNOT_RUN }, chain(error))
             }
-            AgentError::Logs(_) | AgentError::Gpu(_) | AgentError::Port(_) | AgentError::Signals(_) => {
-                Problem::new(NODE, chain(error))
-            }
+            AgentError::Logs(_)
+            | AgentError::Gpu(_)
+            | AgentError::Port(_)
+            | AgentError::WorkerStore { .. }
+            | AgentError::Signals(_) => Problem::new(NODE, chain(error)),
             _ => Problem::new(NO_RENDEZVOUS, chain(error)),
         }
     }

@@ -17,6 +17,7 @@ mod signals;
 mod stuck;
 mod terminal;
 mod timer;
+mod worker_store;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -49,6 +50,7 @@ use self::server::Meeting;
 use self::signals::SHORTEST_LOOK;
 use self::terminal::{LogWriter, Terminal};
 use self::timer::TimerFile;
+use self::worker_store::StoreServer;
 use self::writer::Lost;
 use super::exit::{CLOSED, NO_SERVER, NODE, Place, Problem, SIGNAL, WORKERS_FAILED, kind, say};
 use super::variables::{Unread, named};
@@ -328,6 +330,7 @@ fn spec(options: &Run, grace: Duration) -> Result<WorkerSpec, Problem> {
     spec.restarts_return_after = options.restarts_return_after.map(|seconds| seconds.0);
     spec.when_exhausted = options.when_exhausted.into();
     spec.max_departures = options.max_departures;
+    spec.worker_store = StoreServer::choose(options.worker_store);
     spec.fence_timeout = options.fence_timeout.map(|seconds| seconds.0);
     spec.max_etcd_outage = options.max_etcd_outage.map(|seconds| seconds.0);
     spec.grace = grace;

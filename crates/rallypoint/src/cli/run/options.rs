@@ -9,6 +9,7 @@ use rallypoint_core::time::bounded;
 use rallypoint_rendezvous::native::OPTIONS;
 
 use super::numa::Mode;
+use super::worker_store::StoreServer;
 use crate::cli::LogFormat;
 use crate::cli::connection::Connection;
 use crate::cli::exit::TABLE;
@@ -180,6 +181,11 @@ pub(crate) struct Run {
         help_heading = "Workers"
     )]
     pub(crate) max_etcd_outage: Option<Seconds>,
+    /// Who serves the store that workers meet at, at MASTER_ADDR and MASTER_PORT, where this node has rank 0. A program that
+    /// listens there itself needs `rank0`. If it is not given, `agent`, or `rank0` where TORCH_DISABLE_SHARE_RDZV_TCP_STORE
+    /// is 1.
+    #[arg(long, env = "RALLYPOINT_WORKER_STORE", value_enum, value_name = "WHO", help_heading = "Workers")]
+    pub(crate) worker_store: Option<StoreServer>,
     /// How long workers that are stopped have from SIGTERM to SIGKILL. If it is not given,
     /// TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or else 25.
     #[arg(
