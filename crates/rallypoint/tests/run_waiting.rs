@@ -105,7 +105,16 @@ fn what_somebody_has_to_mend_is_not_waited_out() {
         assert_eq!(ended.lines.len(), 1, "{}", ended.text());
         // Without TLS it is hung up on, which may pass, but not for long.
         let more = ["--rdzv-backend", backend, "true"];
-        node(&format!("etcd://{}", etcd.endpoint()), "2", &more).ended().expect(4);
+        for endpoint in [etcd.endpoint(), format!("etcd://{}", etcd.endpoint())] {
+            let ended = node(&endpoint, "2", &more).ended().expect(4);
+            assert!(ended.lines.last().unwrap().contains("wants TLS (--cacert)"), "{}", ended.text());
+        }
+    }
+    for command in [&["status"][..], &["bench", "rendezvous", "--nodes", "2"]] {
+        let mut operator = Command::new(RALLYPOINT);
+        operator.args(command).args(["--endpoint", &etcd.endpoint()]);
+        let ended = Launcher::spawn(operator).ended().expect(4);
+        assert!(ended.lines.last().unwrap().contains("wants TLS (--cacert)"), "{}", ended.text());
     }
 }
 

@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 
 use rallypoint_agent::disk;
 use rallypoint_core::{Credentials, EtcdSettings, TlsSettings};
+use rallypoint_etcd::ErrorKind;
+use rallypoint_etcd::v3::Client;
 
-use super::exit::Problem;
+use super::exit::{NO_SERVER, Place, Problem, advice, chain, no_etcd, speaks_otherwise};
 
 /// An endpoint that begins so is only ever connected to; no server is started there.
 pub(crate) const ETCD_SCHEME: &str = "etcd://";
@@ -61,13 +63,17 @@ impl Connection {
     pub(crate) fn only_connect(&self) -> bool {
         self.endpoint.trim().starts_with(ETCD_SCHEME)
             || self.endpoints().contains(',')
-            || self.has_tls()
-            || self.is_https()
+            || !self.is_plain()
     }
 
     /// The endpoint itself says so.
     fn is_https(&self) -> bool {
         self.endpoints().contains("https://")
+    }
+
+    /// Whether TLS is not spoken.
+    pub(crate) fn is_plain(&self) -> bool {
+        !self.has_tls() && !self.is_https()
     }
 
     fn has_tls(&self) -> bool {
@@ -126,6 +132,25 @@ impl Connection {
         Ok(settings)
     }
 
+    /// A client of it, for a command of an operator.
+    pub(crate) async fn client(&self) -> Result<Client, Problem> {
+        let mut settings = self.settings()?;
+        settings.prefix = self.prefix.clone().unwrap_or_default();
+        Client::connect(settings).await.map_err(|error| {
+            let endpoint = self.endpoints();
+            if self.is_plain() && speaks_otherwise(&error) {
+                return no_etcd(endpoint, Place::Operator);
+            }
+            let text = match error.kind() {
+                ErrorKind::Timeout => format!(
+                    "{endpoint} takes connections and says nothing: it is no etcd, or one that hangs; check --endpoint"
+                ),
+                kind => format!("{}{}", chain(&error), advice(Some(kind), Place::Operator)),
+            };
+            Problem::new(NO_SERVER, text)
+        })
+    }
+
     /// For a rendezvous backend, by the names it knows; what `--rdzv-conf` says comes before.
     pub(crate) fn configure(&self, config: &mut BTreeMap<String, String>) -> Result<(), Problem> {
         let mut set = |name: &str, value: String| {
@@ -133,7 +158,7 @@ impl Connection {
         };
         let text = |path: &Path| path.display().to_string();
         self.check_files()?;
-        if self.has_tls() || self.is_https() {
+        if !self.is_plain() {
             set("protocol", "https".to_owned());
         }
         for (name, file) in [("cacert", &self.cacert), ("cert", &self.cert), ("key", &self.key)] {

@@ -282,9 +282,36 @@ fn without_v2(endpoint: &str) -> String {
 }
 
 /// What kept us from an etcd, where that is known.
-pub(crate) fn kind(error: &RendezvousError) -> Option<ErrorKind> {
+pub(crate) fn cause(error: &RendezvousError) -> Option<&rallypoint_etcd::Error> {
     let RendezvousError::Connection { source, .. } = error else { return None };
-    source.downcast_ref::<rallypoint_etcd::Error>().map(rallypoint_etcd::Error::kind)
+    source.downcast_ref()
+}
+
+/// Its kind.
+pub(crate) fn kind(error: &RendezvousError) -> Option<ErrorKind> {
+    cause(error).map(rallypoint_etcd::Error::kind)
+}
+
+/// Whether whatever this error of a first connection comes from takes connections and speaks something else than an etcd
+/// does. What an etcd says itself begins with its name.
+pub(crate) fn speaks_otherwise(error: &rallypoint_etcd::Error) -> bool {
+    let text = chain(error);
+    match error.kind() {
+        ErrorKind::Interrupted => !text.contains("etcdserver: "),
+        // The words of the HTTP/2 library for what makes no sense to it, and for a connection that was given up for that.
+        ErrorKind::Unreachable => {
+            text.contains("connection error detected") || text.contains("connection closed")
+        }
+        _ => false,
+    }
+}
+
+/// What is said of that.
+pub(crate) fn no_etcd(endpoint: &str, place: Place) -> Problem {
+    let flags = place.flags();
+    let text =
+        format!("what listens at {endpoint} is no etcd, or one that wants TLS (--cacert); check {flags}");
+    Problem::new(NO_SERVER, text)
 }
 
 /// What to do about a connection that did not come about.

@@ -4,13 +4,12 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rallypoint_core::text::{self, plain};
-use rallypoint_etcd::ErrorKind;
 use rallypoint_etcd::v3::{Client, KeyRange, Watch, revision_of};
 use rallypoint_rendezvous::native::{self, DEFAULT_ROOT, NodeState, RunStatus, Unreadable, Why, run_prefix};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::connection::Connection;
-use super::exit::{NO_SERVER, NODE, Place, Problem, advice, chain};
+use super::exit::{NO_SERVER, NODE, Problem, chain};
 use super::variables::yes_or_no;
 
 /// No such run on this etcd.
@@ -84,7 +83,7 @@ pub(crate) async fn status(options: &Status) -> Result<u8, Problem> {
     if let Some(run) = &options.run {
         native::check_run_id(run).map_err(|error| Problem::usage(error.to_string()))?;
     }
-    let client = connect(&options.connection).await?;
+    let client = options.connection.client().await?;
     if !options.watch {
         let (text, _) = look(&client, options).await?;
         print(&text, false);
@@ -128,7 +127,7 @@ fn shows(redraw: bool, unchanged: Option<Duration>) -> bool {
 pub(crate) async fn close(options: &Close) -> Result<u8, Problem> {
     let run = &options.run;
     native::check_run_id(run).map_err(|error| Problem::usage(error.to_string()))?;
-    let client = connect(&options.connection).await?;
+    let client = options.connection.client().await?;
     if native::status(&client, run).await.map_err(|error| failed(&error))?.is_none() {
         return Err(no_such_run(run));
     }
@@ -147,27 +146,6 @@ async fn watch(client: &Client, range: KeyRange) -> rallypoint_etcd::Result<Watc
     let options = range.get_options().with_count_only();
     let answer = client.get(DEFAULT_ROOT, Some(options)).await?;
     Ok(client.watch(range, revision_of(answer.header())? + 1))
-}
-
-async fn connect(connection: &Connection) -> Result<Client, Problem> {
-    let mut settings = connection.settings()?;
-    settings.prefix = connection.prefix.clone().unwrap_or_default();
-    Client::connect(settings).await.map_err(|error| {
-        let (text, kind) = (chain(&error), error.kind());
-        let endpoint = connection.endpoints();
-        let text = match kind {
-            // The words of the HTTP/2 library for what makes no sense to it, and for a connection that was given up for that.
-            ErrorKind::Interrupted | ErrorKind::Unreachable
-                if text.contains("connection error detected") || text.contains("connection closed") => format!(
-                "what listens at {endpoint} is no etcd, or one that wants TLS (--cacert); check --endpoint"
-            ),
-            ErrorKind::Timeout => format!(
-                "{endpoint} takes connections and says nothing: it is no etcd, or one that hangs; check --endpoint"
-            ),
-            kind => format!("{text}{}", advice(Some(kind), Place::Operator)),
-        };
-        Problem::new(NO_SERVER, text)
-    })
 }
 
 fn failed(error: &rallypoint_etcd::Error) -> Problem {
