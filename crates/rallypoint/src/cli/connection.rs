@@ -2,16 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rallypoint_agent::disk;
 use rallypoint_core::{Credentials, EtcdSettings, TlsSettings};
 use rallypoint_etcd::ErrorKind;
 use rallypoint_etcd::v3::Client;
+use tracing::warn;
 
 use super::exit::{NO_SERVER, Place, Problem, advice, chain, no_etcd, speaks_otherwise};
 
 /// An endpoint that begins so is only ever connected to; no server is started there.
 pub(crate) const ETCD_SCHEME: &str = "etcd://";
+
+/// How long the other endpoints have to say which cluster they are of.
+const OTHER_ENDPOINTS: Duration = Duration::from_secs(2);
 
 /// Where the etcd is, and how it is spoken to.
 #[derive(Debug, Clone, clap::Args)]
@@ -61,9 +66,7 @@ impl Connection {
 
     /// Whether no server may be started there.
     pub(crate) fn only_connect(&self) -> bool {
-        self.endpoint.trim().starts_with(ETCD_SCHEME)
-            || self.endpoints().contains(',')
-            || !self.is_plain()
+        self.endpoint.trim().starts_with(ETCD_SCHEME) || self.endpoints().contains(',') || !self.is_plain()
     }
 
     /// The endpoint itself says so.
@@ -136,7 +139,7 @@ impl Connection {
     pub(crate) async fn client(&self) -> Result<Client, Problem> {
         let mut settings = self.settings()?;
         settings.prefix = self.prefix.clone().unwrap_or_default();
-        Client::connect(settings).await.map_err(|error| {
+        let connected = Client::connect(settings).await.map_err(|error| {
             let endpoint = self.endpoints();
             if self.is_plain() && speaks_otherwise(&error) {
                 return no_etcd(endpoint, Place::Operator);
@@ -145,10 +148,17 @@ impl Connection {
                 ErrorKind::Timeout => format!(
                     "{endpoint} takes connections and says nothing: it is no etcd, or one that hangs; check --endpoint"
                 ),
-                kind => format!("{}{}", chain(&error), advice(Some(kind), Place::Operator)),
+                _ => format!("{}{}", chain(&error), advice(Some(&error), Place::Operator)),
             };
             Problem::new(NO_SERVER, text)
-        })
+        });
+        let client = connected?;
+        if client.settings().endpoints.as_slice().len() > 1
+            && let Some(two) = client.two_clusters(OTHER_ENDPOINTS).await
+        {
+            warn!("{two}");
+        }
+        Ok(client)
     }
 
     /// For a rendezvous backend, by the names it knows; what `--rdzv-conf` says comes before.
