@@ -146,9 +146,7 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
     for (entry, lease_left) in nodes.iter().zip(left) {
         let Some(record) = readable::<NodeRecord>(entry, &mut unreadable) else { continue };
         let id = keys.id_of(&entry.key).to_owned();
-        // A member says so itself, should its place in etcd be gone.
-        let own = record.seat.as_ref().filter(|seat| seat.plan == plan && !plan.is_empty());
-        let rank = seat(&id, record.incarnation).or_else(|| own.map(|seat| seat.rank));
+        let rank = seat(&id, record.incarnation);
         let state = match (record.wants, rank) {
             (Wants::Leave, _) => NodeState::Leaving,
             (Wants::Join, Some(_)) if record.round >= completed => NodeState::Joining,
