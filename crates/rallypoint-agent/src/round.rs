@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rallypoint_core::endpoint::host_and_port;
 use rallypoint_core::time::bounded;
 use rallypoint_rendezvous::{FINISHED, GroupChange, Rendezvous, RendezvousHandler};
 use rallypoint_store::Store;
@@ -106,7 +107,7 @@ pub(crate) async fn run(
         node = met.rank,
         nodes = met.world_size,
         workers,
-        master = format!("{}:{}", met.master.address, met.master.port),
+        master = host_and_port(&met.master.address, met.master.port),
         restarts = agent.restarts(),
         "starting workers"
     );

@@ -57,12 +57,14 @@ impl Endpoint {
     /// Host and port, without the scheme.
     #[must_use]
     pub fn authority(&self) -> String {
-        if self.host.contains(':') {
-            format!("[{}]:{}", self.host, self.port)
-        } else {
-            format!("{}:{}", self.host, self.port)
-        }
+        host_and_port(&self.host, self.port)
     }
+}
+
+/// A host, which may be an IPv6 address, and a port, as they are written together.
+#[must_use]
+pub fn host_and_port(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 impl fmt::Display for Endpoint {

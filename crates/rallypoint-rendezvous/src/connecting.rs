@@ -38,10 +38,14 @@ where
         if left.is_zero() {
             return Err(error);
         }
-        if !told {
-            let most = patience.as_secs_f64();
-            info!("no server answers at {endpoint} yet; waiting for one for up to {most:.0} s");
-            told = true;
+        if !std::mem::replace(&mut told, true) {
+            let most = limit.as_secs_f64();
+            match why.kind() {
+                ErrorKind::Interrupted => info!(
+                    "what listens at {endpoint} hangs up: it is no etcd yet, or one that wants TLS; trying for {most:.0} s"
+                ),
+                _ => info!("no server answers at {endpoint} yet; waiting for one for up to {most:.0} s"),
+            }
         }
         debug!(%error, "trying again");
         reach.unanswered(begin, why);

@@ -185,7 +185,7 @@ impl RendezvousParameters {
                 continue;
             }
             let (host, port) = parse_endpoint(one, DEFAULT_PORT)?;
-            list.push(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") });
+            list.push(rallypoint_core::endpoint::host_and_port(&host, port));
         }
         list.join(",").parse().map_err(|error| ParameterError(format!("{error}")))
     }

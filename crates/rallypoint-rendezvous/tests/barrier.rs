@@ -79,6 +79,13 @@ async fn until<F: Future<Output = bool>>(mut holds: impl FnMut() -> F) {
     }
 }
 
+/// A node that only waits asks etcd for nothing, and is not told for that that etcd is silent.
+#[track_caller]
+fn is_in_contact(waits: &EtcdBarrier) {
+    let moment = tokio::time::Instant::now();
+    assert!(waits.contact().unwrap().at >= moment);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_keys_the_record_and_the_times_are_the_seeds() {
     for version in Version::WITH_V2 {
@@ -298,6 +305,7 @@ async fn a_full_group_is_not_disturbed_and_a_spare_takes_a_place_that_gets_free(
         async move { spare.next_rendezvous().await }
     });
     progress.wait_for(|progress| progress.spare).await.unwrap();
+    is_in_contact(&spare);
     // A newcomer to a group with room would have counted itself by now: it does so before it waits.
     let client = client(&etcd).await;
     let record = value(&client, &format!("{ROOT}/rdzv/active_version")).await.unwrap();
@@ -357,6 +365,7 @@ async fn a_node_that_gives_up_leaves_nothing_behind_that_others_must_wait_for() 
     let (left, met) = tokio::join!(patient.next_rendezvous(), async {
         let mut progress = patient.progress();
         progress.wait_for(|progress| progress.joined == 1).await.unwrap();
+        is_in_contact(&patient);
         patient.leave().await.unwrap();
         all_meet(&nodes(&etcd, 2, 2, 2).await).await
     });

@@ -385,6 +385,37 @@ fn a_user_and_a_password_let_a_node_in() {
 }
 
 #[test]
+fn who_may_touch_only_rallypoints_keys_can_measure_and_is_told_of_keys_as_etcd_has_them() {
+    let etcd = Etcd::start(Version::V35);
+    etcd.ask_for_passwords("trainer", "secret", "rallypoint/");
+    let operate = |args: &[&str]| {
+        let mut command = Command::new(RALLYPOINT);
+        command.args(args).args(["--user", "trainer", "--endpoint", &etcd.endpoint()]);
+        Launcher::spawn({
+            command.env("RALLYPOINT_PASSWORD", "secret");
+            command
+        })
+        .ended()
+    };
+    let bench = ["bench", "rendezvous", "--nodes", "3"];
+    let ended = operate(&bench).expect(0);
+    assert!(!ended.with("forming a group of 3 nodes").is_empty(), "{}", ended.text());
+    for command in [&bench[..], &["status"], &["close", "job", "--reason", "enough"]] {
+        let ended = operate(&[command, &["--prefix", "/other/"]].concat()).expect(4);
+        let last = ended.lines.last().unwrap();
+        assert!(last.contains("permission denied") && last.contains(r#""/other/rallypoint/"#), "{last}");
+        assert!(last.contains("what that user may do"), "{last}");
+    }
+    let given = ["--nnodes", "1", "--rdzv-id", "job", "--rdzv-endpoint", &etcd.endpoint()];
+    let more = ["--user", "trainer", "--prefix", "/other/", "true"];
+    let ended = Launcher::start_with(&[&given[..], &more[..]].concat(), |command| {
+        command.env("RALLYPOINT_PASSWORD", "secret");
+    });
+    let ended = ended.ended().expect(4);
+    assert!(ended.lines.last().unwrap().contains(r#""/other/rallypoint/job/"#), "{}", ended.text());
+}
+
+#[test]
 fn nobody_leaves_before_all_have_finished() {
     let etcd = Etcd::start(Version::V35);
     let folder = tempfile::tempdir().unwrap();
@@ -441,6 +472,8 @@ fn an_operator_sees_runs_and_closes_them() {
     let (_, text) = rallypoint(&["status", "job", "--json", "--endpoint", &endpoint]);
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!((json["world_size"].as_u64(), json["nodes"].as_array().unwrap().len()), (Some(2), 3));
+    let table = (json["state"].as_str(), json["waiting"].as_u64(), json["spares"].as_u64());
+    assert_eq!(table, (Some("running"), Some(0), Some(1)), "{text}");
 
     let mut command = Command::new(RALLYPOINT);
     command.args(["status", "job", "--watch", "--json", "--endpoint", &endpoint]);
@@ -464,7 +497,9 @@ fn an_operator_sees_runs_and_closes_them() {
         (&["close", "other", "--reason", "x"], 1, "no run \"other\""),
         (&["status", "other"], 1, "no run \"other\""),
         (&["status", "other"], 1, "of the backend rallypoint, and no others"),
+        (&["close", "job", "--reason", "again"], 5, &format!("status job --endpoint {endpoint}`")),
         (&["close", "job"], 2, "--reason"),
+        (&["close", "job", "--reason", " "], 2, "say why"),
     ] {
         let (output, text) = rallypoint(&[args, &["--endpoint", &endpoint]].concat());
         assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");

@@ -54,6 +54,10 @@ fn endpoints_that_are_of_two_clusters_are_named_to_who_waits_and_to_who_works() 
         let said = node.wait_for(words);
         assert!(told(&said), "{said}");
     }
+    let mut operator = Command::new(RALLYPOINT);
+    operator.args(["status", "--endpoint", &both]);
+    let ended = Launcher::spawn(operator).ended().expect(0);
+    assert!(ended.with(words).first().is_some_and(|said| told(said)), "{}", ended.text());
     works.signal("TERM");
     works.ended().expect(143);
     let ended = waits.ended().expect(2);
@@ -105,7 +109,21 @@ fn what_somebody_has_to_mend_is_not_waited_out() {
         assert_eq!(ended.lines.len(), 1, "{}", ended.text());
         // Without TLS it is hung up on, which may pass, but not for long.
         let more = ["--rdzv-backend", backend, "true"];
-        node(&format!("etcd://{}", etcd.endpoint()), "2", &more).ended().expect(4);
+        for endpoint in [etcd.endpoint(), format!("etcd://{}", etcd.endpoint())] {
+            let ended = node(&endpoint, "2", &more).ended().expect(4);
+            assert!(ended.lines.last().unwrap().contains("wants TLS (--cacert)"), "{}", ended.text());
+        }
+    }
+    let elsewhere = Etcd::builder(Version::V35).tls_of_elsewhere(&certs).start();
+    let more = ["--cacert", certs.ca().to_str().unwrap(), "true"];
+    let ended = node(&elsewhere.endpoint(), "2", &more).ended().expect(4);
+    let last = ended.lines.last().unwrap();
+    assert!(last.contains("certificate not valid for name") && last.contains("--rdzv-endpoint"), "{last}");
+    for command in [&["status"][..], &["bench", "rendezvous", "--nodes", "2"]] {
+        let mut operator = Command::new(RALLYPOINT);
+        operator.args(command).args(["--endpoint", &etcd.endpoint()]);
+        let ended = Launcher::spawn(operator).ended().expect(4);
+        assert!(ended.lines.last().unwrap().contains("wants TLS (--cacert)"), "{}", ended.text());
     }
 }
 

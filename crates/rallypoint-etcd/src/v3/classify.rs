@@ -6,7 +6,13 @@ use std::error::Error as StdError;
 
 use tonic::{Code, ConnectError, Status};
 
-use crate::ErrorKind;
+use crate::{Error, ErrorKind};
+
+/// A failure of the gRPC client in the words of this crate, for who speaks to etcd without [`Client`](super::Client).
+#[must_use]
+pub fn raw_failure(what: &'static str, error: etcd_client::Error) -> Error {
+    Error::new(classify(&error), what).because(Said(error))
+}
 
 pub(super) fn classify(error: &etcd_client::Error) -> ErrorKind {
     match error {

@@ -26,6 +26,7 @@ mod watch;
 mod watch_hub;
 mod watch_ids;
 
+pub use classify::raw_failure;
 pub use client::Client;
 pub use clusters::TwoClusters;
 pub use entry::{Entry, Event};

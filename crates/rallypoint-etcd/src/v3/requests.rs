@@ -89,7 +89,9 @@ impl Requests {
             }
         };
         let answer = self.connections.failover.call(repeat, self.retry_timeout, send).await;
-        answer.map_err(|error| if key.is_empty() { error } else { error.key(key) })
+        // As etcd has it: that is where somebody looks, and what a role is granted for.
+        let named = || [self.settings().prefix.as_bytes(), key].concat();
+        answer.map_err(|error| if key.is_empty() { error } else { error.key(named()) })
     }
 }
 

@@ -108,7 +108,7 @@ impl Watch {
     fn failed(&mut self, error: Error) -> Error {
         self.not_before = Instant::now() + AFTER_AN_ERROR;
         self.read_afresh();
-        error.key(self.range.start())
+        error.key(self.range.under(self.requests.settings().prefix.as_bytes()).start())
     }
 
     fn read_afresh(&mut self) {

@@ -255,7 +255,14 @@ impl RendezvousHandler for EtcdBarrier {
     }
 
     fn contact(&self) -> Option<Contact> {
-        self.contact.borrow().map(|at| Contact { at, lease: KEEP_ALIVE_TTL })
+        let last = (*self.contact.borrow())?;
+        let now = Instant::now();
+        let at = match self.group.borrow().place {
+            Some(_) => last,
+            // Who waits has nothing to renew. Its watches tell of a silence.
+            None => now.checked_sub(self.wire.client.silent_for().unwrap_or_default()).unwrap_or(last),
+        };
+        Some(Contact { at, lease: KEEP_ALIVE_TTL })
     }
 
     async fn members(&self) -> Result<Vec<Member>> {

@@ -2,14 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rallypoint_agent::disk;
 use rallypoint_core::{Credentials, EtcdSettings, TlsSettings};
+use rallypoint_etcd::ErrorKind;
+use rallypoint_etcd::v3::Client;
+use tracing::warn;
 
-use super::exit::Problem;
+use super::exit::{NO_SERVER, Place, Problem, advice, chain, no_etcd, speaks_otherwise};
 
 /// An endpoint that begins so is only ever connected to; no server is started there.
 pub(crate) const ETCD_SCHEME: &str = "etcd://";
+
+/// How long the other endpoints have to say which cluster they are of.
+const OTHER_ENDPOINTS: Duration = Duration::from_secs(2);
 
 /// Where the etcd is, and how it is spoken to.
 #[derive(Debug, Clone, clap::Args)]
@@ -59,15 +66,17 @@ impl Connection {
 
     /// Whether no server may be started there.
     pub(crate) fn only_connect(&self) -> bool {
-        self.endpoint.trim().starts_with(ETCD_SCHEME)
-            || self.endpoints().contains(',')
-            || self.has_tls()
-            || self.is_https()
+        self.endpoint.trim().starts_with(ETCD_SCHEME) || self.endpoints().contains(',') || !self.is_plain()
     }
 
     /// The endpoint itself says so.
     fn is_https(&self) -> bool {
         self.endpoints().contains("https://")
+    }
+
+    /// Whether TLS is not spoken.
+    pub(crate) fn is_plain(&self) -> bool {
+        !self.has_tls() && !self.is_https()
     }
 
     fn has_tls(&self) -> bool {
@@ -126,6 +135,32 @@ impl Connection {
         Ok(settings)
     }
 
+    /// A client of it, for a command of an operator.
+    pub(crate) async fn client(&self) -> Result<Client, Problem> {
+        let mut settings = self.settings()?;
+        settings.prefix = self.prefix.clone().unwrap_or_default();
+        let connected = Client::connect(settings).await.map_err(|error| {
+            let endpoint = self.endpoints();
+            if self.is_plain() && speaks_otherwise(&error) {
+                return no_etcd(endpoint, Place::Operator);
+            }
+            let text = match error.kind() {
+                ErrorKind::Timeout => format!(
+                    "{endpoint} takes connections and says nothing: it is no etcd, or one that hangs; check --endpoint"
+                ),
+                _ => format!("{}{}", chain(&error), advice(Some(&error), Place::Operator)),
+            };
+            Problem::new(NO_SERVER, text)
+        });
+        let client = connected?;
+        if client.settings().endpoints.as_slice().len() > 1
+            && let Some(two) = client.two_clusters(OTHER_ENDPOINTS).await
+        {
+            warn!("{two}");
+        }
+        Ok(client)
+    }
+
     /// For a rendezvous backend, by the names it knows; what `--rdzv-conf` says comes before.
     pub(crate) fn configure(&self, config: &mut BTreeMap<String, String>) -> Result<(), Problem> {
         let mut set = |name: &str, value: String| {
@@ -133,7 +168,7 @@ impl Connection {
         };
         let text = |path: &Path| path.display().to_string();
         self.check_files()?;
-        if self.has_tls() || self.is_https() {
+        if !self.is_plain() {
             set("protocol", "https".to_owned());
         }
         for (name, file) in [("cacert", &self.cacert), ("cert", &self.cert), ("key", &self.key)] {

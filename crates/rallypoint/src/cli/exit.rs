@@ -101,6 +101,17 @@ impl Place {
         }
     }
 
+    /// What to look at where the certificate is another's.
+    fn other_name(self) -> &'static str {
+        match self {
+            Place::Endpoint | Place::Embedded | Place::Nameless => {
+                "; name the etcd in --rdzv-endpoint as its certificate does"
+            }
+            Place::Master => "; name node 0 in --master-addr as its certificate does",
+            Place::Operator => "; name the etcd in --endpoint as its certificate does",
+        }
+    }
+
     /// What to look at where too few have come.
     fn too_few(self) -> &'static str {
         match self {
@@ -164,7 +175,7 @@ impl Problem {
                 (CLOSED, place.embedded().over())
             }
             RendezvousError::Closed { .. } => (CLOSED, place.over()),
-            RendezvousError::Connection { .. } => (NO_SERVER, advice(kind(error), place)),
+            RendezvousError::Connection { .. } => (NO_SERVER, advice(cause(error), place)),
             RendezvousError::NotMet { needed, here, .. } if here < needed => (NO_RENDEZVOUS, place.too_few()),
             RendezvousError::NotMet { .. } => (
                 NO_RENDEZVOUS,
@@ -199,7 +210,7 @@ impl Problem {
                 Problem::new(NO_SERVER, format!("{error}; start that node again, and the others"))
             }
             AgentError::Unreachable { source, .. } => {
-                Problem::new(NO_SERVER, format!("{}{}", chain(error), advice(kind(source), place)))
+                Problem::new(NO_SERVER, format!("{}{}", chain(error), advice(cause(source), place)))
             }
             AgentError::Start { program, source } if source.raw_os_error() == Some(NO_PROGRAM) => {
                 let text = format!(
@@ -284,19 +295,46 @@ fn without_v2(endpoint: &str) -> String {
 }
 
 /// What kept us from an etcd, where that is known.
-pub(crate) fn kind(error: &RendezvousError) -> Option<ErrorKind> {
+pub(crate) fn cause(error: &RendezvousError) -> Option<&rallypoint_etcd::Error> {
     let RendezvousError::Connection { source, .. } = error else { return None };
-    source.downcast_ref::<rallypoint_etcd::Error>().map(rallypoint_etcd::Error::kind)
+    source.downcast_ref()
+}
+
+/// Whether whatever this error of a first connection comes from takes connections and speaks something else than an etcd
+/// does. What an etcd says itself begins with its name.
+pub(crate) fn speaks_otherwise(error: &rallypoint_etcd::Error) -> bool {
+    let text = chain(error);
+    match error.kind() {
+        ErrorKind::Interrupted => !text.contains("etcdserver: "),
+        // The words of the HTTP/2 library for what makes no sense to it, and for a connection that was given up for that.
+        ErrorKind::Unreachable => {
+            text.contains("connection error detected") || text.contains("connection closed")
+        }
+        _ => false,
+    }
+}
+
+/// What is said of that.
+pub(crate) fn no_etcd(endpoint: &str, place: Place) -> Problem {
+    let flags = place.flags();
+    let text =
+        format!("what listens at {endpoint} is no etcd, or one that wants TLS (--cacert); check {flags}");
+    Problem::new(NO_SERVER, text)
 }
 
 /// What to do about a connection that did not come about.
-pub(crate) fn advice(kind: Option<ErrorKind>, place: Place) -> &'static str {
-    match kind {
+pub(crate) fn advice(error: Option<&rallypoint_etcd::Error>, place: Place) -> &'static str {
+    match error.map(rallypoint_etcd::Error::kind) {
         Some(ErrorKind::Auth | ErrorKind::PermissionDenied) => {
             "; check --user and its password, and what that user may do"
         }
+        Some(ErrorKind::Tls) if error.is_some_and(|error| chain(error).contains("not valid for name")) => {
+            place.other_name()
+        }
         Some(ErrorKind::Tls) => "; check --cacert, --cert and --key",
-        Some(ErrorKind::NoSpace) => "; compact and defragment it and disarm its alarm, or raise the quota",
+        Some(ErrorKind::NoSpace) => {
+            "; compact and defragment it and disarm its alarm, or raise the quota; if it is `rallypoint serve`, its log says what is full"
+        }
         _ => place.nobody(),
     }
 }

@@ -3,8 +3,8 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use rallypoint_core::endpoint::host_and_port;
 use rallypoint_core::text::{self, plain};
-use rallypoint_etcd::ErrorKind;
 use rallypoint_etcd::v3::{Client, KeyRange, Watch, revision_of};
 use rallypoint_rendezvous::native::{self, DEFAULT_ROOT, NodeState, RunStatus, Unreadable, Why, run_prefix};
 use tokio::signal::unix::{SignalKind, signal};
@@ -73,10 +73,14 @@ pub(crate) struct Close {
     #[arg(value_name = "RUN")]
     run: String,
     /// Why, in words: each of its nodes says it when it ends.
-    #[arg(long, env = "RALLYPOINT_REASON", value_name = "TEXT")]
+    #[arg(long, env = "RALLYPOINT_REASON", value_name = "TEXT", value_parser = in_words)]
     reason: String,
     #[command(flatten)]
     connection: Connection,
+}
+
+fn in_words(reason: &str) -> Result<String, &'static str> {
+    if reason.trim().is_empty() { Err("say why, in words") } else { Ok(reason.to_owned()) }
 }
 
 /// The exit code of `rallypoint status`.
@@ -84,7 +88,7 @@ pub(crate) async fn status(options: &Status) -> Result<u8, Problem> {
     if let Some(run) = &options.run {
         native::check_run_id(run).map_err(|error| Problem::usage(error.to_string()))?;
     }
-    let client = connect(&options.connection).await?;
+    let client = options.connection.client().await?;
     if !options.watch {
         let (text, _) = look(&client, options).await?;
         print(&text, false);
@@ -128,14 +132,17 @@ fn shows(redraw: bool, unchanged: Option<Duration>) -> bool {
 pub(crate) async fn close(options: &Close) -> Result<u8, Problem> {
     let run = &options.run;
     native::check_run_id(run).map_err(|error| Problem::usage(error.to_string()))?;
-    let client = connect(&options.connection).await?;
+    let client = options.connection.client().await?;
     if native::status(&client, run).await.map_err(|error| failed(&error))?.is_none() {
         return Err(no_such_run(run));
     }
     let closed =
         native::close(&client, run, &options.reason, CLOSED_MARK).await.map_err(|error| failed(&error))?;
     if !closed {
-        let text = format!("run {run:?} is closed already; `rallypoint status {run}` says why");
+        let endpoint = options.connection.endpoints();
+        let text = format!(
+            "run {run:?} is closed already; `rallypoint status {run} --endpoint {endpoint}` says why"
+        );
         return Err(Problem::new(super::exit::CLOSED, text));
     }
     println!("run {} is closed: {}", plain(run), plain(&options.reason));
@@ -149,29 +156,12 @@ async fn watch(client: &Client, range: KeyRange) -> rallypoint_etcd::Result<Watc
     Ok(client.watch(range, revision_of(answer.header())? + 1))
 }
 
-async fn connect(connection: &Connection) -> Result<Client, Problem> {
-    let mut settings = connection.settings()?;
-    settings.prefix = connection.prefix.clone().unwrap_or_default();
-    Client::connect(settings).await.map_err(|error| {
-        let (text, kind) = (chain(&error), error.kind());
-        let endpoint = connection.endpoints();
-        let text = match kind {
-            // The words of the HTTP/2 library for what makes no sense to it, and for a connection that was given up for that.
-            ErrorKind::Interrupted | ErrorKind::Unreachable
-                if text.contains("connection error detected") || text.contains("connection closed") => format!(
-                "what listens at {endpoint} is no etcd, or one that wants TLS (--cacert); check --endpoint"
-            ),
-            ErrorKind::Timeout => format!(
-                "{endpoint} takes connections and says nothing: it is no etcd, or one that hangs; check --endpoint"
-            ),
-            kind => format!("{text}{}", advice(Some(kind), Place::Operator)),
-        };
-        Problem::new(NO_SERVER, text)
-    })
-}
-
 fn failed(error: &rallypoint_etcd::Error) -> Problem {
-    Problem::new(NO_SERVER, chain(error))
+    let advice = match error.is_transient() {
+        true => "",
+        false => advice(Some(error), Place::Operator),
+    };
+    Problem::new(NO_SERVER, format!("{}{advice}", chain(error)))
 }
 
 fn no_such_run(run: &str) -> Problem {
@@ -193,9 +183,10 @@ async fn look(client: &Client, options: &Status) -> Result<(String, String), Pro
             let text = format!("run {}: not there\n", plain(run));
             return if options.watch { Ok((text.clone(), text)) } else { Err(no_such_run(run)) };
         };
-        let text = if options.json { json(&status, options.watch)? } else { describe(&status, now) };
+        let text =
+            if options.json { json(&Shown::of(&status), options.watch)? } else { describe(&status, now) };
         status.nodes.iter_mut().for_each(|node| node.lease_left = None);
-        return Ok((text, json(&status, true)?));
+        return Ok((text, json(&Shown::of(&status), true)?));
     }
     let mut all = Vec::new();
     for run in native::runs(client).await.map_err(|error| failed(&error))? {
@@ -205,9 +196,27 @@ async fn look(client: &Client, options: &Status) -> Result<(String, String), Pro
         let text = list(&all);
         return Ok((text.clone(), text));
     }
-    let text = json(&all, options.watch)?;
+    let shown = |all: &[RunStatus], one_line| json(&all.iter().map(Shown::of).collect::<Vec<_>>(), one_line);
+    let text = shown(&all, options.watch)?;
     all.iter_mut().flat_map(|status| &mut status.nodes).for_each(|node| node.lease_left = None);
-    Ok((text, json(&all, true)?))
+    Ok((text, shown(&all, true)?))
+}
+
+/// A run as JSON has it: with what the table says of it.
+#[derive(serde::Serialize)]
+struct Shown<'a> {
+    state: String,
+    waiting: usize,
+    spares: usize,
+    #[serde(flatten)]
+    status: &'a RunStatus,
+}
+
+impl<'a> Shown<'a> {
+    fn of(status: &'a RunStatus) -> Self {
+        let spares = count(status, NodeState::Spare);
+        Shown { state: state(status), waiting: waiting(status), spares, status }
+    }
 }
 
 fn print(text: &str, redraw: bool) {
@@ -224,6 +233,11 @@ fn json(value: &impl serde::Serialize, one_line: bool) -> Result<String, Problem
 
 fn count(status: &RunStatus, state: NodeState) -> usize {
     status.nodes.iter().filter(|node| node.state == state).count()
+}
+
+/// The nodes that wait for a round.
+fn waiting(status: &RunStatus) -> usize {
+    count(status, NodeState::Waiting) + count(status, NodeState::Joining)
 }
 
 /// What a run is doing, in a word or two.
@@ -258,7 +272,7 @@ fn list(all: &[RunStatus]) -> String {
             status.round.to_string(),
             status.world_size.to_string(),
             range(status),
-            (count(status, NodeState::Waiting) + count(status, NodeState::Joining)).to_string(),
+            waiting(status).to_string(),
             count(status, NodeState::Spare).to_string(),
         ]);
     }
@@ -300,7 +314,7 @@ fn describe(status: &RunStatus, now: u64) -> String {
     }
     text.push_str(&format!("\nround    {}\n", round(status)));
     if let Some(master) = &status.master {
-        text.push_str(&format!("master   {}:{}\n", plain(&master.address), master.port));
+        text.push_str(&format!("master   {}\n", plain(&host_and_port(&master.address, master.port))));
     }
     for Unreadable { key, problem } in &status.unreadable {
         text.push_str(&format!("cannot be read: {}: {}\n", plain(key), plain(problem)));

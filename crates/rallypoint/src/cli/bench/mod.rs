@@ -4,6 +4,7 @@
 mod aftermath;
 mod counts;
 mod limits;
+mod progress;
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use etcd_client::{Client as RawClient, PutOptions};
 use futures::stream::{StreamExt as _, TryStreamExt as _};
 use rallypoint_core::round::Keys;
 use rallypoint_core::text::count;
-use rallypoint_etcd::v3::Client;
+use rallypoint_etcd::v3::{Client, raw_failure};
 use rallypoint_rendezvous::native::{NativeHandler, NativeSettings, run_prefix};
 use rallypoint_rendezvous::{RendezvousError, RendezvousHandler as _};
 use serde::Serialize;
@@ -21,6 +22,7 @@ use tokio::task::{JoinError, JoinSet};
 
 pub use self::aftermath::{Idle, MassDeath, idle, mass_death};
 use self::counts::Counts;
+use self::progress::Progress;
 use super::connection::Connection;
 use super::exit::{NODE, Place, Problem};
 use super::variables::yes_or_no;
@@ -48,10 +50,11 @@ enum What {
 /// Form a group of nodes, as tasks of this process, and say how long it took.
 ///
 /// Beside it stands the floor: as many lease grants and puts, asked for by a raw client. The run is closed
-/// at the end, and the mark of that goes from etcd after 10 minutes.
+/// at the end, and the mark of that goes from etcd after 10 minutes. Ended before, as by Ctrl-C, it leaves its keys to
+/// their leases: the last of the nodes' are gone after 30 seconds, of the floor's after 5 minutes, of the run's after 10.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit codes: 0 measured, 1 the ranks were wrong, 2 wrong usage, 3 no group formed, 4 no etcd at the endpoint."
+    after_help = "Exit codes: 0 measured, 1 the ranks were wrong, 2 wrong usage, 3 no group formed, 4 no etcd at the endpoint, or it does not let this user in, 6 too few open files or ports."
 )]
 struct Rendezvous {
     /// The size of the group.
@@ -119,10 +122,15 @@ async fn measure(options: &Rendezvous) -> Result<Measured, Problem> {
     let connections = (options.connections as usize).min(nodes);
     limits::make_room(nodes, connections).map_err(|problem| Problem::new(NODE, problem))?;
     let failed = |error: RendezvousError| Problem::rendezvous(&error, Place::Operator);
-    let mut group = form_on(&settings, nodes, connections).await.map_err(failed)?;
+    let progress = Progress::told();
+    progress.now(format!("connecting to {}", settings.etcd.endpoints));
+    // What is wrong with the endpoint is told as to any operator.
+    options.connection.client().await?;
+    let mut group = form_telling(&settings, nodes, connections, &progress).await.map_err(failed)?;
     let formation = group.formation.clone();
     let idle = match options.idle {
         Some(time) => {
+            progress.now(format!("letting the group be for {time} s"));
             let measured = idle(&settings, nodes, Duration::from_secs(time.into())).await;
             if measured.is_none() {
                 eprintln!(
@@ -135,8 +143,13 @@ async fn measure(options: &Rendezvous) -> Result<Measured, Problem> {
     };
     let mass_death = match deaths {
         0 => None,
-        deaths => Some(mass_death(&settings, &mut group, deaths).await.map_err(failed)?),
+        deaths => {
+            let died = count(deaths, "node");
+            progress.now(format!("{died} ended at once; waiting for the others to meet again"));
+            Some(mass_death(&settings, &mut group, deaths).await.map_err(failed)?)
+        }
     };
+    progress.now("ending the run");
     disband(group).await;
     Ok(Measured { formation, idle, mass_death })
 }
@@ -232,6 +245,15 @@ pub async fn form_on(
     nodes: usize,
     connections: usize,
 ) -> Result<Group, RendezvousError> {
+    form_telling(settings, nodes, connections, &Progress::default()).await
+}
+
+async fn form_telling(
+    settings: &NativeSettings,
+    nodes: usize,
+    connections: usize,
+    progress: &Progress,
+) -> Result<Group, RendezvousError> {
     let connection = |error: rallypoint_etcd::Error| RendezvousError::Connection {
         endpoint: settings.etcd.endpoints.to_string(),
         source: error.into(),
@@ -247,9 +269,12 @@ pub async fn form_on(
     let connecting = (0..=connections).map(|_| Client::connect(settings.etcd.clone()));
     let connecting = futures::stream::iter(connecting).buffer_unordered(64);
     let clients: Vec<Client> = connecting.try_collect().await.map_err(connection)?;
+    let (leases, group) = (count(nodes, "lease"), count(nodes, "node"));
+    progress.now(format!("measuring the floor: {leases} and as many keys, by a raw client"));
     let floor_seconds = floor(settings, nodes).await?;
     let before = Counts::read(settings).await.ok();
 
+    progress.now(format!("forming a group of {group}"));
     let began = Instant::now();
     let leader = Keys::new(&run_prefix(&settings.run_id)).leader();
     let mut met = Vec::with_capacity(nodes);
@@ -328,22 +353,28 @@ pub async fn disband(group: Group) {
 
 /// What this etcd needs for a lease and a key of each node, asked for by the raw client.
 async fn floor(settings: &NativeSettings, nodes: usize) -> Result<f64, RendezvousError> {
-    let failed = |error: etcd_client::Error| RendezvousError::Connection {
-        endpoint: settings.etcd.endpoints.to_string(),
+    let endpoint = settings.etcd.endpoints.to_string();
+    let failed = |error: rallypoint_etcd::Error| RendezvousError::Connection {
+        endpoint: endpoint.clone(),
         source: error.into(),
     };
     let mut clients = Vec::new();
     for _ in 0..CONNECTIONS {
-        clients.push(RawClient::connect(settings.etcd.urls(), raw_options(settings)?).await.map_err(failed)?);
+        let connected = RawClient::connect(settings.etcd.urls(), raw_options(settings)?).await;
+        clients.push(connected.map_err(|error| failed(raw_failure("connect", error)))?);
     }
-    let key = |index: usize| format!("{}rallypoint-bench/{}/{index}", settings.etcd.prefix, settings.run_id);
+    // Among the keys of the run, since a user may be let to no others.
+    let key = |index: usize| format!("{}{}floor/{index}", settings.etcd.prefix, run_prefix(&settings.run_id));
     let began = Instant::now();
     let joining = (0..nodes).map(|index| {
         let mut client = clients[index % CONNECTIONS].clone();
         let key = key(index);
         async move {
-            let lease = client.lease_grant(FLOOR_LEASE, None).await?.id();
-            client.put(key, [b'x'; 200], Some(PutOptions::new().with_lease(lease))).await?;
+            let granted = client.lease_grant(FLOOR_LEASE, None).await;
+            let lease = granted.map_err(|error| raw_failure("grant a lease", error))?.id();
+            let options = PutOptions::new().with_lease(lease);
+            let put = client.put(key.as_str(), [b'x'; 200], Some(options)).await;
+            put.map_err(|error| raw_failure("put", error).key(key))?;
             Ok(lease)
         }
     });
@@ -353,7 +384,10 @@ async fn floor(settings: &NativeSettings, nodes: usize) -> Result<f64, Rendezvou
     // They would end while the group forms, at its expense.
     let ending = leases.into_iter().map(|lease| {
         let mut client = clients[0].clone();
-        async move { client.lease_revoke(lease).await.map(|_| ()) }
+        async move {
+            let ended = client.lease_revoke(lease).await;
+            ended.map(drop).map_err(|error| raw_failure("revoke a lease", error))
+        }
     });
     let ended: Result<Vec<()>, _> =
         futures::stream::iter(ending).buffer_unordered(IN_FLIGHT).try_collect().await;

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use rallypoint_core::endpoint::host_and_port;
 use rallypoint_rendezvous::native::{BACKEND, TORCHRUNS};
 use rallypoint_rendezvous::{ParameterError, Registry, RendezvousParameters};
 
@@ -298,8 +299,7 @@ fn bare(address: &str) -> &str {
 }
 
 fn endpoint(address: &str, port: u16) -> String {
-    let address = bare(address);
-    if address.contains(':') { format!("[{address}]:{port}") } else { format!("{address}:{port}") }
+    host_and_port(bare(address), port)
 }
 
 /// Whether each part of an endpoint that torchrun takes, which is one, has a port.

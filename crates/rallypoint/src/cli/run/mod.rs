@@ -34,7 +34,7 @@ use rallypoint_agent::{
 use rallypoint_core::time::bounded;
 use rallypoint_etcd::ErrorKind;
 use rallypoint_rendezvous::native::{BACKEND, DEFAULT_JOIN_TIMEOUT, NativeSettings};
-use rallypoint_rendezvous::{Registry, RendezvousError, RendezvousHandler, RendezvousParameters};
+use rallypoint_rendezvous::{Registry, RendezvousHandler, RendezvousParameters};
 use rustix::process::{Pid, Signal};
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -52,7 +52,9 @@ use self::terminal::{LogWriter, Terminal};
 use self::timer::TimerFile;
 use self::worker_store::StoreServer;
 use self::writer::Lost;
-use super::exit::{CLOSED, NO_SERVER, NODE, Place, Problem, SIGNAL, WORKERS_FAILED, kind, say};
+use super::exit::{
+    CLOSED, NO_SERVER, NODE, Place, Problem, SIGNAL, WORKERS_FAILED, cause, no_etcd, say, speaks_otherwise,
+};
 use super::variables::{Unread, named};
 use super::{LogFormat, start_log_to};
 
@@ -468,24 +470,25 @@ async fn connect(
         false => deadline.saturating_duration_since(Instant::now()),
     };
     let made = Registry::with_defaults().create_within(parameters, patience).await;
-    made.map_err(|error| match &error {
-        RendezvousError::Connection { .. } if meeting.taken && no_etcd(parameters, &error) => {
+    let plain = parameters.get("protocol").is_none_or(|it| it == "http");
+    made.map_err(|error| match cause(&error) {
+        Some(cause) if plain && meeting.taken && no_etcd_here(parameters, cause) => {
             // The other nodes find the same there, and end with the same code.
             let (endpoint, flag) = (&parameters.endpoint, place.port());
             let text = format!(
-                "the port of {endpoint} is in use by something that is no etcd: choose another {flag}"
+                "the port of {endpoint} is in use by something that is no etcd, or by one that wants TLS (--cacert): choose another {flag}"
             );
             Problem::new(NO_SERVER, text)
         }
+        Some(cause) if plain && speaks_otherwise(cause) => no_etcd(&parameters.endpoint, place),
         _ => Problem::rendezvous(&error, place),
     })
 }
 
-/// Whether what listens there does not even answer as an etcd does. One without the v2 API, or one that is asked for TLS
-/// and has none, may be one all the same.
-fn no_etcd(parameters: &RendezvousParameters, error: &RendezvousError) -> bool {
-    let plain = parameters.backend == BACKEND && parameters.get("protocol").is_none_or(|it| it == "http");
-    plain && !matches!(kind(error), Some(ErrorKind::Auth | ErrorKind::PermissionDenied | ErrorKind::Tls))
+/// Whether what listens on this node does not even answer as an etcd does. One without the v2 API may be one all the same.
+fn no_etcd_here(parameters: &RendezvousParameters, cause: &rallypoint_etcd::Error) -> bool {
+    let let_in = !matches!(cause.kind(), ErrorKind::Auth | ErrorKind::PermissionDenied | ErrorKind::Tls);
+    parameters.backend == BACKEND && let_in || speaks_otherwise(cause)
 }
 
 /// An error as the lines of the log are.
