@@ -34,8 +34,7 @@ pub(crate) async fn finished(
     writes.set_timeout(timeout);
     let here = format!("{HERE}{rank}").into_bytes();
     let every = LOOK_AGAIN.max(LOOK_AGAIN_PER_NODE.saturating_mul(u32::try_from(nodes).unwrap_or(u32::MAX)));
-    let passed =
-        patience::until(Instant::now() + bounded(timeout), async || patience::wait(store, PASSED).await);
+    let passed = patience::until_taken(timeout, async || patience::wait(store, PASSED).await);
     tokio::pin!(passed);
     loop {
         arrive(&*writes, &here, nodes, timeout).await?;
@@ -56,11 +55,10 @@ pub(crate) async fn finished(
 
 /// Counts this node in. That it is counted comes first: twice would be worse than not at all.
 async fn arrive(writes: &dyn Store, here: &[u8], nodes: usize, timeout: Duration) -> Result<(), StoreError> {
-    let deadline = Instant::now() + bounded(timeout);
-    patience::until(deadline, async || writes.set(here, b"1").await).await?;
-    let arrived = patience::until(deadline, async || writes.add(ARRIVED, 1).await).await?;
+    patience::until_taken(timeout, async || writes.set(here, b"1").await).await?;
+    let arrived = patience::until_taken(timeout, async || writes.add(ARRIVED, 1).await).await?;
     if usize::try_from(arrived).is_ok_and(|arrived| arrived >= nodes) {
-        patience::until(deadline, async || writes.set(PASSED, b"1").await).await?;
+        patience::until_taken(timeout, async || writes.set(PASSED, b"1").await).await?;
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rallypoint_core::endpoint::host_and_port;
 use rallypoint_core::time::bounded;
 use rallypoint_rendezvous::{FINISHED, GroupChange, Rendezvous, RendezvousHandler};
-use rallypoint_store::Store;
+use rallypoint_store::{Store, StoreError};
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
@@ -401,6 +401,7 @@ impl Round<'_> {
         let began = Instant::now();
         // Once this node cannot tell its end: until then a change of the group may say why.
         let mut gives_up: Option<Instant> = None;
+        let mut refusal: Option<StoreError> = None;
         while *self.decision.stage() == Stage::Finishing {
             let event = tokio::select! {
                 biased;
@@ -408,15 +409,21 @@ impl Round<'_> {
                     Ok(()) => Event::AllSucceeded,
                     Err(error) => {
                         debug!(%error, "the end cannot be told");
+                        if error.is_refusal() {
+                            // For as long as that; that it renews the lease meanwhile does not help.
+                            gives_up = Some(Instant::now());
+                            refusal = Some(error);
+                            continue;
+                        }
                         let since = agent.handler().contact().map_or(began, |contact| contact.at.max(began));
                         let told = if error.is_silence() { Duration::ZERO } else { LOSS_IS_TOLD };
                         gives_up = Some((since + bounded(timeout)).max(Instant::now() + told));
                         continue;
                     }
                 },
-                () = &mut silent => self.no_word(fence, stop).await,
+                () = &mut silent => self.no_word(None, fence, stop).await,
                 () = tokio::time::sleep_until(gives_up.unwrap_or(began)), if gives_up.is_some() => {
-                    self.no_word(fence, stop).await
+                    self.no_word(refusal.as_ref(), fence, stop).await
                 }
                 signal = stop.asked() => Event::Asked(signal),
                 notice = &mut told => Event::Told(notice),
@@ -448,10 +455,15 @@ impl Round<'_> {
         said.map_or(Event::Changed(change), Event::Told)
     }
 
-    /// Nobody says whether the other nodes have finished. Those who can be reached are told that this one has.
-    async fn no_word(&self, fence: &Fence, stop: &mut StopListener) -> Event {
+    /// Nobody says whether the other nodes have finished, as etcd does not answer, or refuses to take note of this one's
+    /// end. Those who can be reached are told of it.
+    async fn no_word(&self, refusal: Option<&StoreError>, fence: &Fence, stop: &mut StopListener) -> Event {
         let seconds = self.agent.spec().exit_barrier_timeout.as_secs_f64();
-        if self.nodes == 1 {
+        if let Some(refusal) = refusal {
+            warn!(
+                "this node's workers have finished; for {seconds} s etcd has refused to take note of it ({refusal}), and is not waited for any longer (--exit-barrier-timeout)"
+            );
+        } else if self.nodes == 1 {
             warn!(
                 "the workers have finished; etcd has not renewed this node's lease for {seconds} s, and is not waited for any longer (--exit-barrier-timeout)"
             );

@@ -62,8 +62,9 @@ pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
         None
     }
 
-    /// When etcd last answered for this node's lease. None before there is one, and where the backend does not say: such
-    /// a node cannot tell by itself that it is cut off.
+    /// When etcd last said that this node has its place: by refreshing what that hangs on, while it tells the node of the
+    /// others. None before there is one, and where the backend does not say: such a node cannot tell by itself that it
+    /// is cut off.
     fn contact(&self) -> Option<Contact> {
         None
     }

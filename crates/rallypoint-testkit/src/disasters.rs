@@ -77,6 +77,18 @@ impl Etcd {
         }
     }
 
+    /// One more user, who may read and write what begins with `prefix`.
+    pub fn add_user(&self, user: &str, password: &str, prefix: &str) {
+        for args in [
+            &["user", "add", &format!("{user}:{password}")][..],
+            &["role", "add", user],
+            &["role", "grant-permission", user, "--prefix=true", "readwrite", prefix],
+            &["user", "grant-role", user, user],
+        ] {
+            let _ = self.etcdctl(&[args, &[ROOT]].concat());
+        }
+    }
+
     /// Ends what [`Etcd::ask_for_passwords`] began.
     pub fn ask_for_no_passwords(&self) {
         let _ = self.etcdctl(&["auth", "disable", ROOT]);

@@ -80,13 +80,18 @@ impl Site {
     }
 
     fn with(nodes: usize, args: &[&str], worker: &str) -> Self {
+        let mut site = Site::without_nodes(nodes);
+        site.nodes = (0..nodes).map(|n| site.start(n, args, worker)).collect();
+        site
+    }
+
+    /// With so many machines for them.
+    fn without_nodes(nodes: usize) -> Self {
         let network = Network::start(nodes + 1).unwrap();
         let etcd = network.host(nodes);
         let server = Etcd::builder(Version::V35).v2().unsafe_no_fsync().on(&etcd).start();
         let folder = tempfile::tempdir().unwrap();
-        let mut site = Site { folder, nodes: Vec::new(), server, network, etcd };
-        site.nodes = (0..nodes).map(|n| site.start(n, args, worker)).collect();
-        site
+        Site { folder, nodes: Vec::new(), server, network, etcd }
     }
 
     fn start(&self, n: usize, args: &[&str], worker: &str) -> Launcher {
@@ -95,6 +100,7 @@ impl Site {
         command.args(["run", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint, "--shutdown-timeout", "5"]);
         command.args(args).args(["--", "bash", "-c", worker]);
         command.env("FOLDER", self.folder.path()).env("NODE", format!("node{n}"));
+        command.env("RALLYPOINT_PASSWORD", "secret");
         Launcher::spawn(command)
     }
 
@@ -184,6 +190,32 @@ fn a_node_cut_off_from_etcd_learns_from_the_others_that_they_have_met_again() {
     site.nodes[master].wait_for("is in this round no more");
     site.meet(2, 2, site.others(master));
     host.mend_to(&site.etcd);
+    site.meet(2, 3, [master]);
+    site.meet(3, 3, site.others(master));
+    site.two_masters(Duration::from_secs(2) + GRACE);
+}
+
+#[test]
+fn a_node_whose_user_may_do_nothing_any_more_learns_so_too() {
+    let mut site = Site::without_nodes(3);
+    // Each node is a user of its own.
+    let (user, keys) = (|n: usize| format!("node{n}"), "rallypoint/job/");
+    site.server.ask_for_passwords(&user(0), "secret", keys);
+    (1..3).for_each(|n| site.server.add_user(&user(n), "secret", keys));
+    let args =
+        ["--nnodes", "2:3", "--fence-timeout", "600", "--rdzv-conf", "last_call_timeout=60,lease_timeout=2"];
+    site.nodes =
+        (0..3).map(|n| site.start(n, &[&args[..], &["--user", &user(n)]].concat(), WORKER)).collect();
+    site.meet(1, 3, 0..3);
+    let master = site.master();
+    site.server.revoke_role(&user(master));
+    // What it watched it may watch no more. etcd grants it a lease and renews that, and takes no key for it.
+    site.server.kill();
+    site.server.restart();
+    site.nodes[master].wait_for("refuses this node");
+    site.nodes[master].wait_for("is in this round no more");
+    site.meet(2, 2, site.others(master));
+    site.server.grant_role(&user(master));
     site.meet(2, 3, [master]);
     site.meet(3, 3, site.others(master));
     site.two_masters(Duration::from_secs(2) + GRACE);

@@ -189,6 +189,30 @@ fn a_node_that_has_finished_does_not_wait_for_ever_for_an_etcd_that_does_not_ans
 }
 
 #[test]
+fn a_full_etcd_is_named_by_a_member_that_misses_another_and_by_one_that_has_finished() {
+    let etcd = Etcd::builder(Version::V35).arg("--quota-backend-bytes=2000000").unsafe_no_fsync().start();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("end");
+    let script = format!("echo at work; while [ ! -e {} ]; do sleep 0.05; done", file.display());
+    let args =
+        ["--nnodes", "2", "--rdzv-id", "job", "--rdzv-endpoint", &etcd.endpoint(), "--rdzv-conf", QUICK];
+    let args = [&args[..], &["--exit-barrier-timeout", "3", "--", "sh", "-c", &script]].concat();
+    let mut nodes = [Launcher::start(&args), Launcher::start(&args)];
+    nodes.iter_mut().for_each(|node| drop(node.wait_for("at work")));
+    etcd.exhaust_space();
+    let [mut stays, mut goes] = nodes;
+    goes.pull_the_plug();
+    // It leads, or wants to: either way etcd would have to take something.
+    let said = stays.wait_for("refuses this node");
+    assert!(said.contains("database is full"), "{said}");
+    std::fs::write(&file, "").unwrap();
+    let ended = stays.ended().expect(0);
+    let said = ended.with("for 3 s etcd has refused to take note of it");
+    assert!(said.len() == 1 && said[0].contains("database is full"), "{}", ended.text());
+    assert!(!ended.text().contains("has not renewed"), "{}", ended.text());
+}
+
+#[test]
 fn a_node_that_is_alone_does_not_speak_of_others() {
     let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
     let file = folder.path().join("end");

@@ -41,6 +41,8 @@ pub struct Node {
     departure: Option<Departure>,
     closing: Option<Closing>,
     look: Look,
+    /// When etcd last said that this node is in the run.
+    contact: Option<Duration>,
     /// When etcd was last found to have lost data.
     lost_at: Option<Duration>,
     /// When the leader has last asked whether this node is there: the epoch, and the revision in it.
@@ -93,6 +95,7 @@ impl Node {
             departure: None,
             closing: None,
             look: Look::default(),
+            contact: None,
             lost_at: None,
             asked: (0, 0),
             driven: Duration::ZERO,
@@ -206,18 +209,35 @@ impl Node {
     }
 
     /// A refresh of the lease was answered.
-    pub fn handle_renewed(&mut self, now: Duration, _lease: i64) {
+    pub fn handle_renewed(&mut self, now: Duration, lease: i64) {
         // A lease without keys is anybody's to refresh.
-        if self.presence.stands().is_some() {
+        if self.presence.stands().is_some() && self.presence.lease() == Some(lease) {
             self.silence.served(now);
+            // Some servers refresh one with keys for anybody too, also for who may not hear of the group any more.
+            if self.view.is_told() {
+                self.contact = Some(now);
+            }
         }
         self.drive(now);
     }
 
-    /// etcd refuses to refresh the lease, or to let this node watch.
+    /// etcd refuses to refresh the lease.
     pub fn handle_refused(&mut self, now: Duration) {
         self.silence.forget();
         self.drive(now);
+    }
+
+    /// etcd refuses to let this node watch.
+    pub fn handle_watch_refused(&mut self, now: Duration, watch: WatchId) {
+        self.view.is_refused(watch);
+        self.handle_refused(now);
+    }
+
+    /// When etcd last said that this node is in the run: it took the node's key, or refreshed the lease that this hangs on,
+    /// while it tells the node what happens to the group.
+    #[must_use]
+    pub fn contact(&self) -> Option<Duration> {
+        self.contact
     }
 
     /// The lease that was kept is gone.
@@ -406,6 +426,9 @@ impl Node {
                 self.look.last = now;
                 let context = context!(self, now);
                 self.view.see(context, &sight);
+                if self.view.is_told() {
+                    self.contact = Some(now);
+                }
             }
             Found::Replaced { by } => self.replaced(by),
             Found::Mismatch(refusal) => {

@@ -16,6 +16,8 @@ pub enum Output {
         request: Request,
     },
     /// Watch these keys, instead of what this watch was on before.
+    ///
+    /// Where etcd refuses that, tell [`Node::handle_watch_refused`](super::Node::handle_watch_refused).
     Watch {
         /// The watch.
         id: WatchId,

@@ -25,6 +25,8 @@ pub(super) struct View {
     leader: Fact<LeaderKey>,
     round: Fact<RoundKey>,
     place: Fact<Option<Place>>,
+    /// Which of the watches, of the group and of the place, etcd refuses.
+    refused: [bool; 2],
     /// What etcd had of the run is gone, and nobody has taken note of it yet.
     lost: bool,
 }
@@ -123,6 +125,7 @@ impl View {
             leader: Fact::unknown(LeaderKey::Unknown),
             round: Fact::unknown(RoundKey::Unknown),
             place: Fact::unknown(None),
+            refused: [false; 2],
             lost: false,
         }
     }
@@ -181,6 +184,25 @@ impl View {
         matches!(self.watching, Watching::Blind { .. })
     }
 
+    /// Whether what happens to the group is told to this node.
+    pub(super) fn is_told(&self) -> bool {
+        matches!(self.watching, Watching::Following) && self.refused == [false; 2]
+    }
+
+    /// etcd refuses a watch, until that tells of something again.
+    pub(super) fn is_refused(&mut self, watch: WatchId) {
+        self.set_refused(watch, true);
+    }
+
+    fn set_refused(&mut self, watch: WatchId, refused: bool) {
+        match watch {
+            WatchId::Group => self.refused[0] = refused,
+            WatchId::Rank => self.refused[1] = refused,
+            // It tells of the others; whether this node leads is not asked here.
+            WatchId::Nodes => {}
+        }
+    }
+
     /// etcd has lost data, or may have: nothing that is known counts any more.
     pub(super) fn distrust(&mut self, context: &mut Context<'_>) {
         context.out.begin_epoch();
@@ -211,6 +233,7 @@ impl View {
             self.distrust(context);
         }
         context.out.saw(update.revision());
+        self.set_refused(watch, false);
         match &mut self.watching {
             Watching::Closed => {}
             Watching::Opening { group, rank, kept_back } => {

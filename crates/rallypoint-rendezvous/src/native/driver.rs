@@ -56,6 +56,14 @@ pub(super) struct Group {
     pub(super) change: Option<GroupChange>,
 }
 
+/// What came of a request.
+struct Answer {
+    id: u64,
+    /// Whether etcd was to take something.
+    writes: bool,
+    result: Result<Reply, Error>,
+}
+
 pub(super) struct Driver {
     node: Node,
     client: Client,
@@ -63,11 +71,11 @@ pub(super) struct Driver {
     lease_ttl: Duration,
     began: Instant,
     commands: mpsc::UnboundedReceiver<Command>,
-    requests: FuturesUnordered<BoxFuture<'static, (u64, Result<Reply, Error>)>>,
+    requests: FuturesUnordered<BoxFuture<'static, Answer>>,
     watches: [Option<Watch>; 3],
     lease: Option<Lease>,
     reach: Reach,
-    /// When etcd last answered for the lease.
+    /// When etcd last said that this node is in the run, as the machine sees it.
     contact: watch::Sender<Option<Instant>>,
     /// etcd has let this node write here: what it refuses now it may allow again.
     let_in: bool,
@@ -112,7 +120,7 @@ impl Driver {
         }
     }
 
-    /// When etcd last answered for this node's lease.
+    /// When etcd last said that this node is in the run.
     pub(super) fn contact(&self) -> watch::Receiver<Option<Instant>> {
         self.contact.subscribe()
     }
@@ -120,6 +128,8 @@ impl Driver {
     /// Runs until the handler is gone.
     pub(super) async fn run(mut self) {
         loop {
+            // Whoever is told of a round can ask for it at once.
+            self.tell_contact();
             self.drain();
             self.look_at_reach();
             let reach = self.reach_at().and_then(|after| self.began.checked_add(after));
@@ -131,7 +141,7 @@ impl Driver {
                     None => return,
                     Some(command) => self.command(command),
                 },
-                Some((id, result)) = self.requests.next() => self.replied(id, result),
+                Some(answer) = self.requests.next() => self.replied(answer),
                 update = next_update(group) => self.updated(WatchId::Group, update),
                 update = next_update(rank) => self.updated(WatchId::Rank, update),
                 update = next_update(nodes) => self.updated(WatchId::Nodes, update),
@@ -142,10 +152,15 @@ impl Driver {
         }
     }
 
+    fn tell_contact(&self) {
+        let at = self.node.contact().map(|at| self.began + at);
+        self.contact.send_if_modified(|contact| std::mem::replace(contact, at) != at);
+    }
+
     /// When to look again whether etcd does what it is asked.
     fn reach_at(&self) -> Option<Duration> {
         let now = self.began.elapsed();
-        let says = self.reach.says_at().filter(|_| self.joining.is_some());
+        let says = self.reach.says_at().filter(|_| self.let_in);
         let lasts = self.reach.lasts(now).filter(|_| !self.leaving.is_empty());
         let gives_up = lasts.map(|lasts| (now + self.lease_ttl).saturating_sub(lasts));
         [says, gives_up].into_iter().flatten().min()
@@ -153,7 +168,8 @@ impl Driver {
 
     fn look_at_reach(&mut self) {
         let now = self.began.elapsed();
-        if self.joining.is_some()
+        // Who was never let in is told once, by an error.
+        if self.let_in
             && let Some(line) = self.reach.say(now, &self.endpoints)
         {
             warn!("{line}");
@@ -199,12 +215,12 @@ impl Driver {
         }
     }
 
-    fn replied(&mut self, id: u64, result: Result<Reply, Error>) {
+    fn replied(&mut self, Answer { id, writes, result }: Answer) {
         let now = self.began.elapsed();
         match &result {
             Ok(Reply::Txn(_) | Reply::Range { .. }) => {
                 self.let_in = true;
-                self.reach.served();
+                self.reach.served(writes);
             }
             Ok(_) => self.reach.heard(),
             Err(_) => {}
@@ -213,7 +229,7 @@ impl Driver {
             let failure = translate::failure(&error);
             debug!(%error, ?failure, "a request of the rendezvous failed");
             match failure {
-                Failure::Refused => self.refused(error),
+                Failure::Refused => self.refused(error, writes),
                 Failure::Unknown => self.reach.unanswered(now),
                 Failure::LeaseGone => self.reach.heard(),
             }
@@ -230,8 +246,8 @@ impl Driver {
                 self.node.handle_update(now, id, translate::update(update));
             }
             Err(error) => {
-                self.refused(error);
-                self.node.handle_refused(now);
+                self.refused(error, false);
+                self.node.handle_watch_refused(now, id);
             }
         }
     }
@@ -250,7 +266,6 @@ impl Driver {
         match state {
             LeaseState::Alive => {
                 self.reach.lease_is_well();
-                self.contact.send_replace(Some(Instant::now()));
                 self.node.handle_renewed(now, lease);
             }
             LeaseState::Lost => {
@@ -259,9 +274,11 @@ impl Driver {
             }
             LeaseState::Unsure { since, refused } => {
                 let since = since.saturating_duration_since(self.began);
-                self.reach.lease_is_unsure(since, refused.then(refused_refresh));
                 if refused {
+                    self.reach.lease_is_refused(now, since, refused_refresh());
                     self.node.handle_refused(now);
+                } else {
+                    self.reach.lease_is_unsure(since);
                 }
             }
         }
@@ -269,10 +286,10 @@ impl Driver {
 
     /// etcd refuses what this node asks. Whoever was never let in is told, as somebody has made a mistake. Whoever was
     /// waits on: a role that was taken away may be given back, and space be made.
-    fn refused(&mut self, error: Error) {
+    fn refused(&mut self, error: Error, writes: bool) {
         match self.joining.take_if(|_| !self.let_in) {
             Some(joining) => drop(joining.send(Err(NoRound::Etcd(Complaint::Refuses(error))))),
-            None => self.reach.refused(self.began.elapsed(), error),
+            None => self.reach.refused(self.began.elapsed(), error, writes),
         }
     }
 
@@ -280,9 +297,11 @@ impl Driver {
         while let Some(output) = self.node.poll_output() {
             match output {
                 Output::Request { id, request } => {
-                    let client = self.client.clone();
-                    self.requests
-                        .push(Box::pin(async move { (id, translate::carry_out(&client, request).await) }));
+                    let (client, writes) = (self.client.clone(), translate::writes(&request));
+                    self.requests.push(Box::pin(async move {
+                        let result = translate::carry_out(&client, request).await;
+                        Answer { id, writes, result }
+                    }));
                 }
                 Output::Watch { id, keys, from } => {
                     let range = translate::range(keys);
@@ -294,7 +313,6 @@ impl Driver {
                 Output::Unwatch(id) => *self.watch(id) = None,
                 Output::Keep(lease) => {
                     self.reach.lease_is_well();
-                    self.contact.send_replace(Some(Instant::now()));
                     self.lease = Some(self.client.lease_keep(lease, self.lease_ttl));
                 }
                 Output::Forget(lease) => self.lease = self.lease.take().filter(|kept| kept.id() != lease),

@@ -57,7 +57,7 @@ pub struct NativeHandler {
     commands: mpsc::UnboundedSender<Command>,
     group: watch::Receiver<Group>,
     progress: watch::Receiver<Progress>,
-    /// When etcd last answered for this node's lease.
+    /// When etcd last said that this node is in the run.
     contact: watch::Receiver<Option<Instant>>,
     address: String,
     /// This node's port, should it become the master; held from before it is announced until it is handed over.

@@ -8,15 +8,20 @@
 //!    └────── it has done something that it could refuse ───┘
 //! ```
 //!
-//! Of the requests and of the lease this is known apart: etcd refreshes a lease without keys for anybody. What is said of
-//! a silence is the client's affair ([`rallypoint_etcd::Reach`]), whoever waits.
+//! Of the requests and of the lease this is known apart: etcd refreshes a lease without keys for anybody. One that is full, or
+//! that lets a node only read, answers reads: so where it has refused to take something, only that it takes something ends
+//! that. What is said of a silence is the client's affair ([`rallypoint_etcd::Reach`]), whoever waits.
 
 use std::time::Duration;
 
 use rallypoint_etcd::Error;
 
-/// How often a refusal is said.
+/// How often a refusal is said, at first...
 const PACE: Duration = Duration::from_secs(10);
+/// ...and how often after as long.
+const SLOW_PACE: Duration = Duration::from_secs(60);
+/// What is refused is tried again every few seconds. If it was not for so long, nobody wants it any more.
+const FRESH: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
 pub(super) struct Reach {
@@ -30,8 +35,18 @@ pub(super) struct Reach {
 #[derive(Debug)]
 struct Trouble {
     since: Duration,
-    /// In etcd's words; none if it is silent.
-    refusal: Option<Error>,
+    /// None if etcd is silent.
+    refusal: Option<Refusal>,
+}
+
+#[derive(Debug)]
+struct Refusal {
+    /// In etcd's words.
+    error: Error,
+    /// The last one.
+    at: Duration,
+    /// Whether it was to take something.
+    writes: bool,
 }
 
 /// Why a node got nothing from etcd.
@@ -48,10 +63,10 @@ impl Reach {
         self.lease.take_if(|trouble| trouble.refusal.is_none());
     }
 
-    /// etcd has done what only who may write here can ask for.
-    pub(super) fn served(&mut self) {
+    /// etcd has done what only who may read or write here can ask for.
+    pub(super) fn served(&mut self, writes: bool) {
         self.heard();
-        self.requests = None;
+        self.requests.take_if(|trouble| writes || trouble.refusal.as_ref().is_none_or(|it| !it.writes));
     }
 
     /// The lease was refreshed, or is another by now.
@@ -66,32 +81,46 @@ impl Reach {
     }
 
     /// A request was refused.
-    pub(super) fn refused(&mut self, now: Duration, error: Error) {
-        let since = refused_since(self.requests.as_ref(), now);
-        self.requests = Some(Trouble { since, refusal: Some(error) });
+    pub(super) fn refused(&mut self, now: Duration, error: Error, writes: bool) {
+        let refusal = Refusal { error, at: now, writes };
+        self.requests = Some(refused_since(self.requests.as_ref(), now, refusal));
     }
 
-    /// Refreshes of the lease go unanswered since then, or are refused.
-    pub(super) fn lease_is_unsure(&mut self, since: Duration, refusal: Option<Error>) {
-        let since = if refusal.is_some() { refused_since(self.lease.as_ref(), since) } else { since };
-        self.lease = Some(Trouble { since, refusal });
+    /// Refreshes of the lease go unanswered since then.
+    pub(super) fn lease_is_unsure(&mut self, since: Duration) {
+        self.lease = Some(Trouble { since, refusal: None });
     }
 
-    fn trouble(&self) -> Option<&Trouble> {
-        let refuses = |trouble: &&Trouble| trouble.refusal.is_some();
-        let all = || self.requests.iter().chain(&self.lease);
-        all().find(refuses).or_else(|| all().min_by_key(|trouble| trouble.since))
+    /// A refresh of the lease was refused.
+    pub(super) fn lease_is_refused(&mut self, now: Duration, since: Duration, error: Error) {
+        let refusal = Refusal { error, at: now, writes: true };
+        self.lease = Some(refused_since(self.lease.as_ref(), since, refusal));
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Trouble> {
+        self.requests.iter().chain(&self.lease)
+    }
+
+    /// The last that was refused, and since when.
+    fn refusal(&self) -> Option<(Duration, &Refusal)> {
+        let refused = self.all().filter_map(|it| it.refusal.as_ref().map(|refusal| (it.since, refusal)));
+        refused.max_by_key(|(_, refusal)| refusal.at)
     }
 
     /// For how long etcd has not done what it was asked.
     pub(super) fn lasts(&self, now: Duration) -> Option<Duration> {
-        self.trouble().map(|trouble| now.saturating_sub(trouble.since))
+        let refused = self.refusal().filter(|(_, refusal)| now.saturating_sub(refusal.at) <= FRESH);
+        let silent = || self.all().filter(|it| it.refusal.is_none()).map(|it| it.since).min();
+        let since = refused.map(|(since, _)| since).or_else(silent)?;
+        Some(now.saturating_sub(since))
     }
 
-    /// When a refusal is to be said.
+    /// When a refusal is to be said: each time at the earliest when there was one since.
     pub(super) fn says_at(&self) -> Option<Duration> {
-        let first = self.trouble().filter(|trouble| trouble.refusal.is_some())?.since;
-        Some(self.said.map_or(first, |said| first.max(said + PACE)))
+        let (since, refusal) = self.refusal()?;
+        let Some(said) = self.said else { return Some(since) };
+        let pace = if said.saturating_sub(since) >= SLOW_PACE { SLOW_PACE } else { PACE };
+        (refusal.at > said).then(|| since.max(said + pace))
     }
 
     /// What there is to say now of the etcd at `endpoints`.
@@ -100,22 +129,24 @@ impl Reach {
             return None;
         }
         self.said = Some(now);
-        let refusal = self.trouble()?.refusal.as_ref()?;
-        Some(format!("etcd at {endpoints} refuses this node: {refusal}"))
+        let (_, refusal) = self.refusal()?;
+        Some(format!("etcd at {endpoints} refuses this node: {}", refusal.error))
     }
 
     /// Why nothing came of what was asked, if that is etcd's fault.
     pub(super) fn complaint(&mut self, now: Duration) -> Option<Complaint> {
-        let silent = self.lasts(now)?;
+        let lasts = self.lasts(now)?;
         let mut refusals = [&mut self.requests, &mut self.lease].into_iter().flatten();
-        let refusal = refusals.find_map(|trouble| trouble.refusal.take());
-        Some(refusal.map_or(Complaint::Silent(silent), Complaint::Refuses))
+        let fresh = |refusal: &mut Refusal| now.saturating_sub(refusal.at) <= FRESH;
+        let refusal = refusals.find_map(|trouble| trouble.refusal.take_if(fresh));
+        Some(refusal.map_or(Complaint::Silent(lasts), |refusal| Complaint::Refuses(refusal.error)))
     }
 }
 
 /// A refusal goes on since the first of them.
-fn refused_since(before: Option<&Trouble>, now: Duration) -> Duration {
-    before.filter(|trouble| trouble.refusal.is_some()).map_or(now, |trouble| trouble.since)
+fn refused_since(before: Option<&Trouble>, now: Duration, refusal: Refusal) -> Trouble {
+    let since = before.filter(|trouble| trouble.refusal.is_some()).map_or(now, |trouble| trouble.since);
+    Trouble { since, refusal: Some(refusal) }
 }
 
 #[cfg(test)]
@@ -137,7 +168,7 @@ mod tests {
     fn a_silence_lasts_from_its_beginning_until_anything_is_heard() {
         let mut reach = Reach::default();
         assert_eq!(reach.lasts(at(10)), None);
-        reach.lease_is_unsure(at(10), None);
+        reach.lease_is_unsure(at(10));
         reach.unanswered(at(12));
         assert_eq!(reach.says_at(), None, "it is the client's to say");
         assert!(matches!(reach.complaint(at(40)), Some(Complaint::Silent(for_long)) if for_long == at(30)));
@@ -148,21 +179,42 @@ mod tests {
     #[test]
     fn a_refusal_is_over_when_etcd_does_what_it_could_refuse() {
         let mut reach = Reach::default();
-        reach.refused(at(10), denied());
+        reach.refused(at(10), denied(), true);
         reach.heard();
         reach.lease_is_well();
-        reach.refused(at(14), denied());
+        reach.refused(at(14), denied(), true);
         assert_eq!(reach.lasts(at(15)), Some(at(5)));
         assert!(
             reach.say(at(15), "a:1").unwrap().contains("refuses this node: etcd: put: permission denied")
         );
         assert_eq!(reach.say(at(16), "a:1"), None);
-        reach.served();
+        reach.served(false);
+        assert_eq!(reach.lasts(at(16)), Some(at(6)), "one that is full answers reads");
+        reach.served(true);
         assert_eq!(reach.lasts(at(16)), None);
-        reach.lease_is_unsure(at(15), Some(denied()));
-        reach.served();
+        reach.refused(at(16), denied(), false);
+        reach.served(false);
+        assert_eq!(reach.lasts(at(16)), None);
+        reach.lease_is_refused(at(17), at(15), denied());
+        reach.served(true);
         assert!(matches!(reach.complaint(at(17)), Some(Complaint::Refuses(_))));
         reach.lease_is_well();
         assert_eq!(reach.lasts(at(17)), None);
+    }
+
+    #[test]
+    fn a_refusal_is_said_for_as_long_as_there_are_more_and_more_seldom_after_a_while() {
+        let mut reach = Reach::default();
+        let mut said = Vec::new();
+        for now in 1..200 {
+            reach.refused(at(now), denied(), true);
+            said.extend(reach.say(at(now), "a:1").map(|_| now));
+        }
+        assert_eq!(said, [1, 11, 21, 31, 41, 51, 61, 121, 181]);
+        assert_eq!(reach.lasts(at(205)), Some(at(204)));
+        assert!(reach.say(at(250), "a:1").is_some(), "there was one since");
+        assert_eq!(reach.say(at(400), "a:1"), None);
+        assert_eq!(reach.lasts(at(400)), None, "nobody wants it any more");
+        assert!(reach.complaint(at(400)).is_none());
     }
 }

@@ -29,6 +29,23 @@ pub(super) async fn carry_out(client: &Client, request: Request) -> Result<Reply
     }
 }
 
+/// Whether etcd is to take something: one that is full refuses that, and answers all else.
+pub(super) fn writes(request: &Request) -> bool {
+    match request {
+        Request::Grant(_) => true,
+        Request::Txn(txn) => puts(txn),
+        Request::Renew(_) | Request::Revoke(_) | Request::Range(_) => false,
+    }
+}
+
+fn puts(txn: &Txn) -> bool {
+    txn.then.iter().chain(&txn.otherwise).any(|op| match op {
+        Op::Put { .. } => true,
+        Op::Txn(txn) => puts(txn),
+        Op::Get(_) | Op::Delete(_) | Op::DeletePrefix(_) => false,
+    })
+}
+
 /// What an error means to the machine.
 pub(super) fn failure(error: &Error) -> Failure {
     match error.kind() {

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rallypoint_rendezvous::RendezvousError;
+use rallypoint_core::Credentials;
 use rallypoint_rendezvous::native::{NativeHandler, NativeSettings};
-use rallypoint_testkit::{Etcd, Version};
+use rallypoint_rendezvous::{RendezvousError, RendezvousHandler as _};
+use rallypoint_testkit::{Etcd, Proxy, Version};
 
 use super::passwords::{ask, undisturbed};
 use super::{change, completed, meet, node, nodes, round_of, within};
@@ -79,6 +80,45 @@ async fn a_group_at_work_is_left_in_peace_for_as_long_as_it_takes() {
                 etcd.grant_role("trainer");
                 undisturbed(&group, settings.lease * 3).await;
             }
+        })
+    });
+    for one in all.collect::<Vec<_>>() {
+        one.await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_is_renewed_is_no_word_for_a_node_that_may_do_nothing_else() {
+    let all = Version::all().into_iter().map(|version| {
+        tokio::spawn(async move {
+            let etcd = Etcd::start(version);
+            let settings = ask(&etcd, 3);
+            etcd.add_user("other", "secret", &format!("rallypoint/{}/", settings.run_id));
+            let (proxy, mut others) = (Proxy::start(&etcd.endpoint()), settings.clone());
+            others.etcd.credentials = Some(Credentials::new("other", "secret"));
+            others.etcd.endpoints = proxy.endpoint().parse().unwrap();
+            let mut group = nodes(&settings, ["a", "b"]).await;
+            group.push(node(&others, "c").await);
+            round_of(&group).await;
+            let heard = |node: &Arc<NativeHandler>| node.contact().unwrap().at.elapsed();
+            etcd.revoke_role("other");
+            proxy.cut();
+            // etcd 3.4 renews the lease with its key, later ones a lease that has none.
+            let long = settings.lease * 3;
+            within(async {
+                while heard(&group[2]) < long {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            })
+            .await;
+            assert!(group[..2].iter().all(|node| heard(node) < long), "the others may all");
+            etcd.grant_role("other");
+            within(async {
+                while heard(&group[2]) >= long {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            })
+            .await;
         })
     });
     for one in all.collect::<Vec<_>>() {
