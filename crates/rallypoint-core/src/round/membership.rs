@@ -240,7 +240,9 @@ impl Membership {
         }
         // Where no round stands, those without room wait for members of the last one, who may come back, or not.
         let standing = record.has_round();
-        let member = self.seat.as_ref().is_some_and(|seat| seat.plan == record.plan);
+        // Or of one after it: then etcd has lost that, and the record is not of the group that there is.
+        let of_this = |seat: &Seat| seat.plan == record.plan || seat.round > record.round;
+        let member = self.seat.as_ref().is_some_and(of_this);
         let progress = NodeEvent::Progress {
             joined: if standing { news.joined } else { news.joined.saturating_sub(news.spares).max(1) },
             last_call: news.last_call_ms.map(Duration::from_millis),

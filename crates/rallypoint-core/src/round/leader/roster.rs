@@ -480,9 +480,15 @@ impl Roster {
 
     /// The nodes of the next round, by rank.
     pub(super) fn seats(&self) -> Vec<String> {
+        let claimed = self.claimed_plan();
         let candidates = self.nodes.iter().filter_map(|(id, node)| {
             let class = self.class(id);
-            let last_rank = (class == Class::Survivor).then(|| self.members[id].rank);
+            let last_rank = match claimed {
+                Some(plan) => {
+                    node.record.seat.as_ref().filter(|seat| seat.plan == plan).map(|seat| seat.rank)
+                }
+                None => (class == Class::Survivor).then(|| self.members[id].rank),
+            };
             matches!(class, Class::Survivor | Class::Newcomer).then_some(Candidate {
                 id,
                 address: &node.record.address,

@@ -34,6 +34,21 @@ impl Roster {
         Some(LastRound { round, plan: plan.to_owned(), world_size, state_lost: true, ..LastRound::default() })
     }
 
+    /// The plan of a round after the last one that is known, by what nodes say: etcd was restored to a time before it. Their
+    /// ranks are those of that one, also where its members are not all known yet. Not where somebody comes from the round
+    /// that is known: then that is the later one, of a run that had begun anew.
+    pub(super) fn claimed_plan(&self) -> Option<&str> {
+        if self.latest_claim <= self.round {
+            return None;
+        }
+        let seats = || self.nodes.values().filter_map(|node| node.record.seat.as_ref());
+        if seats().any(|seat| seat.plan == self.plan) {
+            return None;
+        }
+        let later = seats().filter(|seat| seat.round > self.round);
+        later.max_by_key(|seat| (seat.round, &seat.plan)).map(|seat| seat.plan.as_str())
+    }
+
     /// Whether all members of some other round are here, and ask for the next: whoever was with them is not waited for. In
     /// one history such a group was excluded whole. Or its run had begun anew when etcd had lost all data, and an older
     /// run was then restored, whose rounds and revisions may have higher numbers.

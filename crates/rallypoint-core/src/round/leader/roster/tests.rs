@@ -1,6 +1,6 @@
 //! What becomes of members and of who takes their names.
 
-use super::super::super::record::{RECORD_VERSION, json};
+use super::super::super::record::{RECORD_VERSION, Seat, json};
 use super::super::super::settings::RankPolicy;
 use super::*;
 
@@ -107,6 +107,26 @@ fn a_loss_that_was_told_without_a_name_is_counted_once() {
         told = roster.news();
         assert_eq!((told.lost.len(), told.lost_count), (NAMED_LOSSES, members));
     }
+}
+
+/// etcd was restored to a round before the last one, and who died since seems to be at work.
+#[test]
+fn ranks_are_those_of_the_last_round_that_a_node_was_in() {
+    let mut roster = Roster::new(SETTINGS);
+    let members = [("n", 1), ("dead", 0)].map(|(id, rank)| (id.to_owned(), Member::new(rank, 1)));
+    let seated = |rank: usize, modified: i64| {
+        let mut entry = said(1, Wants::Join, modified);
+        let mut record: NodeRecord = parse(&entry).unwrap();
+        let plan = "later".to_owned();
+        (record.round, record.seat) = (3, Some(Seat { round: 3, plan, rank, world_size: 2 }));
+        entry.value = json(&record);
+        entry
+    };
+    roster.read("n", &seated(0, 9));
+    roster.read("new", &seated(1, 10));
+    let (members, plan) = (HashMap::from(members), "plan".to_owned());
+    roster.begin(LastRound { round: 1, plan, world_size: 3, members, ..LastRound::default() });
+    assert_eq!(roster.seats(), ["n", "new"]);
 }
 
 #[test]
