@@ -173,7 +173,12 @@ impl Departure {
     fn revoke_or_go(&mut self, context: &mut Context<'_>, view: &View, lease: Option<i64>) {
         match lease {
             Some(lease) => self.revoke(context, lease),
-            None => self.revoked(view),
+            None => {
+                self.revoked(view);
+                if self.stage == Stage::AfterTheLeader {
+                    self.sweep_after_members(context, view);
+                }
+            }
         }
     }
 

@@ -70,6 +70,8 @@ fn seeds_that_once_failed_keep_the_promises() {
         1_204_948_051,
         1_500_734_459,
         1_503_914_164,
+        1_800_138_193,
+        1_800_214_701,
     ];
     for seed in seeds {
         let lived = chaos::live(seed, Planted::None, false);

@@ -41,11 +41,17 @@ impl Roster {
         if self.latest_claim <= self.round {
             return None;
         }
-        let seats = || self.nodes.values().filter_map(|node| node.record.seat.as_ref());
-        if seats().any(|seat| seat.plan == self.plan) {
+        // By its own word, or as one that has taken a member's name.
+        let of_the_known = |(id, node): (&String, &Present)| match &node.record.seat {
+            Some(seat) if seat.plan == self.plan => true,
+            Some(seat) if seat.round > self.round => false,
+            _ => self.class(id) == Class::Survivor,
+        };
+        if self.nodes.iter().any(of_the_known) {
             return None;
         }
-        let later = seats().filter(|seat| seat.round > self.round);
+        let seats = self.nodes.values().filter_map(|node| node.record.seat.as_ref());
+        let later = seats.filter(|seat| seat.round > self.round);
         later.max_by_key(|seat| (seat.round, &seat.plan)).map(|seat| seat.plan.as_str())
     }
 
