@@ -66,17 +66,8 @@ pub(super) enum LeaderTask {
     Commit { plan: u64 },
     Complete { plan: u64 },
     Ask { ids: Vec<String>, lease: i64 },
-    LookFor { ids: Vec<String>, look: Look },
+    LookFor { ids: Vec<String>, since: Duration },
     Tidy { stale: Vec<String>, lease: i64 },
-}
-
-/// A look for members that were asked whether they are there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Look {
-    /// By which the answer is known from one to an earlier look.
-    pub(super) since: Duration,
-    /// The one before took too long. An etcd that is always slow must not hide the dead.
-    pub(super) again: bool,
 }
 
 /// What is to be done outside, and which requests have no answer yet.

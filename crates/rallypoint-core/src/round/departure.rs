@@ -230,20 +230,22 @@ impl Departure {
             (DepartureTask::SweepAfterMembers, Ok(Reply::Txn(TxnReply { held: true, .. }))) => {
                 self.swept(context, view);
             }
-            (DepartureTask::SweepAfterMembers, _) if self.stage == Stage::AfterTheLeader => {
-                self.stage = Stage::Gone;
-            }
             // The others learn of it from the lease's end, and what is left hangs on a lease too.
             (DepartureTask::Say | DepartureTask::Sweep { .. } | DepartureTask::SweepAfterMembers, _) => {
-                self.stage = Stage::Revoking;
+                self.nothing_left_but_the_lease();
             }
         }
         None
     }
 
+    /// What was to be said and swept is done, or cannot be. After the leader the lease is ended already.
+    fn nothing_left_but_the_lease(&mut self) {
+        let ended = self.stage == Stage::AfterTheLeader;
+        self.stage = if ended { Stage::Gone } else { Stage::Revoking };
+    }
+
     fn swept(&mut self, context: &mut Context<'_>, view: &View) {
-        let late = self.stage == Stage::AfterTheLeader;
-        self.stage = if late { Stage::Gone } else { Stage::Revoking };
+        self.nothing_left_but_the_lease();
         // The mark may hang on what the record names as the run's lease.
         if let Some(known) = view.known()
             && known.record.lease != 0

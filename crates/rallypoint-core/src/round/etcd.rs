@@ -86,6 +86,11 @@ pub enum Condition {
 }
 
 impl Condition {
+    /// The key is as it was written at that revision, in those words, which no other history has at the same revision.
+    pub(super) fn stands(key: String, modified: i64, text: &str) -> [Self; 2] {
+        [Condition::ModifiedAt(key.clone(), modified), Condition::Holds(key, text.to_owned())]
+    }
+
     /// Nobody has written the key since this revision, which is 0 if it was not there.
     pub(super) fn unchanged_since(key: String, modified: i64) -> Self {
         match modified {

@@ -93,10 +93,9 @@ pub(super) struct KnownRound {
 }
 
 impl KnownRound {
-    /// It still stands there, and not something that another history has at the same revision.
+    /// It still stands there.
     pub(super) fn stands(&self, key: &str) -> Vec<Condition> {
-        let key = || key.to_owned();
-        vec![Condition::ModifiedAt(key(), self.modified), Condition::Holds(key(), self.text.clone())]
+        Condition::stands(key.to_owned(), self.modified, &self.text).to_vec()
     }
 }
 

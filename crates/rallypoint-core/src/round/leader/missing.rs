@@ -7,7 +7,9 @@
 //!   └──────── its key is there again, or the request has failed ─────────────────┘
 //! ```
 
-use super::super::context::{Context, LeaderTask, Look};
+use std::time::Duration;
+
+use super::super::context::{Context, LeaderTask};
 use super::super::etcd::{Op, Request, Txn, TxnReply};
 use super::super::view::{View, got};
 use super::plan::Planner;
@@ -41,8 +43,9 @@ pub(super) fn look_for_the_silent(context: &mut Context<'_>, term: Term, roster:
     for ids in roster.silent(context.now).chunks(context.config.places_per_request) {
         let then = ids.iter().map(|id| Op::Get(context.keys.node(id))).collect();
         let request = Request::Txn(Txn { then, ..Txn::default() });
-        let look = roster.look_for(ids, context.now);
-        term.send(context, LeaderTask::LookFor { ids: ids.to_vec(), look }, request);
+        let since = context.now;
+        roster.look_for(ids, since);
+        term.send(context, LeaderTask::LookFor { ids: ids.to_vec(), since }, request);
     }
 }
 
@@ -50,13 +53,13 @@ pub(super) fn look_for_the_silent(context: &mut Context<'_>, term: Term, roster:
 pub(super) fn looked_for(
     context: &mut Context<'_>,
     ids: &[String],
-    look: Look,
+    since: Duration,
     reply: TxnReply,
     roster: &mut Roster,
     planner: &mut Planner,
 ) {
     for (id, found) in ids.iter().zip(reply.results) {
-        roster.looked_for(id, look, context.now, got(found).as_ref());
+        roster.looked_for(id, since, context.now, got(found).as_ref());
         planner.changed(context, id, roster);
     }
 }

@@ -126,10 +126,10 @@ impl Plan {
         (vec![round, Condition::unchanged_since(key, fence)], vec![put])
     }
 
-    /// The master is where it said it would be, and not another process that another history has at the same revision.
+    /// The master is where it said it would be.
     fn master_stands(&self, context: &Context<'_>) -> [Condition; 2] {
-        let (key, (text, modified)) = (context.keys.node(&self.seats[0].0), &self.master);
-        [Condition::ModifiedAt(key.clone(), *modified), Condition::Holds(key, text.clone())]
+        let (text, modified) = &self.master;
+        Condition::stands(context.keys.node(&self.seats[0].0), *modified, text)
     }
 }
 

@@ -80,8 +80,8 @@ impl Leader {
                 let asked = if held { Asked::At(context.now) } else { Asked::No };
                 self.roster.were_asked(ids, Asked::Asking, asked);
             }
-            LeaderTask::LookFor { ids, look } if reply.is_err() => {
-                self.roster.were_asked(ids, Asked::Looking(*look), Asked::At(context.now));
+            LeaderTask::LookFor { ids, since } if reply.is_err() => {
+                self.roster.look_failed(ids, *since, context.now);
             }
             _ => {}
         }
@@ -158,8 +158,8 @@ impl Leader {
                 let planned = self.planner.committed(context, plan, reply);
                 return self.planned(context, view, planned);
             }
-            (LeaderTask::LookFor { ids, look }, Reply::Txn(reply)) => {
-                missing::looked_for(context, &ids, look, reply, &mut self.roster, &mut self.planner);
+            (LeaderTask::LookFor { ids, since }, Reply::Txn(reply)) => {
+                missing::looked_for(context, &ids, since, reply, &mut self.roster, &mut self.planner);
             }
             (LeaderTask::Ask { .. }, Reply::Txn(reply)) if !reply.held => {
                 return self.refused(context, view, reply);

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use self::member::{ANSWER, Fate};
 pub(super) use self::member::{Asked, Member};
-use super::super::context::Look;
 use super::super::etcd::Entry;
 use super::super::record::{Lost, NAMED_LOSSES, News, NodeRecord, Wants, Why, parse};
 use super::super::settings::RunSettings;
@@ -348,25 +347,30 @@ impl Roster {
     }
 
     /// Members that were asked are looked for.
-    pub(super) fn look_for(&mut self, ids: &[String], now: Duration) -> Look {
-        let again = |id: &String| matches!(self.members.get(id)?.asked()?, Asked::Again(_)).then_some(());
-        let look = Look { since: now, again: ids.iter().any(|id| again(id).is_some()) };
-        self.ask(ids, Asked::Looking(look));
-        look
+    pub(super) fn look_for(&mut self, ids: &[String], now: Duration) {
+        for id in ids {
+            self.members.entry(id.clone()).and_modify(|member| member.look(now));
+        }
     }
 
-    /// A member was asked, and its key was read once more. If it is still not there, the member is dead. If there was
-    /// something else to hear of it since, that counts: its key may be gone again.
-    pub(super) fn looked_for(&mut self, id: &str, look: Look, now: Duration, found: Option<&Entry>) {
-        if self.members.get(id).is_none_or(|member| member.asked() != Some(Asked::Looking(look))) {
-            return;
+    /// The look of that time was not answered. They have the time to answer again.
+    pub(super) fn look_failed(&mut self, ids: &[String], since: Duration, now: Duration) {
+        for id in ids {
+            if let Some(member) = self.members.get_mut(id).filter(|it| it.looked_for_again(since).is_some()) {
+                member.ask(Asked::At(now));
+            }
         }
-        let took = now.saturating_sub(look.since);
+    }
+
+    /// A member was asked, and its key was read once more, in a look that began then. If it is still not there, the member
+    /// is dead. If there was something else to hear of it since, that counts: its key may be gone again.
+    pub(super) fn looked_for(&mut self, id: &str, since: Duration, now: Duration, found: Option<&Entry>) {
+        let Some(member) = self.members.get_mut(id) else { return };
+        let Some(again) = member.looked_for_again(since) else { return };
+        let slow = now.saturating_sub(since) > ANSWER;
         match found {
             Some(entry) => self.read(id, entry),
-            None if took > ANSWER && !look.again => {
-                self.members.entry(id.to_owned()).and_modify(|member| member.ask(Asked::Again(now)));
-            }
+            None if slow && !again => member.ask(Asked::Again(now)),
             None => self.lose(id, Why::Died),
         }
     }

@@ -9,8 +9,6 @@
 
 use std::time::Duration;
 
-use super::super::super::context::Look;
-
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct Member {
     pub(in super::super) rank: usize,
@@ -37,8 +35,13 @@ pub(in super::super) enum Asked {
     /// The request is under way.
     Asking,
     At(Duration),
-    /// It had the time to answer, and its key is read once more: the watch may lag behind.
-    Looking(Look),
+    /// It had the time to answer, and its key is read once more: the watch may lag behind. From then on, by which the
+    /// answer is known from one to an earlier look.
+    Looking {
+        since: Duration,
+        /// The look before took too long. An etcd that is always slow must not hide the dead.
+        again: bool,
+    },
     /// etcd took so long for that look that it may have been away, and with it the way to answer. It has that time again.
     Again(Duration),
 }
@@ -72,6 +75,21 @@ impl Member {
     /// When it has had the time to answer.
     pub(super) fn answer_due(&self) -> Option<Duration> {
         if let Fate::Here(Asked::At(at) | Asked::Again(at)) = self.fate { Some(at + ANSWER) } else { None }
+    }
+
+    /// It is looked for.
+    pub(super) fn look(&mut self, since: Duration) {
+        if let Fate::Here(asked) = &mut self.fate {
+            *asked = Asked::Looking { since, again: matches!(asked, Asked::Again(_)) };
+        }
+    }
+
+    /// Whether it is looked for since then, and whether once more.
+    pub(super) fn looked_for_again(&self, then: Duration) -> Option<bool> {
+        match self.fate {
+            Fate::Here(Asked::Looking { since, again }) if since == then => Some(again),
+            _ => None,
+        }
     }
 
     pub(super) fn ask(&mut self, asked: Asked) {

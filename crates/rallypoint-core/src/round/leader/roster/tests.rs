@@ -56,13 +56,12 @@ fn a_member_is_dead_once_it_was_asked_and_has_not_answered() {
     assert_eq!(roster.answer_due(), Some(asked + ANSWER));
     assert_eq!(roster.silent(asked), none);
     assert_eq!(roster.silent(asked + ANSWER), ids);
-    let early = Look { since: asked, again: false };
-    roster.looked_for("n", early, asked * 2, None);
+    roster.looked_for("n", asked, asked * 2, None);
     assert_eq!(roster.lost_count, 0, "nobody has looked for it");
-    let look = roster.look_for(&ids, asked * 2);
-    roster.looked_for("n", early, asked * 2, Some(&said(1, Wants::Stay, 9)));
+    roster.look_for(&ids, asked * 2);
+    roster.looked_for("n", asked, asked * 2, Some(&said(1, Wants::Stay, 9)));
     assert_eq!(roster.class("n"), Class::Missing, "it was there at an earlier look, and is gone since");
-    roster.looked_for("n", look, asked * 2 + ANSWER, None);
+    roster.looked_for("n", asked * 2, asked * 2 + ANSWER, None);
     assert_eq!((roster.class("n"), roster.lost_count), (Class::None, 1));
 }
 
@@ -73,13 +72,31 @@ fn a_look_that_takes_long_is_repeated_once() {
     let (asked, ids, long) = (Duration::from_secs(1), ["n".to_owned()], ANSWER * 2);
     roster.remove("n", 3);
     roster.ask(&ids, Asked::At(asked));
-    let look = roster.look_for(&ids, asked + ANSWER);
-    let answered = look.since + long;
+    let look = asked + ANSWER;
+    roster.look_for(&ids, look);
+    let answered = look + long;
     roster.looked_for("n", look, answered, None);
     assert_eq!((roster.class("n"), roster.answer_due()), (Class::Missing, Some(answered + ANSWER)));
-    let again = roster.look_for(&ids, answered + ANSWER);
-    roster.looked_for("n", again, again.since + long, None);
+    let again = answered + ANSWER;
+    roster.look_for(&ids, again);
+    roster.looked_for("n", again, again + long, None);
     assert_eq!((roster.class("n"), roster.lost_count), (Class::None, 1));
+}
+
+/// One request looks for both, and only one of them was looked for before.
+#[test]
+fn a_look_is_repeated_for_each_by_itself() {
+    let members = [("n", 0), ("m", 1)].map(|(id, rank)| (id.to_owned(), Member::new(rank, 1)));
+    let (mut roster, members) = (Roster::new(SETTINGS), HashMap::from(members));
+    let plan = "plan".to_owned();
+    roster.begin(LastRound { round: 1, plan, world_size: 2, members, ..LastRound::default() });
+    let (look, ids) = (Duration::from_secs(1), ["n".to_owned(), "m".to_owned()]);
+    roster.ask(&ids[..1], Asked::Again(Duration::ZERO));
+    roster.look_for(&ids, look);
+    for id in &ids {
+        roster.looked_for(id, look, look + ANSWER * 2, None);
+    }
+    assert_eq!((roster.class("n"), roster.class("m")), (Class::None, Class::Missing));
 }
 
 /// Only some of those who are lost are named in the news. Whoever leads next finds the others again.
@@ -100,9 +117,9 @@ fn a_loss_that_was_told_without_a_name_is_counted_once() {
             told,
             ..LastRound::default()
         });
-        let look = roster.look_for(&ids, here);
+        roster.look_for(&ids, here);
         for id in &ids {
-            roster.looked_for(id, look, here, None);
+            roster.looked_for(id, here, here, None);
         }
         told = roster.news();
         assert_eq!((told.lost.len(), told.lost_count), (NAMED_LOSSES, members));
@@ -142,8 +159,8 @@ fn what_the_watch_tells_late_is_known_already() {
 fn who_follows_a_dead_member_is_a_newcomer_unless_the_member_had_come_back() {
     let mut roster = roster(Member::new(0, 1));
     roster.remove("n", 3);
-    let look = roster.look_for(&["n".to_owned()], Duration::ZERO);
-    roster.looked_for("n", look, Duration::ZERO, None);
+    roster.look_for(&["n".to_owned()], Duration::ZERO);
+    roster.looked_for("n", Duration::ZERO, Duration::ZERO, None);
     let mut returned = said(2, Wants::Join, 9);
     roster.read("n", &returned);
     assert_eq!(roster.class("n"), Class::Newcomer);
