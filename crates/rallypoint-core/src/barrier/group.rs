@@ -238,13 +238,23 @@ impl Group {
         cx.out.watch(WatchId::Record, Watched::Record, view.next);
     }
 
-    pub(super) fn handle_reply(&mut self, cx: &mut Context, id: u64, reply: Result<Reply, Failure>) -> Doubt {
+    /// `in_doubt`: what was lost is being found out, and with it what it means that somebody is missing.
+    pub(super) fn handle_reply(
+        &mut self,
+        cx: &mut Context,
+        id: u64,
+        reply: Result<Reply, Failure>,
+        in_doubt: bool,
+    ) -> Doubt {
         let Some(request) = self.asked.take(id) else { return Doubt::None };
         if let Ok(Reply::Members { members, .. }) = &reply {
             // Whatever else comes of it: it may be the only list from before a loss.
             self.torch.extend(torch_ranks(members));
         }
         match (self.look.clone(), reply) {
+            (Look::Listing { .. } | Look::Asking(_), _) if in_doubt && !self.is_over() => {
+                self.look = Look::Due { at: cx.out.now + SECOND_LOOK, sure: false };
+            }
             (Look::Checking, Ok(Reply::Record(view))) => {
                 self.look = Look::Rest;
                 return self.checked(cx, &view);

@@ -164,6 +164,11 @@ impl Keeper {
         self.place().is_some()
     }
 
+    /// Whether what was lost, and whether the version stands, is being found out.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        matches!(self.state, State::Returning(_))
+    }
+
     pub(super) fn timeout(&self) -> Option<Duration> {
         match &self.state {
             State::Kept { due, .. } => Some(*due),

@@ -117,7 +117,8 @@ impl Node {
             }
             Some(Part::Group) => {
                 if let Presence::Member(group) = &mut self.presence {
-                    let doubt = group.handle_reply(&mut self.cx, id, reply);
+                    let in_doubt = self.keeper.is_in_doubt();
+                    let doubt = group.handle_reply(&mut self.cx, id, reply, in_doubt);
                     self.doubt(doubt);
                 }
             }

@@ -65,7 +65,7 @@ pub(super) enum LeaderTask {
     Place { plan: u64, chunk: usize },
     Commit { plan: u64 },
     Complete { plan: u64 },
-    Ask { ids: Vec<String>, lease: i64 },
+    Ask { ids: Vec<String>, lease: i64, fences: bool },
     LookFor { ids: Vec<String>, since: Duration },
     Tidy { stale: Vec<String>, lease: i64 },
 }

@@ -34,6 +34,16 @@ fn every_seed_keeps_the_promises() {
     assert!(failures.is_empty(), "{} seeds failed", failures.len());
 }
 
+/// Worlds that once found what nobody had thought of.
+#[test]
+fn seeds_that_once_failed_keep_the_promises() {
+    for seed in [1_702_378_218] {
+        if let Err(problem) = World::new(seed, Plan::stormy(seed)).run() {
+            panic!("seed {seed}: {problem}");
+        }
+    }
+}
+
 /// A check is only worth what it catches.
 #[test]
 fn every_planted_bug_is_found() {

@@ -72,6 +72,9 @@ fn seeds_that_once_failed_keep_the_promises() {
         1_503_914_164,
         1_800_138_193,
         1_800_214_701,
+        2_102_908_916,
+        2_103_125_212,
+        2_103_744_363,
     ];
     for seed in seeds {
         let lived = chaos::live(seed, Planted::None, false);

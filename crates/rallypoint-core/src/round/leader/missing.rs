@@ -1,10 +1,10 @@
 //! Members whose key is gone: asked whether they are there, looked for once more, and then dead.
 //!
 //! ```text
-//!   No ── the question is sent ──▶ Asking ── held ──▶ At ── half a second ──▶ Looking ── not there ──▶ dead
-//!   ▲                                │                ▲                          │    │
-//!   │                                │                └──── that took too long ──┼────┘ (Again, once)
-//!   └──────── its key is there again, or the request has failed ─────────────────┘
+//!   No ── the question is sent ──▶ Asking ── held ──▶ At ── a quarter of a second ──▶ Looking ── not there ──▶ dead
+//!   ▲                                │                ▲                                  │  │     for the second time
+//!   │                                │                └── not there, or etcd was slow ───┼──┘
+//!   └──────── its key is there again, or the question has failed ────────────────────────┘
 //! ```
 
 use std::time::Duration;
@@ -28,13 +28,16 @@ pub(super) fn ask(
     let ids = |part: &[(String, Member)]| part.iter().map(|(id, _)| id.clone()).collect::<Vec<_>>();
     let Some(known) = view.known().filter(|known| known.record.plan == roster.plan()) else {
         // Where etcd has lost their round they notice by themselves.
-        return roster.ask(&ids(&missing), Asked::At(context.now));
+        return roster.ask(&ids(&missing), Asked::at(context.now));
     };
-    for part in missing.chunks(context.config.places_per_request) {
+    // A question that counts as the last plan begun is alone, or the others would be refused.
+    let fences = planner.may_be_committed();
+    let parts = missing.chunks(context.config.places_per_request);
+    for part in parts.take(if fences { 1 } else { usize::MAX }) {
         let ids = ids(part);
         roster.ask(&ids, Asked::Asking);
         let request = planner.question(context, term, known, part);
-        term.send(context, LeaderTask::Ask { ids, lease: known.record.lease }, request);
+        term.send(context, LeaderTask::Ask { ids, lease: known.record.lease, fences }, request);
     }
 }
 

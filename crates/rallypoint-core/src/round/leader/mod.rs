@@ -95,7 +95,7 @@ impl Leader {
             reading: Some(Reading::new(0)),
             readings: 0,
             roster: Roster::new(context.config.settings),
-            planner: Planner::default(),
+            planner: Planner::new(),
             newsroom: Newsroom::new(context.now, context.config.settings.min_nodes),
             run_lease: RunLease::Recorded { renew_at: context.now },
             failed: Vec::new(),

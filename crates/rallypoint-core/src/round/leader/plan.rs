@@ -42,6 +42,8 @@ pub(super) struct Planner {
     last_call: Option<Duration>,
     /// What only the round before this one had a use for.
     outdated_store: Option<String>,
+    /// The commit of a plan that was given up may be on its way, and nothing has been written since that would stop it.
+    loose: bool,
     /// After a plan that came to nothing since somebody in it was gone. Where nodes come and go all the time, each plan is
     /// a request for every so many of them.
     retry: Retry,
@@ -134,6 +136,11 @@ impl Plan {
 }
 
 impl Planner {
+    /// That of a node that has led before, perhaps, and has forgotten what it sent then.
+    pub(super) fn new() -> Self {
+        Planner { loose: true, ..Planner::default() }
+    }
+
     /// Whether a plan is under way.
     pub(super) fn is_planning(&self) -> bool {
         self.plan.is_some()
@@ -151,7 +158,7 @@ impl Planner {
 
     /// What was planned concerns nobody any more. The last call goes on.
     pub(super) fn forget(&mut self) {
-        self.plan = None;
+        self.loose |= self.plan.take().is_some_and(|plan| plan.committing && plan.fence.is_some());
         self.tidying = false;
         // etcd may have lost the round that made it so.
         self.outdated_store = None;
@@ -184,7 +191,19 @@ impl Planner {
             self.placed.remove(id);
         }
         self.outdated_store = None;
+        self.fenced(revision);
+    }
+
+    /// Whether the commit of a plan that was given up may be on its way. It would make a round of places that were
+    /// written over.
+    pub(super) fn may_be_committed(&self) -> bool {
+        self.loose
+    }
+
+    /// The key of the plan was written at that revision: no earlier plan is committed any more.
+    pub(super) fn fenced(&mut self, revision: i64) {
         self.fence = self.fence.max(revision);
+        self.loose = false;
     }
 
     pub(super) fn tidied(&mut self) {
@@ -380,7 +399,7 @@ impl Planner {
             return Planned::Refused(reply);
         };
         if chunk == 0 {
-            (plan.fence, self.fence) = (Some(begun), begun);
+            (plan.fence, self.fence, self.loose) = (Some(begun), begun, false);
         }
         plan.in_flight -= 1;
         Planned::Nothing
@@ -401,7 +420,7 @@ impl Planner {
             return Planned::Nothing;
         }
         if reply.held {
-            self.fence = reply.revision;
+            self.fenced(reply.revision);
         } else {
             self.fence_is(reply.results.get(2).cloned().and_then(got).as_ref());
         }
@@ -439,6 +458,7 @@ impl Planner {
     }
 
     /// Asks members at their places whether they are there. Not if another plan was begun by then: it has written there.
+    /// Where the commit of one may be on its way, this counts as the last plan begun.
     pub(super) fn question(
         &self,
         context: &Context<'_>,
@@ -462,7 +482,9 @@ impl Planner {
         });
         let round = Condition::ModifiedAt(context.keys.round(), known.modified);
         let plan = Condition::unchanged_since(context.keys.plan(), self.fence);
-        term.txn(context, vec![round, plan], places.collect())
+        let fence =
+            Op::Put { key: context.keys.plan(), value: known.record.plan.clone(), lease: known.record.lease };
+        term.txn(context, vec![round, plan], places.chain(self.loose.then_some(fence)).collect())
     }
 
     /// Removes what only earlier rounds had a use for, a part at a time, if the record is as it was at `modified`. The

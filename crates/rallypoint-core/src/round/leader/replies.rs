@@ -77,7 +77,7 @@ impl Leader {
             LeaderTask::Tidy { .. } => self.planner.tidied(),
             LeaderTask::Ask { ids, .. } => {
                 let held = matches!(&reply, Ok(Reply::Txn(reply)) if reply.held);
-                let asked = if held { Asked::At(context.now) } else { Asked::No };
+                let asked = if held { Asked::at(context.now) } else { Asked::No };
                 self.roster.were_asked(ids, Asked::Asking, asked);
             }
             LeaderTask::LookFor { ids, since } if reply.is_err() => {
@@ -104,8 +104,8 @@ impl Leader {
                 return Word::Nothing;
             }
             Err(Failure::Unknown | Failure::Refused) => {
-                // Whether a plan that was given up has begun is not known any more.
-                if let LeaderTask::Place { plan, .. } | LeaderTask::Complete { plan } = task
+                // Whether a plan that was given up has begun is not known any more. Its first request begins it.
+                if let LeaderTask::Place { plan, chunk: 0 } | LeaderTask::Complete { plan } = task
                     && self.planner.lease_of(plan).is_none()
                 {
                     self.epoch = None;
@@ -161,8 +161,13 @@ impl Leader {
             (LeaderTask::LookFor { ids, since }, Reply::Txn(reply)) => {
                 missing::looked_for(context, &ids, since, reply, &mut self.roster, &mut self.planner);
             }
-            (LeaderTask::Ask { .. }, Reply::Txn(reply)) if !reply.held => {
-                return self.refused(context, view, reply);
+            (LeaderTask::Ask { fences, .. }, Reply::Txn(reply)) => {
+                if !reply.held {
+                    return self.refused(context, view, reply);
+                }
+                if fences {
+                    self.planner.fenced(reply.revision);
+                }
             }
             (LeaderTask::Complete { plan }, Reply::Txn(reply)) => {
                 let planned = self.planner.completed(context, plan, reply);

@@ -7,7 +7,7 @@ mod member;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use self::member::{ANSWER, Fate};
+use self::member::Fate;
 pub(super) use self::member::{Asked, Member};
 use super::super::etcd::Entry;
 use super::super::record::{Lost, NAMED_LOSSES, News, NodeRecord, Wants, Why, parse};
@@ -356,22 +356,20 @@ impl Roster {
     /// The look of that time was not answered. They have the time to answer again.
     pub(super) fn look_failed(&mut self, ids: &[String], since: Duration, now: Duration) {
         for id in ids {
-            if let Some(member) = self.members.get_mut(id).filter(|it| it.looked_for_again(since).is_some()) {
-                member.ask(Asked::At(now));
+            if let Some(member) = self.members.get_mut(id).filter(|it| it.is_looked_for(since)) {
+                member.look_failed(now);
             }
         }
     }
 
-    /// A member was asked, and its key was read once more, in a look that began then. If it is still not there, the member
-    /// is dead. If there was something else to hear of it since, that counts: its key may be gone again.
+    /// A member was asked, and its key was read once more, in a look that began then. If it is still not there, and
+    /// was not before, the member is dead. If there was something else to hear of it since, that counts: its key may be gone again.
     pub(super) fn looked_for(&mut self, id: &str, since: Duration, now: Duration, found: Option<&Entry>) {
-        let Some(member) = self.members.get_mut(id) else { return };
-        let Some(again) = member.looked_for_again(since) else { return };
-        let slow = now.saturating_sub(since) > ANSWER;
+        let Some(member) = self.members.get_mut(id).filter(|it| it.is_looked_for(since)) else { return };
         match found {
             Some(entry) => self.read(id, entry),
-            None if slow && !again => member.ask(Asked::Again(now)),
-            None => self.lose(id, Why::Died),
+            None if member.is_given_up(now) => self.lose(id, Why::Died),
+            None => {}
         }
     }
 

@@ -34,20 +34,46 @@ pub(in super::super) enum Asked {
     No,
     /// The request is under way.
     Asking,
-    At(Duration),
-    /// It had the time to answer, and its key is read once more: the watch may lag behind. From then on, by which the
-    /// answer is known from one to an earlier look.
-    Looking {
-        since: Duration,
-        /// The look before took too long. An etcd that is always slow must not hide the dead.
-        again: bool,
-    },
-    /// etcd took so long for that look that it may have been away, and with it the way to answer. It has that time again.
-    Again(Duration),
+    /// It was asked then, or looked for, and has some time to answer.
+    At(Duration, Looks),
+    /// Its key is read once more: the watch may lag behind. From then on, by which the answer is known from one to an
+    /// earlier look.
+    Looking(Duration, Looks),
 }
 
-/// For a member to answer, by registering again.
-pub(super) const ANSWER: Duration = Duration::from_millis(500);
+impl Asked {
+    /// It was asked then.
+    pub(in super::super) fn at(now: Duration) -> Self {
+        Asked::At(now, Looks::default())
+    }
+}
+
+/// How often a member was looked for in vain. A pause of etcd takes away the time to answer, and the look in the middle
+/// of that time tells of it: for a member there is always some of it in which etcd answers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in super::super) struct Looks {
+    quick: u8,
+    /// Those for which etcd took so long that it may have been away.
+    slow: u8,
+}
+
+/// For a member to answer, by registering again, until the next look.
+pub(super) const ANSWER: Duration = Duration::from_millis(250);
+/// A look that takes longer is slow.
+pub(super) const SLOW: Duration = Duration::from_millis(125);
+
+impl Looks {
+    /// One more, in vain, that took so long.
+    fn and_one_of(self, took: Duration) -> Self {
+        let Looks { quick, slow } = self;
+        if took > SLOW { Looks { quick, slow: slow + 1 } } else { Looks { quick: quick + 1, slow } }
+    }
+
+    /// Whether there is nobody. An etcd that is always slow must not hide the dead.
+    fn are_enough(self) -> bool {
+        self.quick >= 2 || self.quick + self.slow >= 4
+    }
+}
 
 impl Member {
     pub(in super::super) fn new(rank: usize, incarnation: u64) -> Self {
@@ -74,21 +100,34 @@ impl Member {
 
     /// When it has had the time to answer.
     pub(super) fn answer_due(&self) -> Option<Duration> {
-        if let Fate::Here(Asked::At(at) | Asked::Again(at)) = self.fate { Some(at + ANSWER) } else { None }
+        if let Fate::Here(Asked::At(at, _)) = self.fate { Some(at + ANSWER) } else { None }
     }
 
     /// It is looked for.
     pub(super) fn look(&mut self, since: Duration) {
         if let Fate::Here(asked) = &mut self.fate {
-            *asked = Asked::Looking { since, again: matches!(asked, Asked::Again(_)) };
+            let looks = if let Asked::At(_, looks) = asked { *looks } else { Looks::default() };
+            *asked = Asked::Looking(since, looks);
         }
     }
 
-    /// Whether it is looked for since then, and whether once more.
-    pub(super) fn looked_for_again(&self, then: Duration) -> Option<bool> {
-        match self.fate {
-            Fate::Here(Asked::Looking { since, again }) if since == then => Some(again),
-            _ => None,
+    /// Whether it is looked for since then.
+    pub(super) fn is_looked_for(&self, then: Duration) -> bool {
+        matches!(self.fate, Fate::Here(Asked::Looking(since, _)) if since == then)
+    }
+
+    /// The look is over, and it was not there. Whether that was the last one.
+    pub(super) fn is_given_up(&mut self, now: Duration) -> bool {
+        let Fate::Here(Asked::Looking(since, looks)) = self.fate else { return false };
+        let looks = looks.and_one_of(now.saturating_sub(since));
+        self.fate = Fate::Here(Asked::At(now, looks));
+        looks.are_enough()
+    }
+
+    /// The look had no answer.
+    pub(super) fn look_failed(&mut self, now: Duration) {
+        if let Fate::Here(Asked::Looking(_, looks)) = self.fate {
+            self.fate = Fate::Here(Asked::At(now, looks));
         }
     }
 

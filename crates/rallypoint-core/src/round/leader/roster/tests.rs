@@ -2,6 +2,7 @@
 
 use super::super::super::record::{RECORD_VERSION, Seat, json};
 use super::super::super::settings::RankPolicy;
+use super::member::{ANSWER, SLOW};
 use super::*;
 
 const SETTINGS: RunSettings = RunSettings { min_nodes: 1, max_nodes: 4, policy: RankPolicy::Sticky };
@@ -39,6 +40,14 @@ fn roster(member: Member) -> Roster {
     roster
 }
 
+/// Looks for them as often as it takes, and they are not there.
+fn look_in_vain(roster: &mut Roster, ids: &[String], now: Duration) {
+    for _ in 0..2 {
+        roster.look_for(ids, now);
+        ids.iter().for_each(|id| roster.looked_for(id, now, now, None));
+    }
+}
+
 #[test]
 fn a_member_is_dead_once_it_was_asked_and_has_not_answered() {
     let mut roster = roster(Member::new(0, 1));
@@ -49,10 +58,10 @@ fn a_member_is_dead_once_it_was_asked_and_has_not_answered() {
     roster.ask(&ids, Asked::Asking);
     assert!(roster.unasked().is_empty());
     roster.read("n", &said(1, Wants::Stay, 9));
-    roster.were_asked(&ids, Asked::Asking, Asked::At(asked));
+    roster.were_asked(&ids, Asked::Asking, Asked::at(asked));
     roster.remove("n", 10);
     assert_eq!((roster.unasked().len(), roster.silent(asked * 2)), (1, none.to_vec()), "it had answered");
-    roster.ask(&ids, Asked::At(asked));
+    roster.ask(&ids, Asked::at(asked));
     assert_eq!(roster.answer_due(), Some(asked + ANSWER));
     assert_eq!(roster.silent(asked), none);
     assert_eq!(roster.silent(asked + ANSWER), ids);
@@ -61,26 +70,40 @@ fn a_member_is_dead_once_it_was_asked_and_has_not_answered() {
     roster.look_for(&ids, asked * 2);
     roster.looked_for("n", asked, asked * 2, Some(&said(1, Wants::Stay, 9)));
     assert_eq!(roster.class("n"), Class::Missing, "it was there at an earlier look, and is gone since");
-    roster.looked_for("n", asked * 2, asked * 2 + ANSWER, None);
+    roster.looked_for("n", asked * 2, asked * 2, None);
+    assert_eq!(
+        (roster.class("n"), roster.answer_due()),
+        (Class::Missing, Some(asked * 2 + ANSWER)),
+        "once more"
+    );
+    roster.look_for(&ids, asked * 3);
+    roster.look_failed(&ids, asked * 3, asked * 4);
+    assert_eq!(roster.answer_due(), Some(asked * 4 + ANSWER), "nobody has seen whether it is there");
+    roster.look_for(&ids, asked * 5);
+    roster.looked_for("n", asked * 5, asked * 5, None);
     assert_eq!((roster.class("n"), roster.lost_count), (Class::None, 1));
 }
 
 /// etcd is away while the leader looks for a member, and the member could not answer. It may be slow for ever, too.
 #[test]
-fn a_look_that_takes_long_is_repeated_once() {
-    let mut roster = roster(Member::new(0, 1));
-    let (asked, ids, long) = (Duration::from_secs(1), ["n".to_owned()], ANSWER * 2);
-    roster.remove("n", 3);
-    roster.ask(&ids, Asked::At(asked));
-    let look = asked + ANSWER;
-    roster.look_for(&ids, look);
-    let answered = look + long;
-    roster.looked_for("n", look, answered, None);
-    assert_eq!((roster.class("n"), roster.answer_due()), (Class::Missing, Some(answered + ANSWER)));
-    let again = answered + ANSWER;
-    roster.look_for(&ids, again);
-    roster.looked_for("n", again, again + long, None);
-    assert_eq!((roster.class("n"), roster.lost_count), (Class::None, 1));
+fn looks_that_take_long_are_repeated_a_few_times() {
+    let ids = ["n".to_owned()];
+    let dead_after = |looks: &[Duration]| {
+        let mut roster = roster(Member::new(0, 1));
+        roster.remove("n", 3);
+        roster.ask(&ids, Asked::at(Duration::ZERO));
+        looks.iter().position(|took| {
+            let look = roster.answer_due().unwrap();
+            roster.look_for(&ids, look);
+            roster.looked_for("n", look, look + *took, None);
+            roster.lost_count == 1
+        })
+    };
+    let (quick, slow) = (SLOW, SLOW * 2);
+    assert_eq!(dead_after(&[quick, quick]), Some(1));
+    assert_eq!(dead_after(&[slow, quick, quick]), Some(2));
+    assert_eq!(dead_after(&[quick, slow, slow, slow]), Some(3));
+    assert_eq!(dead_after(&[slow, slow, slow, slow]), Some(3));
 }
 
 /// One request looks for both, and only one of them was looked for before.
@@ -91,10 +114,11 @@ fn a_look_is_repeated_for_each_by_itself() {
     let plan = "plan".to_owned();
     roster.begin(LastRound { round: 1, plan, world_size: 2, members, ..LastRound::default() });
     let (look, ids) = (Duration::from_secs(1), ["n".to_owned(), "m".to_owned()]);
-    roster.ask(&ids[..1], Asked::Again(Duration::ZERO));
+    roster.look_for(&ids[..1], Duration::ZERO);
+    roster.looked_for("n", Duration::ZERO, Duration::ZERO, None);
     roster.look_for(&ids, look);
     for id in &ids {
-        roster.looked_for(id, look, look + ANSWER * 2, None);
+        roster.looked_for(id, look, look, None);
     }
     assert_eq!((roster.class("n"), roster.class("m")), (Class::None, Class::Missing));
 }
@@ -117,10 +141,7 @@ fn a_loss_that_was_told_without_a_name_is_counted_once() {
             told,
             ..LastRound::default()
         });
-        roster.look_for(&ids, here);
-        for id in &ids {
-            roster.looked_for(id, here, here, None);
-        }
+        look_in_vain(&mut roster, &ids, here);
         told = roster.news();
         assert_eq!((told.lost.len(), told.lost_count), (NAMED_LOSSES, members));
     }
@@ -159,8 +180,7 @@ fn what_the_watch_tells_late_is_known_already() {
 fn who_follows_a_dead_member_is_a_newcomer_unless_the_member_had_come_back() {
     let mut roster = roster(Member::new(0, 1));
     roster.remove("n", 3);
-    roster.look_for(&["n".to_owned()], Duration::ZERO);
-    roster.looked_for("n", Duration::ZERO, Duration::ZERO, None);
+    look_in_vain(&mut roster, &["n".to_owned()], Duration::ZERO);
     let mut returned = said(2, Wants::Join, 9);
     roster.read("n", &returned);
     assert_eq!(roster.class("n"), Class::Newcomer);
