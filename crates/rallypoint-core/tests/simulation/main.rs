@@ -75,6 +75,8 @@ fn seeds_that_once_failed_keep_the_promises() {
         2_102_908_916,
         2_103_125_212,
         2_103_744_363,
+        2_300_717_878,
+        2_301_834_882,
     ];
     for seed in seeds {
         let lived = chaos::live(seed, Planted::None, false);

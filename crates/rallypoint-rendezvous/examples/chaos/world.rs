@@ -36,6 +36,8 @@ pub(crate) struct World {
     pub(crate) min: usize,
     pub(crate) max: usize,
     pub(crate) newcomers: usize,
+    /// Nobody reaches etcd.
+    all_cut: bool,
     random: fastrand::Rng,
 }
 
@@ -76,6 +78,7 @@ impl World {
             min,
             max,
             newcomers: 0,
+            all_cut: false,
             random,
         };
         for index in 0..nodes {
@@ -172,6 +175,8 @@ impl World {
             Step::Continue(name) => self.signal(name, Signal::CONT),
             Step::Cut(name) => self.host_of(name).cut(),
             Step::Lose(name) => self.host_of(name).lose(),
+            // While all are cut, that is mended with the rest.
+            Step::Mend(_) if self.all_cut => {}
             Step::Mend(name) => self.host_of(name).mend(),
             Step::Order(name, order) => {
                 // It may have ended.
@@ -187,8 +192,14 @@ impl World {
                 let host = ETCDS + 2 * self.nodes;
                 self.start_node(&format!("guest{}", self.processes.len()), host);
             }
-            Step::CutAllNodes => self.hosts_of_nodes().iter().for_each(Host::cut),
-            Step::MendAllNodes => self.hosts_of_nodes().iter().for_each(Host::mend),
+            Step::CutAllNodes => {
+                self.all_cut = true;
+                self.hosts_of_nodes().iter().for_each(Host::cut);
+            }
+            Step::MendAllNodes => {
+                self.all_cut = false;
+                self.hosts_of_nodes().iter().for_each(Host::mend);
+            }
             _ => self.etcds.harm(&self.network, step),
         }
         self.words.note(&format!("  done: {step:?}"));
