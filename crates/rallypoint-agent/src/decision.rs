@@ -270,7 +270,7 @@ mod tests {
             log: None,
             hint: None,
         };
-        Notice::failed(node, failure, Restarts { left: 1, max: 1, leaves: false })
+        Notice::failed(node, failure, Some(Restarts { left: 1, max: 1, leaves: false }))
     }
 
     fn leaves() -> Notice {

@@ -58,6 +58,7 @@ mod patience;
 mod prefix;
 mod ranks;
 mod round;
+mod round_board;
 mod server;
 mod signals;
 mod spec;
@@ -86,6 +87,7 @@ pub use rallypoint_rendezvous::FINISHED;
 pub use ranks::{Assigned, IDENTICAL_VARIABLE, NodeWorkers, RankError, agree, assign};
 /// What [`Stopper::ask`] takes, and [`Outcome::Stopped`] tells.
 pub use rustix::process::Signal;
+pub use round_board::{Finish, RoundBoard};
 pub use server::{SERVER_ENDED, ServerNode};
 pub use signals::{AT_ONCE, KNOWN_SIGNALS, UnknownSignal, is_ignored, outlive_file_limit, parse_signals};
 pub use spec::{DEFAULT_EXIT_BARRIER_TIMEOUT, DEFAULT_GRACE, DEFAULT_MAX_DEPARTURES, WorkerSpec};

@@ -33,7 +33,7 @@ pub(crate) struct Notice {
     /// When it happened, by the clock of that node.
     pub(crate) at: SystemTime,
     pub(crate) what: What,
-    /// The node's restarts, where one of its workers failed.
+    /// The node's restarts, where one of its workers failed, and they are known.
     pub(crate) restarts: Option<Restarts>,
 }
 
@@ -85,9 +85,9 @@ struct WorkerRecord {
 }
 
 impl Notice {
-    pub(crate) fn failed(node: usize, failure: Failure, restarts: Restarts) -> Self {
+    pub(crate) fn failed(node: usize, failure: Failure, restarts: Option<Restarts>) -> Self {
         let at = failure.moment().unwrap_or_else(SystemTime::now);
-        Notice { node, at, what: What::Failed(Box::new(failure)), restarts: Some(restarts) }
+        Notice { node, at, what: What::Failed(Box::new(failure)), restarts }
     }
 
     /// This node was told to end, or was killed.
@@ -301,7 +301,7 @@ mod tests {
             log: None,
             hint: None,
         };
-        Notice::failed(node, failure, Restarts { left: 0, max: 3, leaves: false })
+        Notice::failed(node, failure, Some(Restarts { left: 0, max: 3, leaves: false }))
     }
 
     #[tokio::test]

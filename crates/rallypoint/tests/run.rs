@@ -472,6 +472,24 @@ fn a_log_folder_that_cannot_be_written_is_named() {
     assert!(ended.text().contains("/proc/logs"), "{}", ended.text());
 }
 
+/// The others would start their workers, and stop them again.
+#[test]
+fn what_the_workers_files_have_no_room_for_is_told_before_the_nodes_meet() {
+    let folder = tempfile::tempdir().unwrap();
+    // A path has up to 4095 bytes: enough for the run's folder, not for its workers' files.
+    let mut dir = folder.path().display().to_string();
+    dir.push_str(&"/0123456789".repeat((4068 - dir.len()) / 11));
+    dir.push_str(&"x".repeat(4068 - dir.len()));
+    let endpoint = refused_endpoint();
+    let meet = ["--nnodes", "2", "--rdzv-endpoint", &endpoint, "--rdzv-id", "job"];
+    let files = ["--rdzv-conf", "join_timeout=5", "--log-dir", &dir, "-r", "3", "true"];
+    let ended = Launcher::run(&[&meet[..], &files].concat()).expect(6);
+    let text = ended.text();
+    assert!(text.contains("/attempt_0/0/std") && text.contains("File name too long"), "{text}");
+    assert!(!text.contains("waiting for"), "{text}");
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "nothing is left behind");
+}
+
 #[test]
 fn torchruns_variables_and_underscores_are_understood() {
     let launcher =

@@ -24,7 +24,7 @@ impl Round<'_> {
             max: self.agent.spec().max_restarts,
             leaves: rules.when_exhausted == WhenExhausted::Leave,
         };
-        Notice::failed(rules.node, failure, restarts)
+        Notice::failed(rules.node, failure, Some(restarts))
     }
 
     /// All that this node knows of the reason why its round is over; `own` happened here.

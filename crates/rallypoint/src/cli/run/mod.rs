@@ -238,7 +238,7 @@ async fn launch(
     }
     let run_id = run_id(options, alone)?;
     check_parameters(options, &meet, &run_id)?;
-    let (logs, _held) = files::open(options, guarded, &run_id)?;
+    let (logs, _held) = files::open(options, guarded, &run_id, spec.local_world_size)?;
     let kept = logs.kept().map(Path::to_owned);
     if let (None, Some(kept)) = (&options.log_dir, &kept) {
         info!("without --log-dir, the workers' log files are kept in {}", kept.display());
