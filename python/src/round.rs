@@ -193,6 +193,13 @@ impl Round {
         Ok(())
     }
 
+    /// Says that this node is about to stop its workers, because the group has changed. Does not wait for it to be said.
+    fn stops(&self, py: Python<'_>, host: String) -> PyResult<()> {
+        let board = Arc::clone(&self.board(py)?.board);
+        runtime().spawn(async move { board.stops(&host).await });
+        Ok(())
+    }
+
     /// Tells the others of a failure here. Does not wait for it to be told.
     fn tell(&self, py: Python<'_>, failure: Failed) -> PyResult<()> {
         let board = Arc::clone(&self.board(py)?.board);
@@ -221,7 +228,8 @@ impl Round {
     fn all_finished(&self, py: Python<'_>, timeout: Time) -> PyResult<Option<(String, bool)>> {
         let (board, after) = (Arc::clone(&self.board(py)?.board), timeout.0);
         let finish = wait(py, async move { tokio::time::timeout(after, board.all_finished()).await })?;
-        let late = |_| StoreError::Timeout { what: "wait", keys: vec![b"all nodes to finish".to_vec()], after };
+        let late =
+            |_| StoreError::Timeout { what: "wait", keys: vec![b"all nodes to finish".to_vec()], after };
         match finish.map_err(late).flatten() {
             Ok(Finish::All) => Ok(None),
             Ok(Finish::Without { words, goes_on }) => Ok(Some((words, goes_on))),

@@ -85,9 +85,9 @@ pub use prefix::{Prefix, UnknownMacro};
 /// The reason of a run that ended well.
 pub use rallypoint_rendezvous::FINISHED;
 pub use ranks::{Assigned, IDENTICAL_VARIABLE, NodeWorkers, RankError, agree, assign};
+pub use round_board::{Finish, RoundBoard};
 /// What [`Stopper::ask`] takes, and [`Outcome::Stopped`] tells.
 pub use rustix::process::Signal;
-pub use round_board::{Finish, RoundBoard};
 pub use server::{SERVER_ENDED, ServerNode};
 pub use signals::{AT_ONCE, KNOWN_SIGNALS, UnknownSignal, is_ignored, outlive_file_limit, parse_signals};
 pub use spec::{DEFAULT_EXIT_BARRIER_TIMEOUT, DEFAULT_GRACE, DEFAULT_MAX_DEPARTURES, WorkerSpec};

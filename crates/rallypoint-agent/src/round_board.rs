@@ -72,19 +72,37 @@ impl RoundBoard {
 
     /// Tells of a failure here, unless an earlier one was told.
     pub async fn tell(&self, failure: Failure) {
-        let notice = Notice::failed(self.rank, failure, None);
-        if let Err(error) = self.board.tell(&notice).await {
-            debug!(%error, "the other nodes cannot be told of the failure");
-        }
+        self.say(Notice::failed(self.rank, failure, None)).await;
+    }
+
+    /// What stands there then, if that is known.
+    async fn say(&self, notice: Notice) -> Option<Notice> {
+        let stands = self.board.tell(&notice).await;
         self.answer().await;
+        stands.inspect_err(|error| debug!(%error, "the other nodes cannot be told of the failure")).ok()
+    }
+
+    /// Says that this node is about to stop its workers, where the group has changed: those of others may fail with them. A
+    /// death, or the end of the run, they are told of anyway.
+    pub async fn stops(&self, host: &str) {
+        let change = tokio::time::timeout(Duration::ZERO, self.handler.changed()).await;
+        let Ok(change @ (GroupChange::Waiting { .. } | GroupChange::Left { .. })) = change else { return };
+        // Nobody waits for another answer than this.
+        if !self.answered.swap(true, Ordering::Relaxed) {
+            let told = self.board.tell(&Notice::regroups(self.rank, host, words::change(&change))).await;
+            debug!(?told, "the other nodes were told");
+        }
     }
 
     /// Tells of a failure here, and finds out with the other nodes what came first; in their words.
     pub async fn first(&self, failure: Failure) -> String {
         let own = failure.in_short();
         let telling = async {
-            self.tell(failure).await;
-            self.board.all_answered().await.in_short()
+            match self.say(Notice::failed(self.rank, failure, None)).await {
+                // Who goes gives no other answer.
+                Some(stands) if !stands.is_failure() => stands.in_short(),
+                _ => self.board.all_answered().await.in_short(),
+            }
         };
         tokio::select! {
             biased;
@@ -99,7 +117,9 @@ impl RoundBoard {
     async fn loss(&self) -> Option<String> {
         loop {
             match self.handler.changed().await {
-                GroupChange::Closed { reason } if [FINISHED, NODE_FINISHED, ""].contains(&&*reason) => return None,
+                GroupChange::Closed { reason } if [FINISHED, NODE_FINISHED, ""].contains(&&*reason) => {
+                    return None;
+                }
                 GroupChange::Closed { reason } => return Some(reason),
                 change @ (GroupChange::Died { .. } | GroupChange::MemberReplaced { .. }) => {
                     return Some(words::change(&change));
@@ -180,15 +200,14 @@ impl RoundBoard {
             let words = lost.map_or(again.clone(), |lost| format!("{lost}, {again}"));
             return Some(Finish::Without { words, goes_on });
         }
-        (work == 0).then(|| Finish::Without {
-            words: lost.unwrap_or_else(|| words::change(change)),
-            goes_on: false,
-        })
+        (work == 0)
+            .then(|| Finish::Without { words: lost.unwrap_or_else(|| words::change(change)), goes_on: false })
     }
 
     /// How many nodes have finished.
     async fn arrived(&self) -> Result<usize, StoreError> {
-        let count = if self.store.check(&[ARRIVED]).await? { self.store.get(ARRIVED).await? } else { Vec::new() };
+        let count =
+            if self.store.check(&[ARRIVED]).await? { self.store.get(ARRIVED).await? } else { Vec::new() };
         Ok(std::str::from_utf8(&count).ok().and_then(|text| text.parse().ok()).unwrap_or(0))
     }
 

@@ -118,7 +118,11 @@ class RendezvousHandler(_RendezvousHandler):
         if self._round is not None:
             self._round.all_is_well()
         try:
-            return self._rendezvous.num_nodes_waiting()
+            waiting = self._rendezvous.num_nodes_waiting()
+            if waiting and self._round is not None:
+                # It stops them for that; it does not say so.
+                self._round.stops(socket.gethostname())
+            return waiting
         except errors.RendezvousConnectionError as error:
             # A group at work outlives an etcd that is away.
             logger.warning("run %r: %s", self._run_id, error)
