@@ -97,6 +97,9 @@ impl RoundBoard {
     /// Tells of a failure here, and finds out with the other nodes what came first; in their words.
     pub async fn first(&self, failure: Failure) -> String {
         let own = failure.in_short();
+        // In a run of the other backend there may be nodes of PyTorch's, which never answer.
+        let native = self.handler.backend() == "rallypoint";
+        let patience = if native { TO_ANSWER } else { self.handler.time_to_notice() };
         let telling = async {
             match self.say(Notice::failed(self.rank, failure, None)).await {
                 // Who goes gives no other answer.
@@ -109,7 +112,7 @@ impl RoundBoard {
             first = telling => first,
             loss = self.loss() => loss.unwrap_or(own),
             () = silent_for(&*self.handler, SILENCE) => own,
-            () = tokio::time::sleep(TO_ANSWER) => self.board.said().await.map_or(own, |notice| notice.in_short()),
+            () = tokio::time::sleep(patience) => self.board.said().await.map_or(own, |notice| notice.in_short()),
         }
     }
 
