@@ -502,3 +502,22 @@ fn torchruns_variables_and_underscores_are_understood() {
         .expect(0);
     assert!(ended.text().contains("--start-method has no effect"), "{}", ended.text());
 }
+
+#[test]
+fn what_says_nothing_by_itself_is_told_and_a_command_of_the_plugins_works_as_it_stands() {
+    let conf = ["--rdzv-conf", "worker_store=rank0,is_host=1"];
+    let alone = ["--max-departures", "2", "--restarts-return-after", "9"];
+    let script = "echo store $TORCHELASTIC_USE_AGENT_STORE";
+    let ended = Launcher::run(&[&conf[..], &alone, &["--", "sh", "-c", script]].concat()).expect(0);
+    let text = ended.text();
+    assert!(text.contains("store False"), "{text}");
+    for flag in ["--max-departures", "--restarts-return-after", "--rdzv-conf is_host"] {
+        assert_eq!(ended.with(&format!("{flag} has no effect")).len(), 1, "{text}");
+    }
+    let ended = Launcher::run(&["--rdzv-conf", "worker_store=rank1", "true"]).expect(2);
+    assert!(
+        ended.text().contains("worker_store=rank1") && ended.text().contains("agent"),
+        "{}",
+        ended.text()
+    );
+}

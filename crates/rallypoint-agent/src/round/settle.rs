@@ -44,16 +44,13 @@ impl Round<'_> {
     }
 
     /// What this node tells the others before it stops its workers, where none of them failed: theirs may fail with those.
-    /// A death they are told of anyway.
+    /// Of a death they are told anyway, and who left has said why.
     fn goes(&self) -> Option<Notice> {
         match self.decision.verdict()? {
             Verdict::Stop(signal) => Some(self.leave(*signal)),
-            Verdict::Regroup {
-                cause: Cause::Group(change @ (GroupChange::Waiting { .. } | GroupChange::Left { .. })),
-                ..
-            } => {
-                let why = words::change(change);
-                Some(Notice::regroups(self.decision.rules().node, self.agent.host(), why))
+            Verdict::Regroup { cause: Cause::Group(change @ GroupChange::Waiting { .. }), .. } => {
+                let node = self.decision.rules().node;
+                Some(Notice::regroups(node, self.agent.host(), words::change(change)))
             }
             _ => None,
         }
