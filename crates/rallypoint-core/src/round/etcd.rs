@@ -55,8 +55,11 @@ pub enum Failure {
     Unknown,
     /// It was not carried out, because a lease it names is gone.
     LeaseGone,
-    /// It was not carried out, because etcd refuses it: for want of space, or of a permission. That may pass.
+    /// It was not carried out, because etcd refuses it, as one without space does. That may pass.
     Refused,
+    /// It was not carried out, because this node may not do that: its user's role is gone, or its password. That may
+    /// pass, and others may be served meanwhile.
+    Denied,
 }
 
 /// Carries out `then` if all of `when` hold, and `otherwise` if not.

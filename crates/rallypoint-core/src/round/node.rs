@@ -139,7 +139,7 @@ impl Node {
     pub fn handle_reply(&mut self, now: Duration, id: u64, reply: Result<Reply, Failure>) {
         match &reply {
             Ok(Reply::Txn(_) | Reply::Range { .. }) => self.silence.served(now),
-            Err(Failure::Refused) => self.silence.forget(),
+            Err(Failure::Refused | Failure::Denied) => self.silence.forget(),
             Ok(_) => self.heard(now),
             Err(_) => {}
         }
@@ -308,6 +308,11 @@ impl Node {
         if let Some(leader) = self.leader.as_mut().filter(|_| !self.view.is_blind()) {
             let spoken = self.presence.has_said(|record| self.membership.is_said_by(record));
             leader.drive(context!(self, now), &self.view, &self.silence, spoken);
+            if leader.is_denied(now) {
+                // Some servers refresh the lease all the same, and the others would wait for this leader for ever.
+                self.presence.give_up_lease(context!(self, now));
+                return self.drive(now);
+            }
         }
         self.drive_close(now);
     }

@@ -209,7 +209,7 @@ impl Presence {
     pub(super) fn evicted(&mut self, context: &mut Context<'_>, reply: &Result<Reply, Failure>) {
         self.evicting = false;
         match reply {
-            Err(Failure::Unknown | Failure::Refused) => self.retry.failed(context),
+            Err(Failure::Unknown | Failure::Refused | Failure::Denied) => self.retry.failed(context),
             _ => drop(self.inherited.pop()),
         }
     }
@@ -244,7 +244,7 @@ impl Presence {
         let reply = match reply {
             Ok(Reply::Txn(reply)) => reply,
             Err(Failure::LeaseGone) => return self.lose_if_held(context, lease),
-            Err(Failure::Refused) => {
+            Err(Failure::Refused | Failure::Denied) => {
                 self.retry.failed(context);
                 return Found::Nothing;
             }
@@ -352,6 +352,15 @@ impl Presence {
         }
         self.lose_lease(context);
         Found::LeaseLost
+    }
+
+    /// Gives the lease back, and with it all that hangs on it.
+    pub(super) fn give_up_lease(&mut self, context: &mut Context<'_>) {
+        if let Lease::Held(lease) = self.lease {
+            context.out.request(Task::Forgotten, Request::Revoke(lease));
+        }
+        self.lose_lease(context);
+        self.retry.failed(context);
     }
 
     /// The lease is gone, and with it the key.

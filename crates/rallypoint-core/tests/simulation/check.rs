@@ -450,8 +450,9 @@ impl Check {
             NodeEvent::Left => {
                 let left = etcd.get(&self.keys.node(&process.id)).map(parse::<NodeRecord>).transpose()?;
                 let ours = left.is_some_and(|record| record.incarnation == process.incarnation);
-                // What is lost with the rest may be its leave.
-                promise!(5, !ours || self.losses > 0, "{who:?} has left, and its key is there");
+                // What is lost with the rest may be its leave. And who is denied everything can only let its lease end.
+                let excused = self.losses > 0 || process.was_denied;
+                promise!(5, !ours || excused, "{who:?} has left, and its key is there");
                 Ok(())
             }
             NodeEvent::Progress { .. } | NodeEvent::Refused(_) | NodeEvent::Closed(_) => Ok(()),

@@ -182,13 +182,14 @@ impl World {
         }
         let process = &mut self.processes[index];
         process.denied_until = process.denied_until.max(self.now + time);
-        process.harmed = true;
+        (process.harmed, process.was_denied) = (true, true);
     }
 
     /// What anybody asks for is refused for a while: the role of their user is gone. That is nobody's death.
     pub(crate) fn deny_all(&mut self, time: Duration) {
         self.trace(|| format!("all are denied everything for {time:?}"));
         self.denied_until = self.denied_until.max(self.now + time);
+        self.processes.iter_mut().for_each(|process| process.was_denied = true);
     }
 
     /// etcd has no space for a while.

@@ -276,6 +276,28 @@ fn a_permission_that_comes_back_is_noticed_within_seconds() {
     });
 }
 
+/// etcd 3.4 refreshes the lease of a node that may not do anything, and with it what makes that node the leader.
+#[test]
+fn a_leader_that_is_denied_everything_leaves_it_to_another() {
+    tell(60, |seed| {
+        let mut world = world(seed, 2, 4);
+        world.lax = true;
+        start(&mut world, 4)?;
+        settle(&mut world, MOMENT)?;
+        let leader = world.leader().unwrap();
+        world.deny(leader, Duration::from_secs(600));
+        let dead = (leader + 1) % 4;
+        world.crash(dead);
+        world.run_for(world.setup.lease + world.setup.last_call + second(5))?;
+        let others = (0..4).filter(|index| ![leader, dead].contains(index));
+        for index in others {
+            let met = world.processes[index].is_in().is_some_and(|joined| joined.round > 1);
+            assert!(met, "{}: {}", world.name(index), state(&world));
+        }
+        Ok(())
+    });
+}
+
 /// Finding 10: of those that leave a closed run together, each sees the others' keys.
 #[test]
 fn a_run_that_ended_well_leaves_its_mark_and_nothing_else() {

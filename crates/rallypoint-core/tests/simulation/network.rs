@@ -104,13 +104,13 @@ impl World {
             self.at(at, Step::Arrive { from, id, request, history });
             return Ok(());
         }
-        let reply = if self.refuses(from, &request) {
+        let reply = if let Some(refusal) = self.refuses(from, &request) {
             self.trace(|| format!("  etcd refuses #{id} of {}", self.name(from)));
             if !self.planted.answers_refusals() {
                 self.processes[from].pending.remove(&id);
                 return Ok(());
             }
-            Err(Failure::Refused)
+            Err(refusal)
         } else {
             self.trace(|| format!("  etcd carries out #{id} of {}", self.name(from)));
             let first = self.etcd.apply(self.now, &request);
@@ -138,7 +138,7 @@ impl World {
     }
 
     /// Whether etcd refuses a request, for want of space or of a permission.
-    fn refuses(&self, from: usize, request: &Request) -> bool {
+    fn refuses(&self, from: usize, request: &Request) -> Option<Failure> {
         let writes = |txn: &Txn| txn.then.iter().any(|op| !matches!(op, Op::Get(_)));
         let full = match request {
             Request::Grant(_) => true,
@@ -146,7 +146,10 @@ impl World {
             Request::Renew(_) | Request::Revoke(_) | Request::Range(_) => false,
         };
         let asks = matches!(request, Request::Txn(_) | Request::Range(_));
-        (full && self.now < self.full_until) || (asks && self.now < self.denied_until(from))
+        if asks && self.now < self.denied_until(from) {
+            return Some(Failure::Denied);
+        }
+        (full && self.now < self.full_until).then_some(Failure::Refused)
     }
 
     /// Until when etcd refuses what a process asks for.
@@ -192,9 +195,9 @@ impl World {
             }
             return;
         }
-        // Who may not write the keys of a lease may not refresh it; one without keys he may.
-        let denied = self.now < self.denied_until(from) && self.etcd.has_keys(lease);
-        let lives = if denied { Err(Failure::Refused) } else { self.etcd.renew(self.now, lease) };
+        // Who may not write the keys of a lease may not refresh it; one without keys he may. etcd 3.4 lets anybody.
+        let denied = self.now < self.denied_until(from) && self.etcd.has_keys(lease) && !self.lax;
+        let lives = if denied { Err(Failure::Denied) } else { self.etcd.renew(self.now, lease) };
         if self.passes(from) {
             let delay = self.delay();
             self.after(delay, Step::Refreshed { to: from, lease, lives });

@@ -35,6 +35,8 @@ pub(crate) struct Process {
     pub(crate) reconnect: Duration,
     /// etcd refuses what it asks for until then.
     pub(crate) denied_until: Duration,
+    /// It was, at some time.
+    pub(crate) was_denied: bool,
     /// The requests of the second that it is.
     pub(crate) this_second: (u64, u32),
     /// A planted bug has kept something from its program, which hears nothing any more.
@@ -126,6 +128,7 @@ impl Process {
             lag: Duration::ZERO,
             reconnect: Duration::ZERO,
             denied_until: Duration::ZERO,
+            was_denied: false,
             this_second: (0, 0),
             refusal: None,
             told: None,

@@ -147,6 +147,8 @@ pub(crate) struct World {
     pub(crate) etcd_restarts: bool,
     /// etcd refuses everybody until then, as a user whose role is gone.
     pub(crate) denied_until: Duration,
+    /// It refreshes their leases all the same, as etcd 3.4 does.
+    pub(crate) lax: bool,
     /// etcd has no space for anything new before this.
     pub(crate) full_until: Duration,
     /// What etcd was when somebody took a snapshot of it.
@@ -184,6 +186,7 @@ impl World {
             etcd_away_until: Duration::ZERO,
             etcd_restarts: false,
             denied_until: Duration::ZERO,
+            lax: false,
             full_until: Duration::ZERO,
             backup: None,
             operator: Operator::default(),

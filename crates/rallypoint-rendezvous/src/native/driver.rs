@@ -229,7 +229,7 @@ impl Driver {
             let failure = translate::failure(&error);
             debug!(%error, ?failure, "a request of the rendezvous failed");
             match failure {
-                Failure::Refused => self.refused(error, writes),
+                Failure::Refused | Failure::Denied => self.refused(error, writes),
                 Failure::Unknown => self.reach.unanswered(now),
                 Failure::LeaseGone => self.reach.heard(),
             }

@@ -51,6 +51,7 @@ pub(super) fn failure(error: &Error) -> Failure {
     match error.kind() {
         ErrorKind::LeaseNotFound => Failure::LeaseGone,
         _ if error.is_transient() || error.may_have_applied() => Failure::Unknown,
+        ErrorKind::Auth | ErrorKind::PermissionDenied => Failure::Denied,
         _ => Failure::Refused,
     }
 }

@@ -67,8 +67,12 @@ pub(super) struct Leader {
     read_at: Option<Duration>,
     /// The epoch in which all was read; none if that is to be done again.
     epoch: Option<u64>,
+    /// Since when etcd lets this node do nothing of what a leader has to do.
+    denied_since: Option<Duration>,
 }
 
+/// A leader that may do nothing for so long leaves it to another.
+const DENIED: Duration = Duration::from_secs(2);
 /// For nodes to notice that etcd has lost data, and to say again what they want.
 const SAY_AGAIN: Duration = Duration::from_secs(1);
 /// For as long as that, the number of a round does not tell whether it came before or after the loss.
@@ -105,6 +109,7 @@ impl Leader {
             outdated: None,
             read_at: None,
             epoch: None,
+            denied_since: None,
         }
     }
 
@@ -148,24 +153,30 @@ impl Leader {
         self.lost_at = Some(now);
     }
 
+    /// Whether etcd has denied this node for too long what it asks for as the leader, and others wait for that.
+    pub(super) fn is_denied(&self, now: Duration) -> bool {
+        self.denied_since.is_some_and(|since| since + DENIED <= now)
+    }
+
     /// Ends what a leader keeps open.
     pub(super) fn step_down(self, context: &mut Context<'_>) {
         context.out.push(Output::Unwatch(WatchId::Nodes));
     }
 
     pub(super) fn timeout(&self, now: Duration, view: &View, silence: &Silence) -> Option<Duration> {
+        let denied = self.denied_since.map(|since| since + DENIED);
         if self.retry.waits() || self.reading.is_some() {
-            return self.retry.at();
+            return [self.retry.at(), denied].into_iter().flatten().min();
         }
         if view.is_closed() {
-            return None;
+            return denied;
         }
         let renew_at =
             if let RunLease::Recorded { renew_at } = self.run_lease { Some(renew_at) } else { None };
         let sure = self.roster.is_unsure().then(|| silence.sure_at(now)).flatten();
         let progress = self.newsroom.timeout(view, &self.roster, &self.planner);
         let answer = self.roster.answer_due();
-        let all = [sure, answer, progress, renew_at, self.not_before()];
+        let all = [sure, answer, progress, renew_at, self.not_before(), denied];
         all.into_iter().chain(self.planner.timeouts()).flatten().filter(|at| *at > now).min()
     }
 

@@ -85,6 +85,11 @@ impl Leader {
             }
             _ => {}
         }
+        match &reply {
+            Ok(Reply::Txn(_) | Reply::Range { .. }) => self.denied_since = None,
+            Err(Failure::Denied) => _ = self.denied_since.get_or_insert(context.now),
+            _ => {}
+        }
         let reply = match reply {
             Ok(reply) => reply,
             Err(Failure::LeaseGone) => {
@@ -103,7 +108,7 @@ impl Leader {
                 }
                 return Word::Nothing;
             }
-            Err(Failure::Unknown | Failure::Refused) => {
+            Err(Failure::Unknown | Failure::Refused | Failure::Denied) => {
                 // Whether a plan that was given up has begun is not known any more. Its first request begins it.
                 if let LeaderTask::Place { plan, chunk: 0 } | LeaderTask::Complete { plan } = task
                     && self.planner.lease_of(plan).is_none()
