@@ -57,7 +57,7 @@ mod peer;
 mod refusal;
 mod server;
 mod value;
-mod wire;
+pub mod wire;
 
 pub use limits::Limits;
 pub use machine::{ConnectionId, Input, Machine, Output};
