@@ -36,7 +36,7 @@
 //!   one lock. `peer`: what one socket has not taken yet.
 //! - [`Machine`]: the server without sockets and without a clock. [`Input`]s go in, [`Output`]s come out. `keys`,
 //!   `queues` and `waits` are its parts.
-//! - `wire`: the messages as bytes. `value`: values that the store and replies share.
+//! - [`wire`]: the messages as bytes, for clients too. `value`: values that the store and replies share.
 //! - [`Limits`]: what clients may make it hold. [`Refusal`]: why a connection is ended.
 //!
 //! # What is not as PyTorch has it

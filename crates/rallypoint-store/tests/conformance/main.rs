@@ -136,7 +136,10 @@ async fn tcp_store_on_our_server() {
 
 /// Serves a store for each line, which says whether it is one with libuv.
 const PYTORCHS_SERVERS: &str = r#"
+import os
 import sys
+# They look up the name of each peer, which takes long where nobody answers.
+os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
 from datetime import timedelta
 import torch.distributed as dist
 servers = []
