@@ -29,6 +29,8 @@ struct State {
     machine: Machine,
     peers: HashMap<ConnectionId, Peer>,
     next: u64,
+    /// Who came before this one had come when it was last asked who is late.
+    late: u64,
     /// What is read goes through here, so that no connection needs a buffer of its own.
     buffer: Box<[u8]>,
     outputs: Vec<Output>,
@@ -40,6 +42,7 @@ impl Hub {
             machine,
             peers: HashMap::new(),
             next: 0,
+            late: 0,
             buffer: vec![0; READ].into_boxed_slice(),
             outputs: Vec::new(),
         }))
@@ -64,6 +67,16 @@ impl Hub {
         }
     }
 
+    /// Ends those who had come when this was last called, and have still not said that they are clients.
+    pub(crate) fn end_late(&self) {
+        self.lock().end_late();
+    }
+
+    /// Ends one of those who have not said that they are clients, so that another can come. Whether there was one.
+    pub(crate) fn make_room(&self) -> bool {
+        self.lock().make_room()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -86,7 +99,21 @@ impl State {
         self.next += 1;
         self.peers.insert(id, peer);
         self.machine.handle(Input::Opened(id), &mut self.outputs);
+        self.carry_out();
         id
+    }
+
+    fn end_late(&mut self) {
+        let before = mem::replace(&mut self.late, self.next);
+        self.machine.handle(Input::Late(ConnectionId(before)), &mut self.outputs);
+        self.carry_out();
+    }
+
+    fn make_room(&mut self) -> bool {
+        let before = self.peers.len();
+        self.machine.handle(Input::Crowded, &mut self.outputs);
+        self.carry_out();
+        self.peers.len() < before
     }
 
     /// What the task of a connection should wait for. None once it has ended.

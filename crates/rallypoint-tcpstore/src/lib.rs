@@ -44,6 +44,8 @@
 //! - Memory is bounded: see [`Limits`]. A message has at most 64 MiB, and the store 1 GiB.
 //! - A client that does not begin with the right message is turned away at once. PyTorch's libuv server leaves it
 //!   waiting.
+//! - One that has connected and says nothing is ended after 30 to 60 seconds, and before that if there is no room for others:
+//!   no more file descriptors, or too many of its kind. In PyTorch's it stays.
 //! - A wait for several keys, one of which is a queue that has something, does not wait for that one. PyTorch's does.
 //! - For the workers of a round ([`TcpStoreServer::for_round`]), the number of the attempt that PyTorch before 2.6 puts before
 //!   its keys is left out: the store is empty for each round, and the nodes may have counted different restarts.

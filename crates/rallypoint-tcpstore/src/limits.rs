@@ -18,6 +18,9 @@ pub struct Limits {
     pub stored: usize,
     /// Bytes of all messages that have come in half and of all waits together.
     pub pending: usize,
+    /// Connections that have sent nothing whole yet. Clients do so at once, so it takes a flood to have so many; beyond, the
+    /// oldest of them makes room.
+    pub newcomers: usize,
     /// Bytes of a connection's replies that it has not read, from which on no more of its requests are carried out.
     pub unread: usize,
     /// Bytes of all values together that are in replies that somebody has not read, and stored no longer.
@@ -33,6 +36,7 @@ impl Default for Limits {
             message: 64 << 20,
             stored: 1 << 30,
             pending: 512 << 20,
+            newcomers: 16 << 10,
             unread: 64 << 10,
             outdated: 512 << 20,
         }

@@ -20,6 +20,11 @@ const BACKLOG: u32 = 16 << 10;
 /// How long it waits when no connection can be accepted, which is mostly for lack of file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// How often those are looked for who have connected and not said what they are. They have once to twice this time.
+///
+/// Clients say it at once. But PyTorch's looks up a name before that, which can take it many seconds.
+const LATE: Duration = Duration::from_secs(30);
+
 /// The address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot serve a worker store at {address}")]
@@ -150,8 +155,10 @@ async fn serve(
 async fn accept(listener: &TcpListener, hub: &Arc<Hub>, connections: &mut JoinSet<()>) -> Infallible {
     // It is said once, until one has come in again.
     let mut said = false;
+    let mut late = tokio::time::interval(LATE);
     loop {
         tokio::select! {
+            _ = late.tick() => hub.end_late(),
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((socket, address)) => {
@@ -165,7 +172,12 @@ async fn accept(listener: &TcpListener, hub: &Arc<Hub>, connections: &mut JoinSe
                     if !mem::replace(&mut said, true) {
                         tracing::warn!("the worker store cannot accept a connection: {error}");
                     }
-                    tokio::time::sleep(PAUSE).await;
+                    if hub.make_room() {
+                        // Its descriptor is free when its task has ended.
+                        connections.join_next().await;
+                    } else {
+                        tokio::time::sleep(PAUSE).await;
+                    }
                 }
             },
         }

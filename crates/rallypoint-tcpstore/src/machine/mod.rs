@@ -11,7 +11,8 @@ mod size;
 mod tests;
 mod waits;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::mem;
 
 use connection::Connection;
 use keys::Keys;
@@ -25,7 +26,7 @@ use crate::wire::{
 };
 use crate::{Bytes, Limits, Refusal};
 
-/// A connection's name. Whoever drives the machine gives them, and none twice.
+/// A connection's name. Whoever drives the machine gives them, and none twice; later ones are higher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub u64);
 
@@ -40,6 +41,10 @@ pub enum Input<'a> {
     Sent(ConnectionId, usize),
     /// The connection is gone.
     Closed(ConnectionId),
+    /// Those who came before this one have had the time to say that they are clients.
+    Late(ConnectionId),
+    /// There is no room for another connection. The oldest that has not said that it is a client makes room.
+    Crowded,
 }
 
 /// What is to be done.
@@ -57,6 +62,8 @@ pub struct Machine {
     limits: Limits,
     name: Name,
     connections: HashMap<ConnectionId, Connection>,
+    /// Those that have not said that they are clients, the oldest first.
+    newcomers: BTreeSet<ConnectionId>,
     keys: Keys,
     queues: Queues,
     waits: Waits,
@@ -73,6 +80,7 @@ impl Machine {
             limits,
             name: whole,
             connections: HashMap::new(),
+            newcomers: BTreeSet::new(),
             keys: Keys::default(),
             queues: Queues::default(),
             waits: Waits::default(),
@@ -95,6 +103,10 @@ impl Machine {
         match input {
             Input::Opened(id) => {
                 self.connections.insert(id, Connection::default());
+                self.newcomers.insert(id);
+                if self.newcomers.len() > self.limits.newcomers {
+                    self.close_oldest_newcomer(outputs);
+                }
             }
             Input::Received(id, bytes) => self.received(id, bytes, outputs),
             Input::Sent(id, bytes) => {
@@ -106,6 +118,13 @@ impl Machine {
                 }
             }
             Input::Closed(id) => self.remove(id),
+            Input::Late(id) => {
+                let on_time = self.newcomers.split_off(&id);
+                for late in mem::replace(&mut self.newcomers, on_time) {
+                    self.close(late, Refusal::Silent, outputs);
+                }
+            }
+            Input::Crowded => self.close_oldest_newcomer(outputs),
         }
     }
 
@@ -168,6 +187,7 @@ impl Machine {
                 if magic != MAGIC {
                     return Err(Refusal::NotTcpStore);
                 }
+                self.newcomers.remove(&id);
             }
             Request::Ping(nonce) => reply.bytes(&nonce.to_le_bytes()),
             Request::Set(key, value) => self.set(key, value, outputs)?,
@@ -372,7 +392,14 @@ impl Machine {
         outputs.push(Output::Close(id, refusal));
     }
 
+    fn close_oldest_newcomer(&mut self, outputs: &mut Vec<Output>) {
+        if let Some(oldest) = self.newcomers.pop_first() {
+            self.close(oldest, Refusal::TooManyNewcomers, outputs);
+        }
+    }
+
     fn remove(&mut self, id: ConnectionId) {
+        self.newcomers.remove(&id);
         self.waits.cancel(id);
         if let Some(connection) = self.connections.remove(&id) {
             self.pending -= connection.pending();
