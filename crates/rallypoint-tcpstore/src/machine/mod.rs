@@ -4,6 +4,8 @@
 //! what has come from a client and is no whole message yet, and what it has not read. `size` is how much is held.
 
 mod connection;
+#[cfg(test)]
+mod fuzz;
 mod keys;
 mod queues;
 mod size;
