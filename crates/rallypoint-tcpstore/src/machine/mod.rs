@@ -28,6 +28,9 @@ use crate::wire::{
 };
 use crate::{Bytes, Limits, Refusal};
 
+/// The most that a number takes as text.
+const DIGITS: usize = 20;
+
 /// A connection's name. Whoever drives the machine gives them, and none twice; later ones are higher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub u64);
@@ -207,7 +210,7 @@ impl Machine {
                 self.has_come(key, outputs);
             }
             Request::Add(key, amount) => {
-                self.make_room(Size::of_entry(key))?;
+                self.make_room(Size::of_entry(key) + DIGITS)?;
                 reply.i64(self.keys.add(key, amount, &self.alive)?);
                 self.has_come(key, outputs);
             }
@@ -306,7 +309,7 @@ impl Machine {
         reply: &mut Reply,
         outputs: &mut Vec<Output>,
     ) -> Result<(), Refusal> {
-        self.make_room(Size::of_entry(key))?;
+        self.make_room(Size::of_entry(key) + DIGITS)?;
         if self.keys.add(key, 1, &self.alive)? >= world_size {
             reply.bytes(&[STOP_WAITING]);
             self.has_come(key, outputs);

@@ -229,6 +229,11 @@ fn a_full_store_takes_no_more_and_goes_on_answering() {
     assert_eq!(server.refused(0, &set(b"l", &[7; 400])), Refusal::StoreFull { limit: 1000 });
     assert_eq!(server.receive(1, &message(8, &[&string(b"k")])), [(1, number(1))]);
     assert_eq!(server.receive(1, &set(b"l", &[7; 400])), []);
+
+    // The digits of a number count too.
+    let mut server = Server::with(1, Limits { stored: 128 + 1 + 19, ..Limits::default() });
+    let add = message(4, &[&string(b"n"), &number(i64::MIN)]);
+    assert_eq!(server.refused(0, &add), Refusal::StoreFull { limit: 148 });
 }
 
 #[test]
