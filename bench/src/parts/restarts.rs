@@ -15,7 +15,7 @@ use crate::results::{Comparison, Outcome, Part, Promise};
 const LIMIT: Duration = Duration::from_secs(100);
 
 pub(crate) fn run(plan: &Plan) -> Part {
-    let runs = plan.rounds(20, 2);
+    let runs = plan.rounds(20, 1);
     let mut well = [0.0; 2];
     for round in 0..runs {
         for at in in_turn(2, round) {

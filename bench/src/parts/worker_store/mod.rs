@@ -127,11 +127,11 @@ fn meet(plan: &Plan, rounds: u32, part: &mut Part) {
     let sizes = plan.pick(&[64, 256, 1024, 4096, 10_000][..], &[64, 256, 1024]);
     let mut times = table("worker-store-init", "Until all ranks have connected and met", "ranks");
     let mut first_and_last = Vec::new();
+    let mut sides = start();
     for &ranks in sizes {
         let mut samples = [(); 2].map(|()| Samples::default());
         for round in 0..rounds {
             plan.say(&format!("{ranks} ranks meet, round {} of {rounds}", round + 1));
-            let mut sides = start();
             for at in in_turn(sides.len(), round) {
                 samples[at].push(sides[at].1.ask("init", ranks));
             }
