@@ -32,8 +32,8 @@
 //!
 //! Calls go down; nothing below knows what is above it.
 //!
-//! - `server`: the listener, a task for each connection, and the way to stop. `hub`: the machine and the sockets behind
-//!   one lock. `peer`: what one socket has not taken yet.
+//! - `server`: its port, its thread, and the way to stop, `control`. `sockets`: the machine and the sockets, on that thread.
+//!   `peer`: what one socket has not taken yet.
 //! - [`Machine`]: the server without sockets and without a clock. [`Input`]s go in, [`Output`]s come out. `keys`,
 //!   `queues` and `waits` are its parts.
 //! - [`wire`]: the messages as bytes, for clients too. `value`: values that the store and replies share.
@@ -52,12 +52,13 @@
 //! - A `compare_set` that sets nothing ends no wait for a key that is not there. PyTorch's libuv server ends it; its older
 //!   server ends none, also when the key is set.
 
-mod hub;
+mod control;
 mod limits;
 mod machine;
 mod peer;
 mod refusal;
 mod server;
+mod sockets;
 mod value;
 pub mod wire;
 

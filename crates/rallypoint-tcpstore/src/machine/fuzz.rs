@@ -3,6 +3,7 @@
 //! `RALLYPOINT_FUZZ_SEEDS` is how many seeds are tried, `RALLYPOINT_FUZZ_SEED` the only one.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use fastrand::Rng;
 
@@ -21,6 +22,7 @@ const LIMITS: Limits = Limits {
     stored: 12 << 10,
     pending: 5 << 10,
     newcomers: 4,
+    silence: Duration::from_secs(1),
     unread: 16 << 10,
     outdated: 3 << 10,
 };

@@ -15,6 +15,7 @@ mod waits;
 
 use std::collections::{BTreeSet, HashMap};
 use std::mem;
+use std::time::Duration;
 
 use connection::Connection;
 use keys::Keys;
@@ -92,6 +93,11 @@ impl Machine {
             alive: Alive::default(),
             pending: 0,
         }
+    }
+
+    /// How long a connection may take at least to say that it is a client.
+    pub(crate) fn patience(&self) -> Duration {
+        self.limits.silence
     }
 
     /// For workers of one attempt: clients of PyTorch before 2.6 put the number of their node's attempt before their keys,
