@@ -109,8 +109,9 @@ async fn a_reply_that_comes_while_the_wait_is_cancelled_counts() {
     let address = pretend(|piece| {
         Some(match piece[0] {
             0 => vec![0],
+            // The end of the wait may come together with the wait.
+            _ if piece.ends_with(&[12]) => vec![0, 1],
             6 => vec![],
-            12 => vec![0, 1],
             10 => [&5_u64.to_le_bytes()[..], b"value"].concat(),
             number => panic!("{number}"),
         })
