@@ -60,6 +60,15 @@ enum Other {
         /// Where it is told what to do.
         port: u16,
     },
+    /// A workers' store of ours, as the benchmarks start it.
+    #[command(hide = true)]
+    WorkerStoreServer,
+    /// Clients of a workers' store.
+    #[command(hide = true)]
+    WorkerStoreClients {
+        /// The server's.
+        port: u16,
+    },
 }
 
 fn main() -> ExitCode {
@@ -69,6 +78,14 @@ fn main() -> ExitCode {
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
             runtime.block_on(nodes::ours::run(port));
+            return ExitCode::SUCCESS;
+        }
+        Some(Other::WorkerStoreServer) => {
+            parts::worker_store::process::serve();
+            return ExitCode::SUCCESS;
+        }
+        Some(Other::WorkerStoreClients { port }) => {
+            parts::worker_store::client::run(port);
             return ExitCode::SUCCESS;
         }
         Some(Other::Render { files, out }) => render(&files, out).map(|()| Vec::new()),
@@ -134,6 +151,8 @@ fn run(which: Which, plan: &Plan) -> Part {
             Which::Server => parts::server::run(plan).await,
             Which::Launcher => tokio::task::block_in_place(|| parts::launcher::run(plan)),
             Which::Agents => tokio::task::block_in_place(|| parts::agents::run(plan)),
+            Which::WorkerStore => tokio::task::block_in_place(|| parts::worker_store::run(plan)),
+            Which::Restarts => tokio::task::block_in_place(|| parts::restarts::run(plan)),
         }
     })
 }

@@ -42,14 +42,11 @@ impl Options {
     /// In the order of the report.
     pub(crate) fn wanted(&self) -> Result<Vec<Which>, &'static str> {
         let is_asked_for = |which: &Which| self.parts.is_empty() || self.parts.contains(which);
-        // Agents of torchrun are nothing without PyTorch.
-        let can_run = |which: &Which| !self.no_torch || *which != Which::Agents;
+        // These are nothing without PyTorch.
+        let theirs = [Which::Agents, Which::WorkerStore, Which::Restarts];
+        let can_run = |which: &Which| !self.no_torch || !theirs.contains(which);
         let wanted: Vec<_> = Which::ALL.into_iter().filter(is_asked_for).filter(can_run).collect();
-        if wanted.is_empty() {
-            Err("agents of torchrun need PyTorch: leave out --no-torch")
-        } else {
-            Ok(wanted)
-        }
+        if wanted.is_empty() { Err("these parts need PyTorch: leave out --no-torch") } else { Ok(wanted) }
     }
 
     /// Components of `scripts/setup` for those parts.

@@ -6,9 +6,11 @@ mod at_work;
 pub(crate) mod contender;
 pub(crate) mod formation;
 pub(crate) mod launcher;
+pub(crate) mod restarts;
 pub(crate) mod scale;
 pub(crate) mod server;
 pub(crate) mod store;
+pub(crate) mod worker_store;
 
 /// A part, in the order of the report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -27,10 +29,14 @@ pub(crate) enum Which {
     Server,
     /// `rallypoint run` beside torchrun: start and memory
     Launcher,
+    /// The store that workers meet at, beside PyTorch's own
+    WorkerStore,
+    /// Workers that fail once, under `rallypoint run` and under torchrun
+    Restarts,
 }
 
 impl Which {
-    pub(crate) const ALL: [Which; 7] = [
+    pub(crate) const ALL: [Which; 9] = [
         Which::Formation,
         Which::Scale,
         Which::Again,
@@ -38,6 +44,8 @@ impl Which {
         Which::Store,
         Which::Server,
         Which::Launcher,
+        Which::WorkerStore,
+        Which::Restarts,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -49,6 +57,8 @@ impl Which {
             Which::Store => "store",
             Which::Server => "server",
             Which::Launcher => "launcher",
+            Which::WorkerStore => "worker-store",
+            Which::Restarts => "restarts",
         }
     }
 }

@@ -20,6 +20,8 @@ fn words(which: Which) -> (&'static str, &'static str) {
         Which::Store => ("The Store", include_str!("../../notes/store.md")),
         Which::Server => ("The embedded server", include_str!("../../notes/server.md")),
         Which::Launcher => ("The launcher", include_str!("../../notes/launcher.md")),
+        Which::WorkerStore => ("The workers' store", include_str!("../../notes/worker-store.md")),
+        Which::Restarts => ("Restarts", include_str!("../../notes/restarts.md")),
     }
 }
 

@@ -63,6 +63,11 @@ impl Deadline {
         self.at.saturating_duration_since(Instant::now()).max(TO_ASK_ONCE)
     }
 
+    /// This one, or one that comes after so much time, if that is sooner.
+    pub(crate) fn sooner(self, than: Duration) -> Self {
+        Deadline { at: self.at.min(Instant::now() + than), ..self }
+    }
+
     pub(crate) fn is_over(self) -> bool {
         Instant::now() >= self.at
     }

@@ -1,5 +1,6 @@
 //! What can go wrong with a store.
 
+use std::io;
 use std::time::Duration;
 
 use rallypoint_core::text::Key;
@@ -58,7 +59,7 @@ pub enum StoreError {
         /// What the server takes by default.
         limit: usize,
         /// What the server said.
-        source: rallypoint_etcd::Error,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The reply to a write was lost, and whether it was carried out can no longer be found out.
     #[error("cannot tell whether {what} {} was carried out: {source}", Key(key))]
@@ -99,6 +100,16 @@ pub enum StoreError {
     /// A store that was opened before the process was forked, used after.
     #[error("a store that was opened in another process, before a fork: open one in this process")]
     Forked,
+    /// The server of a `TcpStore` cannot be reached, has ended the connection, or does not answer.
+    #[error("{what} failed on the store at {address}: {source}")]
+    Server {
+        /// Where the server is, or was.
+        address: String,
+        /// The operation.
+        what: &'static str,
+        /// What happened.
+        source: io::Error,
+    },
     /// etcd failed.
     #[error(transparent)]
     Etcd(#[from] rallypoint_etcd::Error),
@@ -116,7 +127,7 @@ impl StoreError {
     #[must_use]
     pub fn is_silence(&self) -> bool {
         match self {
-            StoreError::Timeout { .. } => true,
+            StoreError::Timeout { .. } | StoreError::Server { .. } => true,
             StoreError::Etcd(source) | StoreError::OutcomeUnknown { source, .. } => source.is_transient(),
             _ => false,
         }

@@ -3,6 +3,7 @@
 //! - [`Store`]: the contract.
 //! - [`EtcdStore`]: on etcd v3, the one to use.
 //! - [`EtcdV2Store`]: on the v2 wire, together with PyTorch's own.
+//! - [`TcpStore`]: on a server of PyTorch's `TCPStore`, or ours.
 //! - [`MemoryStore`]: in one process.
 //! - [`PrefixStore`]: a store within a store.
 //! - [`BlockingStore`]: any of them, for threads without an async runtime.
@@ -15,6 +16,7 @@ mod etcd_v3;
 mod memory;
 mod prefix;
 mod store;
+mod tcp;
 
 pub use blocking::{BlockingStore, shared_runtime};
 pub use error::{Result, StoreError};
@@ -23,3 +25,4 @@ pub use etcd_v3::EtcdStore;
 pub use memory::MemoryStore;
 pub use prefix::PrefixStore;
 pub use store::{DEFAULT_TIMEOUT, Store};
+pub use tcp::TcpStore;

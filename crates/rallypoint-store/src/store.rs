@@ -83,25 +83,34 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// Waits until `world_size` callers have come to the barrier `key`, for `timeout` if given. A barrier
     /// that has opened stays open.
     async fn barrier(&self, key: &[u8], world_size: u64, timeout: Option<Duration>) -> Result<()> {
-        let after = timeout.unwrap_or_else(|| self.timeout());
-        let store = self.clone_store();
-        store.set_timeout(after);
-        let began = Instant::now();
-        let members = [key, b"/num_members"].concat();
-        let last = [key, b"/last_member"].concat();
-        let arrived = store.add(&members, 1).await?;
-        // Not "equal": whoever comes after the last one must not wait for what has happened.
-        if u64::try_from(arrived).is_ok_and(|arrived| arrived >= world_size) {
-            store.set(&last, b"1").await?;
-        }
-        let left = after.saturating_sub(began.elapsed());
-        store.wait(&[&last], Some(left)).await.map_err(|error| match error {
-            StoreError::Timeout { .. } => {
-                StoreError::Timeout { what: "barrier", keys: vec![key.to_vec()], after }
-            }
-            error => error,
-        })
+        barrier_of_keys(self.clone_store(), key, world_size, timeout).await
     }
+}
+
+/// A barrier that any store can have: who comes is counted in one key, and the last one sets another.
+pub(crate) async fn barrier_of_keys(
+    store: Box<dyn Store>,
+    key: &[u8],
+    world_size: u64,
+    timeout: Option<Duration>,
+) -> Result<()> {
+    let after = timeout.unwrap_or_else(|| store.timeout());
+    store.set_timeout(after);
+    let began = Instant::now();
+    let members = [key, b"/num_members"].concat();
+    let last = [key, b"/last_member"].concat();
+    let arrived = store.add(&members, 1).await?;
+    // Not "equal": whoever comes after the last one must not wait for what has happened.
+    if u64::try_from(arrived).is_ok_and(|arrived| arrived >= world_size) {
+        store.set(&last, b"1").await?;
+    }
+    let left = after.saturating_sub(began.elapsed());
+    store.wait(&[&last], Some(left)).await.map_err(|error| match error {
+        StoreError::Timeout { .. } => {
+            StoreError::Timeout { what: "barrier", keys: vec![key.to_vec()], after }
+        }
+        error => error,
+    })
 }
 
 /// The number at the beginning of `value`, as C's `strtoll` finds it.

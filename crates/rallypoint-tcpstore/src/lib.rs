@@ -32,11 +32,11 @@
 //!
 //! Calls go down; nothing below knows what is above it.
 //!
-//! - `server`: the listener, a task for each connection, and the way to stop. `hub`: the machine and the sockets behind
-//!   one lock. `peer`: what one socket has not taken yet.
+//! - `server`: its port, its thread, and the way to stop, `control`. `sockets`: the machine and the sockets, on that thread.
+//!   `peer`: what one socket has not taken yet.
 //! - [`Machine`]: the server without sockets and without a clock. [`Input`]s go in, [`Output`]s come out. `keys`,
 //!   `queues` and `waits` are its parts.
-//! - `wire`: the messages as bytes. `value`: values that the store and replies share.
+//! - [`wire`]: the messages as bytes, for clients too. `value`: values that the store and replies share.
 //! - [`Limits`]: what clients may make it hold. [`Refusal`]: why a connection is ended.
 //!
 //! # What is not as PyTorch has it
@@ -44,20 +44,23 @@
 //! - Memory is bounded: see [`Limits`]. A message has at most 64 MiB, and the store 1 GiB.
 //! - A client that does not begin with the right message is turned away at once. PyTorch's libuv server leaves it
 //!   waiting.
+//! - One that has connected and says nothing is ended after 30 to 60 seconds, and before that if there is no room for others:
+//!   no more file descriptors, or too many of its kind. In PyTorch's it stays.
 //! - A wait for several keys, one of which is a queue that has something, does not wait for that one. PyTorch's does.
 //! - For the workers of a round ([`TcpStoreServer::for_round`]), the number of the attempt that PyTorch before 2.6 puts before
 //!   its keys is left out: the store is empty for each round, and the nodes may have counted different restarts.
 //! - A `compare_set` that sets nothing ends no wait for a key that is not there. PyTorch's libuv server ends it; its older
 //!   server ends none, also when the key is set.
 
-mod hub;
+mod control;
 mod limits;
 mod machine;
 mod peer;
 mod refusal;
 mod server;
+mod sockets;
 mod value;
-mod wire;
+pub mod wire;
 
 pub use limits::Limits;
 pub use machine::{ConnectionId, Input, Machine, Output};

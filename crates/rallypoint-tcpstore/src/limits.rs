@@ -1,5 +1,7 @@
 //! How much clients may make the server hold.
 
+use std::time::Duration;
+
 /// How much clients may make the server hold. What goes beyond ends a connection, never the server.
 ///
 /// The defaults for a key, a value and a list of keys are those of PyTorch's libuv server. The others are ours, since
@@ -18,6 +20,13 @@ pub struct Limits {
     pub stored: usize,
     /// Bytes of all messages that have come in half and of all waits together.
     pub pending: usize,
+    /// Connections that have sent nothing whole yet. Clients do so at once, so it takes a flood to have so many; beyond, the
+    /// oldest of them makes room.
+    pub newcomers: usize,
+    /// How long a connection may have sent nothing whole yet; at most twice as long.
+    ///
+    /// Clients send at once. But PyTorch's looks up a name before that, which can take it many seconds.
+    pub silence: Duration,
     /// Bytes of a connection's replies that it has not read, from which on no more of its requests are carried out.
     pub unread: usize,
     /// Bytes of all values together that are in replies that somebody has not read, and stored no longer.
@@ -33,6 +42,8 @@ impl Default for Limits {
             message: 64 << 20,
             stored: 1 << 30,
             pending: 512 << 20,
+            newcomers: 16 << 10,
+            silence: Duration::from_secs(30),
             unread: 64 << 10,
             outdated: 512 << 20,
         }

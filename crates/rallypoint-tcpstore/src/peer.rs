@@ -1,12 +1,10 @@
 //! A socket, and what it has not taken yet.
 
 use std::collections::VecDeque;
-use std::io::{ErrorKind, IoSlice};
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::io::{ErrorKind, IoSlice, Write as _};
+use std::net::{SocketAddr, TcpStream};
 
-use tokio::net::TcpStream;
-use tokio::sync::Notify;
+use rustix::event::epoll::EventFlags;
 
 use crate::Bytes;
 
@@ -19,10 +17,10 @@ const PIECES: usize = 16;
 /// A socket, and what it has not taken yet.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    pub(crate) socket: Arc<TcpStream>,
+    pub(crate) socket: TcpStream,
     pub(crate) address: SocketAddr,
-    /// Wakes the connection's task, when something has changed that it does not learn of from its socket.
-    pub(crate) changed: Arc<Notify>,
+    /// What the system is to tell of the socket.
+    pub(crate) waited_for: EventFlags,
     outgoing: VecDeque<Bytes>,
     /// How much of the first of them has been written.
     written: usize,
@@ -31,8 +29,8 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn new(socket: Arc<TcpStream>, address: SocketAddr, changed: Arc<Notify>) -> Self {
-        Peer { socket, address, changed, outgoing: VecDeque::new(), written: 0, untold: 0 }
+    pub(crate) fn new(socket: TcpStream, address: SocketAddr, waited_for: EventFlags) -> Self {
+        Peer { socket, address, waited_for, outgoing: VecDeque::new(), written: 0, untold: 0 }
     }
 
     pub(crate) fn push(&mut self, bytes: Bytes) {
@@ -58,6 +56,7 @@ impl Peer {
                     self.drop_written(count);
                 }
                 Err(ErrorKind::WouldBlock) => break,
+                Err(ErrorKind::Interrupted) => {}
                 Err(_) => return false,
             }
         }
@@ -76,7 +75,7 @@ impl Peer {
             *slice = IoSlice::new(&bytes.as_ref()[skipped..]);
             count += 1;
         }
-        self.socket.try_write_vectored(&slices[..count]).map_err(|error| error.kind())
+        (&self.socket).write_vectored(&slices[..count]).map_err(|error| error.kind())
     }
 
     fn drop_written(&mut self, count: usize) {

@@ -7,6 +7,12 @@ pub enum Refusal {
     /// It did not begin as a client of a `TCPStore` does.
     #[error("this is no client of a TCPStore")]
     NotTcpStore,
+    /// It did not say in time that it is a client.
+    #[error("it has connected and not said what it is")]
+    Silent,
+    /// Others have connected and want its place, and it has not said that it is a client.
+    #[error("it has connected and not said what it is, and there is no room for more of these")]
+    TooManyNewcomers,
     /// A message of this number is not known.
     #[error("there is no message of the number {0}")]
     UnknownMessage(u8),

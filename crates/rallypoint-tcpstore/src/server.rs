@@ -1,24 +1,18 @@
-//! The listener, a task for each connection, and the way to stop.
+//! The server: its port, its thread, and the way to stop.
 
-use std::convert::Infallible;
 use std::io;
-use std::mem;
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::net::{SocketAddr, TcpListener};
+use std::thread;
 
-use tokio::net::{TcpListener, TcpSocket};
+use socket2::{Domain, Socket, Type};
 use tokio::sync::oneshot;
-use tokio::task::{JoinHandle, JoinSet};
 
-use crate::hub::Hub;
+use crate::control::{Control, control};
+use crate::sockets::Sockets;
 use crate::{Limits, Machine};
 
 /// How many connections may wait to be accepted: all ranks come at one time. The system may allow fewer.
-const BACKLOG: u32 = 16 << 10;
-
-/// How long it waits when no connection can be accepted, which is mostly for lack of file descriptors.
-const PAUSE: Duration = Duration::from_millis(100);
+const BACKLOG: i32 = 16 << 10;
 
 /// The address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
@@ -31,27 +25,21 @@ pub struct BindError {
     pub source: io::Error,
 }
 
-/// A store that clients of PyTorch's `TCPStore` can use. Dropped, it stops.
+/// A store that clients of PyTorch's `TCPStore` can use, on a thread of its own. Dropped, it stops.
 #[derive(Debug)]
 pub struct TcpStoreServer {
     address: SocketAddr,
-    /// Its port is open. Dropped, the first closes it; the second is heard of when it is closed.
-    open: Option<(oneshot::Sender<()>, oneshot::Receiver<()>)>,
-    /// Dropped, it ends the task.
-    stop: oneshot::Sender<()>,
-    task: JoinHandle<()>,
+    control: Control,
+    /// Is heard of when the thread has ended.
+    ended: oneshot::Receiver<()>,
 }
 
 impl TcpStoreServer {
-    /// Serves an empty store at this address; port 0 is one that is free. It runs on the runtime it is called in.
+    /// Serves an empty store at this address; port 0 is one that is free.
     ///
     /// # Errors
     ///
     /// If the address cannot be listened on.
-    ///
-    /// # Panics
-    ///
-    /// Outside a tokio runtime.
     pub fn bind(address: SocketAddr) -> Result<Self, BindError> {
         TcpStoreServer::bind_with(address, Limits::default())
     }
@@ -61,13 +49,9 @@ impl TcpStoreServer {
     /// # Errors
     ///
     /// If the address cannot be listened on.
-    ///
-    /// # Panics
-    ///
-    /// Outside a tokio runtime.
     pub fn bind_with(address: SocketAddr, limits: Limits) -> Result<Self, BindError> {
-        let (listener, bound) = listen(address).map_err(|source| BindError { address, source })?;
-        Ok(TcpStoreServer::start(listener, bound, Machine::new(limits)))
+        let started = listen(address).and_then(|door| TcpStoreServer::start(door, Machine::new(limits)));
+        started.map_err(|source| BindError { address, source })
     }
 
     /// Serves an empty store to the workers of one round, on a socket that listens already.
@@ -75,22 +59,22 @@ impl TcpStoreServer {
     /// # Errors
     ///
     /// If the socket cannot be used.
-    ///
-    /// # Panics
-    ///
-    /// Outside a tokio runtime.
-    pub fn for_round(listener: std::net::TcpListener) -> io::Result<Self> {
-        listener.set_nonblocking(true)?;
-        let listener = TcpListener::from_std(listener)?;
-        let bound = listener.local_addr()?;
-        Ok(TcpStoreServer::start(listener, bound, Machine::new(Limits::default()).of_one_attempt()))
+    pub fn for_round(listener: TcpListener) -> io::Result<Self> {
+        TcpStoreServer::start(listener, Machine::new(Limits::default()).of_one_attempt())
     }
 
-    fn start(listener: TcpListener, address: SocketAddr, machine: Machine) -> Self {
-        let ((close, asked), (done, closed)) = (oneshot::channel(), oneshot::channel());
-        let (stop, stopped) = oneshot::channel();
-        let task = tokio::spawn(serve(listener, Arc::new(Hub::new(machine)), (asked, done), stopped));
-        TcpStoreServer { address, open: Some((close, closed)), stop, task }
+    fn start(listener: TcpListener, machine: Machine) -> io::Result<Self> {
+        let address = listener.local_addr()?;
+        let (control, orders) = control()?;
+        let sockets = Sockets::new(machine, listener, &orders)?;
+        let (end, ended) = oneshot::channel();
+        let serve = move || {
+            // Dropped last, also if it panics.
+            let _end: oneshot::Sender<()> = end;
+            sockets.serve(orders);
+        };
+        thread::Builder::new().name("worker-store".to_owned()).spawn(serve)?;
+        Ok(TcpStoreServer { address, control, ended })
     }
 
     /// Where it listens.
@@ -101,73 +85,22 @@ impl TcpStoreServer {
 
     /// Closes its port, and waits until it is. Those who are connected are served until it stops.
     pub async fn close_port(&mut self) {
-        if let Some((close, closed)) = self.open.take() {
-            drop(close);
-            let _ = closed.await;
-        }
+        self.control.close_port().await;
     }
 
     /// Stops it, and waits until its port and all its connections are closed.
     pub async fn stop(self) {
-        drop((self.open, self.stop));
-        // A task that has panicked holds nothing either.
-        let _ = self.task.await;
+        drop(self.control);
+        // A thread that has panicked holds nothing either.
+        let _ = self.ended.await;
     }
 }
 
-fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     // The next round may want the port while connections of the last are still in TIME_WAIT.
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    let listener = socket.listen(BACKLOG)?;
-    let bound = listener.local_addr()?;
-    Ok((listener, bound))
-}
-
-async fn serve(
-    listener: TcpListener,
-    hub: Arc<Hub>,
-    (close, closed): (oneshot::Receiver<()>, oneshot::Sender<()>),
-    mut stopped: oneshot::Receiver<()>,
-) {
-    let mut connections = JoinSet::new();
-    let goes_on = tokio::select! {
-        _ = &mut stopped => false,
-        _ = close => true,
-        never = accept(&listener, &hub, &mut connections) => match never {},
-    };
-    drop((listener, closed));
-    if goes_on {
-        tokio::select! {
-            _ = stopped => {}
-            () = async { while connections.join_next().await.is_some() {} } => {}
-        }
-    }
-    connections.shutdown().await;
-}
-
-async fn accept(listener: &TcpListener, hub: &Arc<Hub>, connections: &mut JoinSet<()>) -> Infallible {
-    // It is said once, until one has come in again.
-    let mut said = false;
-    loop {
-        tokio::select! {
-            Some(_) = connections.join_next() => {}
-            accepted = listener.accept() => match accepted {
-                Ok((socket, address)) => {
-                    said = false;
-                    // Requests and replies are small, and somebody waits for each.
-                    let _ = socket.set_nodelay(true);
-                    let hub = Arc::clone(hub);
-                    connections.spawn(async move { hub.serve(socket, address).await });
-                }
-                Err(error) => {
-                    if !mem::replace(&mut said, true) {
-                        tracing::warn!("the worker store cannot accept a connection: {error}");
-                    }
-                    tokio::time::sleep(PAUSE).await;
-                }
-            },
-        }
-    }
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
 }

@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use rallypoint_tcpstore::TcpStoreServer;
+use rallypoint_tcpstore::{Limits, TcpStoreServer};
 
 const VALUE: usize = 4 << 20;
 
@@ -99,4 +99,27 @@ async fn with_its_port_closed_it_serves_those_who_are_connected_and_another_can_
     server.stop().await;
     assert_eq!(client.read(&mut [0]).unwrap(), 0);
     next.stop().await;
+}
+
+#[tokio::test]
+async fn who_says_nothing_makes_room_or_is_ended_after_a_while() {
+    let limits = Limits { newcomers: 2, silence: Duration::from_secs(1), ..Limits::default() };
+    let server = TcpStoreServer::bind_with("127.0.0.1:0".parse().unwrap(), limits).unwrap();
+    let address = server.local_addr();
+    let come = move || {
+        let silent = [(); 3].map(|()| TcpStream::connect(address).unwrap());
+        let mut client = connect(address);
+        ping(&mut client);
+        (silent, client)
+    };
+    let (silent, mut client) = tokio::task::spawn_blocking(come).await.unwrap();
+    let end = |mut silent: TcpStream| {
+        silent.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        tokio::task::spawn_blocking(move || silent.read(&mut [0]).unwrap())
+    };
+    let [first, second, third] = silent;
+    assert_eq!(end(first).await.unwrap(), 0);
+    assert_eq!((end(second).await.unwrap(), end(third).await.unwrap()), (0, 0));
+    tokio::task::spawn_blocking(move || ping(&mut client)).await.unwrap();
+    server.stop().await;
 }

@@ -22,6 +22,7 @@ pub use rallypoint_rendezvous as rendezvous;
 pub use rallypoint_server as server;
 pub use rallypoint_store::{
     BlockingStore, DEFAULT_TIMEOUT, EtcdStore, EtcdV2Store, MemoryStore, PrefixStore, Store, StoreError,
+    TcpStore,
 };
 pub use rallypoint_tcpstore as tcpstore;
 

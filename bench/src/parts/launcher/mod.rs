@@ -2,7 +2,7 @@
 //! that it takes.
 
 mod flood;
-mod process;
+pub(crate) mod process;
 
 use process::{Launched, ours, torchrun};
 

@@ -97,11 +97,11 @@ fn launcher(program: &Path, args: &[&str]) -> Command {
     command
 }
 
-pub(super) fn ours() -> Command {
+pub(crate) fn ours() -> Command {
     let here = std::env::current_exe().expect("this program has a path");
     launcher(&here.with_file_name("rallypoint"), &["run", "--standalone"])
 }
 
-pub(super) fn torchrun() -> Command {
+pub(crate) fn torchrun() -> Command {
     launcher(&torch_python(), &["-m", "torch.distributed.run", "--standalone"])
 }

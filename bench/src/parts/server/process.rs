@@ -111,22 +111,30 @@ impl Server {
 
     /// Processor time so far, in seconds.
     pub(super) fn cpu(&self) -> f64 {
-        /// Of a second, in which Linux counts.
-        const TICKS: f64 = 100.0;
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("the process runs");
-        // The second field is a name in parentheses; the 14th and 15th are what we want.
-        let (_, fields) = stat.rsplit_once(") ").expect("the name is in parentheses");
-        let ticks =
-            |at| fields.split(' ').nth(at).and_then(|ticks| ticks.parse::<f64>().ok()).expect("a number");
-        (ticks(11) + ticks(12)) / TICKS
+        cpu(self.pid())
     }
 
     /// Resident memory, in MB.
     pub(super) fn memory(&self) -> f64 {
-        let process = self.pid();
-        let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("the process runs");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
-        kilobytes.expect("it has memory") / 1024.0
+        memory(self.pid())
     }
+}
+
+/// Processor time of a process so far, in seconds.
+pub(crate) fn cpu(process: u32) -> f64 {
+    /// Of a second, in which Linux counts.
+    const TICKS: f64 = 100.0;
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).expect("the process runs");
+    // The second field is a name in parentheses; the 14th and 15th are what we want.
+    let (_, fields) = stat.rsplit_once(") ").expect("the name is in parentheses");
+    let ticks = |at| fields.split(' ').nth(at).and_then(|ticks| ticks.parse::<f64>().ok()).expect("a number");
+    (ticks(11) + ticks(12)) / TICKS
+}
+
+/// Resident memory of a process, in MB.
+pub(crate) fn memory(process: u32) -> f64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("the process runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
+    kilobytes.expect("it has memory") / 1024.0
 }

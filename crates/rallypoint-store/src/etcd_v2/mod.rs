@@ -110,9 +110,12 @@ impl EtcdV2Store {
 /// Names the limit where a write of `size` bytes was too large.
 fn too_large<'a>(key: &'a [u8], size: usize) -> impl FnOnce(StoreError) -> StoreError + 'a {
     move |error| match error {
-        StoreError::Etcd(source) if source.kind() == ErrorKind::TooLarge => {
-            StoreError::TooLarge { key: key.to_vec(), size: key.len() + size, limit: LIMIT, source }
-        }
+        StoreError::Etcd(source) if source.kind() == ErrorKind::TooLarge => StoreError::TooLarge {
+            key: key.to_vec(),
+            size: key.len() + size,
+            limit: LIMIT,
+            source: source.into(),
+        },
         error => error,
     }
 }

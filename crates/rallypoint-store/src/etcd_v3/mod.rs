@@ -112,9 +112,12 @@ impl EtcdStore {
     async fn write(&self, write: Write<'_>, size: usize, deadline: Deadline) -> Result<Outcome> {
         let result = self.shared.once.run(&self.shared.layout, &write, deadline).await;
         result.map_err(|error| match error {
-            StoreError::Etcd(source) if source.kind() == ErrorKind::TooLarge => {
-                StoreError::TooLarge { key: write.key.to_vec(), size, limit: REQUEST_LIMIT, source }
-            }
+            StoreError::Etcd(source) if source.kind() == ErrorKind::TooLarge => StoreError::TooLarge {
+                key: write.key.to_vec(),
+                size,
+                limit: REQUEST_LIMIT,
+                source: source.into(),
+            },
             error => error,
         })
     }

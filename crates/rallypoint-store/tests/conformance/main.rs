@@ -8,16 +8,21 @@ mod cases_queues;
 mod cases_waiting;
 mod suite;
 
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
 use rallypoint_core::EtcdSettings;
 use rallypoint_etcd::{v2, v3};
 use rallypoint_server::EtcdServer;
-use rallypoint_store::{EtcdStore, EtcdV2Store, MemoryStore, PrefixStore, Store};
-use rallypoint_testkit::{Etcd, Version};
+use rallypoint_store::{EtcdStore, EtcdV2Store, MemoryStore, PrefixStore, Store, TcpStore};
+use rallypoint_tcpstore::TcpStoreServer;
+use rallypoint_testkit::{Etcd, Python, Version};
 
 use suite::{Limit, Suite};
 
 const V2_LIMIT: Limit = Limit { fits: 7_000_000, too_large: &[7_900_000, 16_000_000] };
 const V3_LIMIT: Limit = Limit { fits: 1_500_000, too_large: &[1_600_000, 3_000_000, 16_000_000] };
+const TCP_LIMIT: Limit = Limit { fits: 8 << 20, too_large: &[(8 << 20) + 1, 16_000_000] };
 
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_store() {
@@ -105,4 +110,56 @@ async fn both_stores_on_the_embedded_server() {
     let server = EtcdServer::start_embedded().unwrap();
     v3_store(&server.endpoint()).await;
     v2_store(&server.endpoint(), "").await;
+}
+
+/// On servers that `start` gives the addresses of, one for each case, since they are to be empty.
+fn tcp_store(limit: Option<Limit>, start: impl Fn() -> String + 'static) -> Suite {
+    Suite::new(limit, move |_| {
+        let address = start();
+        async move {
+            Box::new(TcpStore::connect(&address, Duration::from_secs(30)).await.unwrap()) as Box<dyn Store>
+        }
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tcp_store_on_our_server() {
+    let servers = Mutex::new(Vec::new());
+    let start = move || {
+        let server = TcpStoreServer::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = server.local_addr().to_string();
+        servers.lock().unwrap().push(server);
+        address
+    };
+    tcp_store(Some(TCP_LIMIT), start).run().await;
+}
+
+/// Serves a store for each line, which says whether it is one with libuv.
+const PYTORCHS_SERVERS: &str = r#"
+import os
+import sys
+# They look up the name of each peer, which takes long where nobody answers.
+os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
+from datetime import timedelta
+import torch.distributed as dist
+servers = []
+for line in sys.stdin:
+    servers.append(dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False,
+                                 use_libuv=line.strip() == "libuv"))
+    print(servers[-1].port)
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tcp_store_on_pytorchs_servers() {
+    let python = Arc::new(Mutex::new(Python::spawn(PYTORCHS_SERVERS, &[])));
+    let start = |kind: &'static str| {
+        let python = Arc::clone(&python);
+        move || {
+            let mut python = python.lock().unwrap();
+            python.write_line(kind);
+            format!("127.0.0.1:{}", python.read_line())
+        }
+    };
+    tcp_store(Some(TCP_LIMIT), start("libuv")).run().await;
+    tcp_store(None, start("older")).without_queues().run().await;
 }

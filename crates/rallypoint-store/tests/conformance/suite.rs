@@ -33,6 +33,7 @@ impl Fixture {
 pub(crate) struct Suite {
     open: Box<dyn Fn(String) -> Opening>,
     limit: Option<Limit>,
+    queues: bool,
 }
 
 pub(crate) type Case = (&'static str, fn(Arc<Fixture>) -> Running);
@@ -52,7 +53,12 @@ impl Suite {
     where
         F: Future<Output = Box<dyn Store>> + Send + 'static,
     {
-        Suite { open: Box::new(move |name| Box::pin(open(name))), limit }
+        Suite { open: Box::new(move |name| Box::pin(open(name))), limit, queues: true }
+    }
+
+    /// For a server that has no queues.
+    pub(crate) fn without_queues(self) -> Self {
+        Suite { queues: false, ..self }
     }
 
     pub(crate) async fn run(self) {
@@ -60,7 +66,7 @@ impl Suite {
             crate::cases_keys::cases(),
             crate::cases_numbers::cases(),
             crate::cases_waiting::cases(),
-            crate::cases_queues::cases(),
+            if self.queues { crate::cases_queues::cases() } else { Vec::new() },
         ]
         .concat();
         let mut failed = Vec::new();

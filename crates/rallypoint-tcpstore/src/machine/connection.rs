@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use crate::wire::{Scan, VALIDATE};
+use crate::wire::{Kind, Scan};
 use crate::{Limits, Refusal};
 
 /// What is known of one connection.
@@ -45,10 +45,10 @@ impl Connection {
     /// client of a `TCPStore`, and no other is.
     pub(super) fn next_message(&mut self, data: &[u8], limits: &Limits) -> Result<Option<usize>, Refusal> {
         let Some(&number) = data.first() else { return Ok(None) };
-        match (self.validated, number) {
-            (false, VALIDATE) => {}
+        match (self.validated, Kind::of(number)) {
+            (false, Some(Kind::Validate)) => {}
             (false, _) => return Err(Refusal::NotTcpStore),
-            (true, VALIDATE) => return Err(Refusal::UnknownMessage(VALIDATE)),
+            (true, Some(Kind::Validate)) => return Err(Refusal::UnknownMessage(number)),
             (true, _) => {}
         }
         let length = self.scan.advance(data, limits)?;

@@ -4,6 +4,8 @@
 //! what has come from a client and is no whole message yet, and what it has not read. `size` is how much is held.
 
 mod connection;
+#[cfg(test)]
+mod fuzz;
 mod keys;
 mod queues;
 mod size;
@@ -11,7 +13,9 @@ mod size;
 mod tests;
 mod waits;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::mem;
+use std::time::Duration;
 
 use connection::Connection;
 use keys::Keys;
@@ -25,7 +29,10 @@ use crate::wire::{
 };
 use crate::{Bytes, Limits, Refusal};
 
-/// A connection's name. Whoever drives the machine gives them, and none twice.
+/// The most that a number takes as text.
+const DIGITS: usize = 20;
+
+/// A connection's name. Whoever drives the machine gives them, and none twice; later ones are higher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub u64);
 
@@ -40,6 +47,10 @@ pub enum Input<'a> {
     Sent(ConnectionId, usize),
     /// The connection is gone.
     Closed(ConnectionId),
+    /// Those who came before this one have had the time to say that they are clients.
+    Late(ConnectionId),
+    /// There is no room for another connection. The oldest that has not said that it is a client makes room.
+    Crowded,
 }
 
 /// What is to be done.
@@ -57,6 +68,8 @@ pub struct Machine {
     limits: Limits,
     name: Name,
     connections: HashMap<ConnectionId, Connection>,
+    /// Those that have not said that they are clients, the oldest first.
+    newcomers: BTreeSet<ConnectionId>,
     keys: Keys,
     queues: Queues,
     waits: Waits,
@@ -73,12 +86,18 @@ impl Machine {
             limits,
             name: whole,
             connections: HashMap::new(),
+            newcomers: BTreeSet::new(),
             keys: Keys::default(),
             queues: Queues::default(),
             waits: Waits::default(),
             alive: Alive::default(),
             pending: 0,
         }
+    }
+
+    /// How long a connection may take at least to say that it is a client.
+    pub(crate) fn patience(&self) -> Duration {
+        self.limits.silence
     }
 
     /// For workers of one attempt: clients of PyTorch before 2.6 put the number of their node's attempt before their keys,
@@ -95,6 +114,10 @@ impl Machine {
         match input {
             Input::Opened(id) => {
                 self.connections.insert(id, Connection::default());
+                self.newcomers.insert(id);
+                if self.newcomers.len() > self.limits.newcomers {
+                    self.close_oldest_newcomer(outputs);
+                }
             }
             Input::Received(id, bytes) => self.received(id, bytes, outputs),
             Input::Sent(id, bytes) => {
@@ -106,6 +129,13 @@ impl Machine {
                 }
             }
             Input::Closed(id) => self.remove(id),
+            Input::Late(id) => {
+                let on_time = self.newcomers.split_off(&id);
+                for late in mem::replace(&mut self.newcomers, on_time) {
+                    self.close(late, Refusal::Silent, outputs);
+                }
+            }
+            Input::Crowded => self.close_oldest_newcomer(outputs),
         }
     }
 
@@ -168,6 +198,7 @@ impl Machine {
                 if magic != MAGIC {
                     return Err(Refusal::NotTcpStore);
                 }
+                self.newcomers.remove(&id);
             }
             Request::Ping(nonce) => reply.bytes(&nonce.to_le_bytes()),
             Request::Set(key, value) => self.set(key, value, outputs)?,
@@ -185,7 +216,7 @@ impl Machine {
                 self.has_come(key, outputs);
             }
             Request::Add(key, amount) => {
-                self.make_room(Size::of_entry(key))?;
+                self.make_room(Size::of_entry(key) + DIGITS)?;
                 reply.i64(self.keys.add(key, amount, &self.alive)?);
                 self.has_come(key, outputs);
             }
@@ -284,7 +315,7 @@ impl Machine {
         reply: &mut Reply,
         outputs: &mut Vec<Output>,
     ) -> Result<(), Refusal> {
-        self.make_room(Size::of_entry(key))?;
+        self.make_room(Size::of_entry(key) + DIGITS)?;
         if self.keys.add(key, 1, &self.alive)? >= world_size {
             reply.bytes(&[STOP_WAITING]);
             self.has_come(key, outputs);
@@ -372,7 +403,14 @@ impl Machine {
         outputs.push(Output::Close(id, refusal));
     }
 
+    fn close_oldest_newcomer(&mut self, outputs: &mut Vec<Output>) {
+        if let Some(oldest) = self.newcomers.pop_first() {
+            self.close(oldest, Refusal::TooManyNewcomers, outputs);
+        }
+    }
+
     fn remove(&mut self, id: ConnectionId) {
+        self.newcomers.remove(&id);
         self.waits.cancel(id);
         if let Some(connection) = self.connections.remove(&id) {
             self.pending -= connection.pending();

@@ -196,6 +196,32 @@ fn another_protocol_is_turned_away_at_once() {
 }
 
 #[test]
+fn who_does_not_say_what_it_is_makes_room_or_is_late() {
+    let mut server = Server::with(2, Limits { newcomers: 3, ..Limits::default() });
+    let mut ended = |input| {
+        server.machine.handle(input, &mut server.outputs);
+        let ended = |output| match output {
+            Output::Close(id, refusal) => (id.0, refusal),
+            Output::Send(..) => panic!("{output:?}"),
+        };
+        std::mem::take(&mut server.outputs).into_iter().map(ended).collect::<Vec<_>>()
+    };
+    for id in 2..5 {
+        assert_eq!(ended(Input::Opened(ConnectionId(id))), []);
+    }
+    assert_eq!(ended(Input::Received(ConnectionId(2), &VALIDATE[..4])), []);
+    assert_eq!(ended(Input::Opened(ConnectionId(5))), [(2, Refusal::TooManyNewcomers)]);
+    assert_eq!(ended(Input::Received(ConnectionId(3), &VALIDATE)), []);
+    assert_eq!(ended(Input::Opened(ConnectionId(6))), []);
+    assert_eq!(ended(Input::Crowded), [(4, Refusal::TooManyNewcomers)]);
+    assert_eq!(ended(Input::Late(ConnectionId(6))), [(5, Refusal::Silent)]);
+    assert_eq!(ended(Input::Late(ConnectionId(7))), [(6, Refusal::Silent)]);
+    assert_eq!(ended(Input::Late(ConnectionId(7))), []);
+    assert_eq!(ended(Input::Crowded), []);
+    assert_eq!(server.receive(3, &[13, 1, 2, 3, 4]), [(3, vec![1, 2, 3, 4])]);
+}
+
+#[test]
 fn a_full_store_takes_no_more_and_goes_on_answering() {
     let limits = Limits { stored: 1000, ..Limits::default() };
     let mut server = Server::with(2, limits);
@@ -203,6 +229,11 @@ fn a_full_store_takes_no_more_and_goes_on_answering() {
     assert_eq!(server.refused(0, &set(b"l", &[7; 400])), Refusal::StoreFull { limit: 1000 });
     assert_eq!(server.receive(1, &message(8, &[&string(b"k")])), [(1, number(1))]);
     assert_eq!(server.receive(1, &set(b"l", &[7; 400])), []);
+
+    // The digits of a number count too.
+    let mut server = Server::with(1, Limits { stored: 128 + 1 + 19, ..Limits::default() });
+    let add = message(4, &[&string(b"n"), &number(i64::MIN)]);
+    assert_eq!(server.refused(0, &add), Refusal::StoreFull { limit: 148 });
 }
 
 #[test]
