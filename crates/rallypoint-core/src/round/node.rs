@@ -287,6 +287,7 @@ impl Node {
         if self.view.take_loss() {
             self.data_was_lost(now);
         }
+        self.view.note_last_call(now);
         self.answer_leader();
         self.decide();
         self.lead_or_not(now);
@@ -475,7 +476,8 @@ impl Node {
         if let Some(leader) = self.leader.take() {
             leader.step_down(context);
         }
-        self.leader = term.map(|term| Box::new(Leader::new(context, term, self.lost_at)));
+        let last_call = self.view.last_call();
+        self.leader = term.map(|term| Box::new(Leader::new(context, term, self.lost_at, last_call)));
     }
 
     fn leaders_word(&mut self, now: Duration, word: Word) {

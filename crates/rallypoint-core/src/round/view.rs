@@ -14,6 +14,8 @@
 //! A watch reads afresh when its stream was cut. Then nothing is known any more: etcd may have lost data meanwhile,
 //! and its revisions may be those of another history. So the node looks again, and takes what it sees for all there is.
 
+use std::time::Duration;
+
 use super::context::Context;
 use super::etcd::{Condition, Entry, Event, Op, OpReply, Request, Txn, TxnReply, Update, Watched};
 use super::output::{Output, WatchId};
@@ -29,6 +31,8 @@ pub(super) struct View {
     refused: [bool; 2],
     /// What etcd had of the run is gone, and nobody has taken note of it yet.
     lost: bool,
+    /// When the last call is over, by the record that was written then.
+    last_call: Option<(i64, Duration)>,
 }
 
 #[derive(Debug)]
@@ -126,6 +130,7 @@ impl View {
             place: Fact::unknown(None),
             refused: [false; 2],
             lost: false,
+            last_call: None,
         }
     }
 
@@ -211,6 +216,21 @@ impl View {
             Watching::Opening { kept_back, .. } | Watching::Blind { kept_back } => kept_back.clear(),
             Watching::Closed => {}
         }
+    }
+
+    /// Takes note of a last call. The record tells what was left of it when that was written.
+    pub(super) fn note_last_call(&mut self, now: Duration) {
+        let known = self.known().map(|known| (known.modified, known.record.news.last_call_ms));
+        self.last_call = match (known, self.last_call) {
+            (Some((modified, Some(_))), Some((noted, until))) if modified == noted => Some((noted, until)),
+            (Some((modified, Some(left))), _) => Some((modified, now + Duration::from_millis(left))),
+            _ => None,
+        };
+    }
+
+    /// When the last call is over that the group was told of: it goes on under whoever leads next.
+    pub(super) fn last_call(&self) -> Option<Duration> {
+        self.last_call.map(|(_, until)| until)
     }
 
     /// Whether it has turned out that etcd has lost what it had of the run; told once.

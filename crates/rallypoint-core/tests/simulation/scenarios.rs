@@ -9,7 +9,7 @@ use crate::check::Violation;
 use crate::faults::Loss;
 use crate::finale::{self, MOMENT, is_settled, settle, state};
 use crate::network::{LATEST, Weather};
-use crate::process::{Crash, Phase};
+use crate::process::{Crash, Phase, Process};
 use crate::world::{Setup, World};
 
 /// So long that whoever sits it out is found out.
@@ -300,6 +300,31 @@ fn a_leader_may_die_at_every_step() {
         }
     }
     assert!(leader_deaths > 50, "only {leader_deaths} deaths");
+}
+
+/// A leader that leaves, or dies, does not make the others wait for another last call.
+#[test]
+fn the_last_call_goes_on_under_the_next_leader() {
+    for dies in [false, true] {
+        let mut world = world(1, 2, 8);
+        world.setup.last_call = Duration::from_secs(20);
+        start(&mut world, 5).unwrap();
+        let began = world.now;
+        for _ in 0..3 {
+            world.run_for(Duration::from_secs(6)).unwrap();
+            let leader = world.leader().unwrap();
+            if dies {
+                world.crash(leader);
+            } else {
+                world.leave(leader).unwrap();
+            }
+        }
+        let least = began + Duration::from_secs(20);
+        let most = least + if dies { world.setup.lease } else { Duration::ZERO } + Duration::from_secs(1);
+        world.run_for(most - world.now).unwrap();
+        let met = world.processes.iter().filter_map(Process::is_in).count();
+        assert_eq!((met, dies), (2, dies));
+    }
 }
 
 /// A round whose places take several transactions, which come late or not at all, and whose leader dies among them.

@@ -93,13 +93,19 @@ pub(super) enum Word {
 }
 
 impl Leader {
-    pub(super) fn new(context: &mut Context<'_>, began: i64, lost_at: Option<Duration>) -> Self {
+    /// `last_call`: when the one is over that runs.
+    pub(super) fn new(
+        context: &mut Context<'_>,
+        began: i64,
+        lost_at: Option<Duration>,
+        last_call: Option<Duration>,
+    ) -> Self {
         Leader {
             term: Term::new(context, began),
             reading: Some(Reading::new(0)),
             readings: 0,
             roster: Roster::new(context.config.settings),
-            planner: Planner::new(),
+            planner: Planner::new(last_call),
             newsroom: Newsroom::new(context.now, context.config.settings.min_nodes),
             run_lease: RunLease::Recorded { renew_at: context.now },
             failed: Vec::new(),

@@ -137,8 +137,8 @@ impl Plan {
 
 impl Planner {
     /// That of a node that has led before, perhaps, and has forgotten what it sent then.
-    pub(super) fn new() -> Self {
-        Planner { loose: true, ..Planner::default() }
+    pub(super) fn new(last_call: Option<Duration>) -> Self {
+        Planner { loose: true, last_call, ..Planner::default() }
     }
 
     /// Whether a plan is under way.
