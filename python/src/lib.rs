@@ -8,7 +8,7 @@
 //! - `completions`: how results get from the runtime to an event loop.
 //! - `client`, `server`, `local_server`: an etcd to ask, one to start, one to start where none is.
 //! - `tcp_store_server`: a store for workers to meet at.
-//! - `rendezvous`: one node's side of a run; `state_backend`: what torch's own handler can have one on.
+//! - `rendezvous`: one node's side of a run; `round`: a round of it; `state_backend`: what torch's own handler can have one on.
 //! - `command`: the command `rallypoint`.
 
 mod client;
@@ -20,6 +20,7 @@ mod key;
 mod local_server;
 mod operations;
 mod rendezvous;
+mod round;
 mod runtime;
 mod server;
 mod state_backend;
@@ -38,7 +39,9 @@ mod _rallypoint {
     #[pymodule_export]
     use crate::local_server::LocalServer;
     #[pymodule_export]
-    use crate::rendezvous::{Rendezvous, Round};
+    use crate::rendezvous::Rendezvous;
+    #[pymodule_export]
+    use crate::round::Round;
     #[pymodule_export]
     use crate::server::EtcdServer;
     #[pymodule_export]

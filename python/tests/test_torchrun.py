@@ -183,6 +183,97 @@ def test_a_failed_run_is_closed_in_the_words_of_the_failure(job, etcd, tmp_path,
     assert not any(is_alive(int(file.read_text())) for file in pids), run.report()
 
 
+ECHO = """
+import os, pathlib, sys, time
+
+folder = pathlib.Path(sys.argv[1])
+node, agent = os.environ["NODE"], os.getppid()
+
+
+def is_watched():
+    infos = [pathlib.Path(f"/proc/{agent}/fdinfo", name) for name in os.listdir(f"/proc/{agent}/fdinfo")]
+    return any(f"Pid:\\t{os.getpid()}\\n" in info.read_text() for info in infos if info.exists())
+
+
+def has_ended(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+while not is_watched():
+    time.sleep(0.02)
+(folder / f"{node}.watched").touch()
+if node == "fails":
+    while not (folder / "other.watched").exists():
+        time.sleep(0.02)
+    (folder / "fails.pid").write_text(str(os.getpid()))
+    sys.exit(7)
+while not (folder / "fails.pid").exists() or not has_ended((folder / "fails.pid").read_text()):
+    time.sleep(0.02)
+sys.exit(1)
+"""
+
+
+def test_all_nodes_name_the_first_failure_and_not_the_one_that_was_seen_first(job, etcd, tmp_path):
+    """A worker that fails takes those of other nodes with it, whose agents may see that before its own looks again."""
+    script = tmp_path / "echo.py"
+    script.write_text(ECHO)
+    run = job(etcd, "2", conf=QUICK, script=script)
+    options = {"max-restarts": "0"}
+    agents = [run.start("fails", **options, **{"monitor-interval": "2"}), run.start("other", **options)]
+    run.wait_until_all_end(agents)
+    assert [agent.process.returncode for agent in agents] == [1, 1], run.report()
+    closed = status(etcd, run.run_id)["closed"]
+    assert re.fullmatch(rf"rank [01] on {re.escape(socket.gethostname())} failed with exit code 7", closed), closed
+    words = f"what failed here followed from this: {closed}"
+    assert [words in agent.errors() for agent in agents] == [False, True], run.report()
+
+
+WORK = """
+import ctypes, os, pathlib, signal, sys, time
+
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+folder = pathlib.Path(sys.argv[1])
+name = os.environ["NODE"] + "." + os.environ["WORLD_SIZE"]
+(folder / f"{name}.works").touch()
+while not (folder / f"{name}.stop").exists():
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("works_on", [False, True])
+def test_who_has_finished_does_not_wait_for_the_dead(job, etcd, tmp_path, works_on):
+    """torchrun itself waits for five minutes."""
+    script = tmp_path / "work.py"
+    script.write_text(WORK)
+    run = job(etcd, "1:3", conf=QUICK, script=script)
+    agents = [run.start(name) for name in ("done", "other", "dies")]
+    done, other, dies = agents
+
+    def wait_until_works(names: list[str]) -> None:
+        run.wait_for(f"{names} work", lambda: all((tmp_path / f"{name}.works").exists() for name in names))
+
+    wait_until_works(["done.3", "other.3", "dies.3"])
+    finished = [done] if works_on else [done, other]
+    for agent in finished:
+        (tmp_path / f"{agent.name}.3.stop").touch()
+    waits = "Waiting 300 seconds for other agents"
+    run.wait_for("it has finished", lambda: all(waits in agent.errors() for agent in finished))
+    dies.kill()
+    run.wait_until_all_end(finished)
+    if works_on:
+        # The run is not over for the one that goes on without it.
+        wait_until_works(["other.1"])
+        (tmp_path / "other.1.stop").touch()
+        run.wait_until_all_end([other])
+    assert [agent.process.returncode for agent in (done, other)] == [0, 0], run.report()
+    words = "asks for another round" if works_on else r"node \d \(.*\) died"
+    assert all(re.search(f"not waited for: .*{words}", agent.errors()) for agent in finished), run.report()
+    assert status(etcd, run.run_id)["closed"] == "a node has finished"
+
+
 @pytest.mark.parametrize("backend", [None, "rallypoint-etcd"])
 def test_standalone_is_one_machine_on_a_server_of_its_own(tmp_path, backend):
     """torchrun's own option is c10d whatever the backend, which a plugin cannot change."""

@@ -56,7 +56,7 @@ pub(crate) enum Event {
     NoWord,
     /// A worker of this node has failed.
     Failed,
-    /// A node tells of its failure, or that it leaves.
+    /// A node tells of its failure, or that it leaves or meets again.
     Told(Notice),
     /// All nodes of the round have answered.
     AllAnswered,
@@ -205,8 +205,8 @@ impl Decision {
             (Stage::Exhausted, _) => Stage::Exhausted,
 
             (Stage::Working | Stage::Finishing, Event::Failed) => Stage::Settling { first: None },
-            // Who leaves has answered by that; there is nothing to find out.
-            (_, Event::Told(notice)) if notice.is_leave() => regroup(0, Cause::Other(notice)),
+            // Who leaves or meets again has answered by that; there is nothing to find out.
+            (_, Event::Told(notice)) if !notice.is_failure() => regroup(0, Cause::Other(notice)),
             (_, Event::Told(notice)) => Stage::Settling { first: Some(notice) },
             (Stage::Settling { first }, Event::AllAnswered | Event::TimeUp) => self.settled(first),
 
@@ -270,7 +270,7 @@ mod tests {
             log: None,
             hint: None,
         };
-        Notice::failed(node, failure, Restarts { left: 1, max: 1, leaves: false })
+        Notice::failed(node, failure, Some(Restarts { left: 1, max: 1, leaves: false }))
     }
 
     fn leaves() -> Notice {
@@ -398,6 +398,8 @@ mod tests {
     fn who_leaves_says_so_and_costs_nobody_anything() {
         assert_eq!(over(0, [Event::Told(leaves())]), free(Cause::Other(leaves())));
         assert_eq!(over(0, [Event::Failed, Event::Told(leaves())]), free(Cause::Other(leaves())));
+        let again = Notice { at: SystemTime::UNIX_EPOCH, ..Notice::regroups(THEIRS, "host2", "why".into()) };
+        assert_eq!(over(0, [Event::Failed, Event::Told(again.clone())]), free(Cause::Other(again)));
     }
 
     #[test]

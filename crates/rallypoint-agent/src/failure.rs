@@ -94,6 +94,12 @@ pub struct ErrorRecord {
 }
 
 impl ErrorRecord {
+    /// A record of which no file stays.
+    #[must_use]
+    pub fn new(message: String, traceback: Option<String>) -> Self {
+        ErrorRecord { file: None, message, traceback, time: None }
+    }
+
     /// The record in this file, if there is one that can be understood; `kept` says whether the file stays.
     pub(crate) fn read(file: &Path, kept: bool) -> Option<Self> {
         let about = std::fs::metadata(file).ok()?;
@@ -179,6 +185,20 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// One of which no more is known than this.
+    #[must_use]
+    pub fn new(
+        (rank, local_rank): (usize, usize),
+        host: &str,
+        pid: u32,
+        exit: Exit,
+        time: SystemTime,
+        error: Option<ErrorRecord>,
+    ) -> Self {
+        let (host, stderr) = (host.to_owned(), Vec::new());
+        Failure { rank, local_rank, host, pid, exit, time: Some(time), error, stderr, log: None, hint: None }
+    }
+
     /// When it went wrong, as well as that is known: a worker writes its error down before it takes its time to end.
     pub(crate) fn moment(&self) -> Option<SystemTime> {
         let recorded = self.error.as_ref().and_then(|error| error.time);

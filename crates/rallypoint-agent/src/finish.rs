@@ -13,12 +13,12 @@ use crate::agent::Agent;
 use crate::patience;
 
 /// Where the nodes of a round wait for each other's success, by torchrun's names: how many have come...
-const ARRIVED: &[u8] = b"torchelastic/agent/terminal_state/num_members";
+pub(crate) const ARRIVED: &[u8] = b"torchelastic/agent/terminal_state/num_members";
 /// ...and that all have.
 pub(crate) const PASSED: &[u8] = b"torchelastic/agent/terminal_state/last_member";
 
 /// That this node is among them; its rank follows.
-const HERE: &str = "rallypoint/finished/";
+pub(crate) const HERE: &str = "rallypoint/finished/";
 /// How often a node that waits makes sure that it is counted, at most; more seldom in larger groups.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 const LOOK_AGAIN_PER_NODE: Duration = Duration::from_millis(2);

@@ -58,6 +58,7 @@ mod patience;
 mod prefix;
 mod ranks;
 mod round;
+mod round_board;
 mod server;
 mod signals;
 mod spec;
@@ -84,6 +85,7 @@ pub use prefix::{Prefix, UnknownMacro};
 /// The reason of a run that ended well.
 pub use rallypoint_rendezvous::FINISHED;
 pub use ranks::{Assigned, IDENTICAL_VARIABLE, NodeWorkers, RankError, agree, assign};
+pub use round_board::{Finish, RoundBoard};
 /// What [`Stopper::ask`] takes, and [`Outcome::Stopped`] tells.
 pub use rustix::process::Signal;
 pub use server::{SERVER_ENDED, ServerNode};

@@ -86,14 +86,28 @@ impl Logs {
             LogDir::Kept(base) | LogDir::Temporary(base) => Some(base.join(name)),
         };
         let made = folder.as_deref().map(make).transpose();
+        Logs { settings, folder }.unless(made.map(drop))
+    }
+
+    /// Makes sure that there is room for the files of so many workers, before other nodes count on them.
+    pub fn for_workers(self, workers: usize) -> Result<Self, LogError> {
+        let made = self.attempt(0, workers, || true).map(drop);
+        if let Some(folder) = &self.folder {
+            // They are made again when workers are started, which may never be.
+            let _ = fs::remove_dir_all(folder.join("attempt_0"));
+        }
+        self.unless(made)
+    }
+
+    /// Files that nobody asked for may be missing.
+    fn unless(mut self, made: Result<(), LogError>) -> Result<Self, LogError> {
         match made {
-            Ok(_) => Ok(Logs { settings, folder }),
-            // Nobody asked for files.
-            Err(error) if matches!(settings.dir, LogDir::Temporary(_)) => {
+            Err(error) if matches!(self.settings.dir, LogDir::Temporary(_)) => {
                 warn!(error = %error.source, "no file for the workers' errors in {}", error.path.display());
-                Ok(Logs { settings, folder: None })
+                self.folder = None;
+                Ok(self)
             }
-            Err(error) => Err(error),
+            made => made.map(|()| self),
         }
     }
 

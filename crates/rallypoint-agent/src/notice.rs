@@ -33,7 +33,7 @@ pub(crate) struct Notice {
     /// When it happened, by the clock of that node.
     pub(crate) at: SystemTime,
     pub(crate) what: What,
-    /// The node's restarts, where one of its workers failed.
+    /// The node's restarts, where one of its workers failed, and they are known.
     pub(crate) restarts: Option<Restarts>,
 }
 
@@ -52,6 +52,8 @@ pub(crate) enum What {
     Failed(Box<Failure>),
     /// The node was told to end; or its command was killed, and it ends before it is killed, too.
     Leaves { host: String, killed: bool },
+    /// The node stops its workers because the group changed, for this reason.
+    Regroups { host: String, why: String },
 }
 
 /// The same, as it is written.
@@ -60,13 +62,16 @@ struct Record {
     node: usize,
     at_ms: u64,
     host: String,
-    /// None: the node leaves.
+    /// None: the node leaves, or meets again.
     worker: Option<WorkerRecord>,
     #[serde(default)]
     restarts: Option<Restarts>,
     /// The node leaves because it was killed.
     #[serde(default)]
     killed: bool,
+    /// Why the node meets again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    regroups: Option<String>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -85,9 +90,9 @@ struct WorkerRecord {
 }
 
 impl Notice {
-    pub(crate) fn failed(node: usize, failure: Failure, restarts: Restarts) -> Self {
+    pub(crate) fn failed(node: usize, failure: Failure, restarts: Option<Restarts>) -> Self {
         let at = failure.moment().unwrap_or_else(SystemTime::now);
-        Notice { node, at, what: What::Failed(Box::new(failure)), restarts: Some(restarts) }
+        Notice { node, at, what: What::Failed(Box::new(failure)), restarts }
     }
 
     /// This node was told to end, or was killed.
@@ -96,8 +101,18 @@ impl Notice {
         Notice { node, at: SystemTime::now(), what, restarts: None }
     }
 
+    /// This node stops its workers because the group changed, in these words.
+    pub(crate) fn regroups(node: usize, host: &str, why: String) -> Self {
+        let what = What::Regroups { host: host.to_owned(), why };
+        Notice { node, at: SystemTime::now(), what, restarts: None }
+    }
+
     pub(crate) fn is_leave(&self) -> bool {
         matches!(self.what, What::Leaves { .. })
+    }
+
+    pub(crate) fn is_failure(&self) -> bool {
+        matches!(self.what, What::Failed(_))
     }
 
     /// How many restarts the node had, if none is left.
@@ -135,6 +150,7 @@ impl Notice {
             What::Failed(failure) => failure.in_short(),
             What::Leaves { host, killed: false } => format!("node {} ({host}) leaves", self.node),
             What::Leaves { host, killed: true } => format!("node {} ({host}) was killed", self.node),
+            What::Regroups { host, why } => format!("node {} ({host}) says: {why}", self.node),
         }
     }
 }
@@ -142,21 +158,29 @@ impl Notice {
 impl From<Notice> for Record {
     fn from(notice: Notice) -> Self {
         let at_ms = notice.at_ms();
-        let (host, worker, killed) = match notice.what {
-            What::Leaves { host, killed } => (host, None, killed),
-            What::Failed(failure) => (failure.host.clone(), Some(WorkerRecord::of(&failure)), false),
-        };
-        Record { node: notice.node, at_ms, host, worker, restarts: notice.restarts, killed }
+        let (node, restarts) = (notice.node, notice.restarts);
+        let (worker, killed, regroups) = (None, false, None);
+        match notice.what {
+            What::Leaves { host, killed } => Record { node, at_ms, host, worker, restarts, killed, regroups },
+            What::Regroups { host, why } => {
+                Record { node, at_ms, host, worker, restarts, killed, regroups: Some(why) }
+            }
+            What::Failed(failure) => {
+                let (host, worker) = (failure.host.clone(), Some(WorkerRecord::of(&failure)));
+                Record { node, at_ms, host, worker, restarts, killed, regroups }
+            }
+        }
     }
 }
 
 impl From<Record> for Notice {
     fn from(record: Record) -> Self {
-        let Record { node, at_ms, host, worker, restarts, killed } = record;
+        let Record { node, at_ms, host, worker, restarts, killed, regroups } = record;
         let at = UNIX_EPOCH + Duration::from_millis(at_ms);
-        let what = match worker {
-            None => What::Leaves { host, killed },
-            Some(worker) => What::Failed(Box::new(worker.failure(host, at))),
+        let what = match (worker, regroups) {
+            (Some(worker), _) => What::Failed(Box::new(worker.failure(host, at))),
+            (None, Some(why)) => What::Regroups { host, why },
+            (None, None) => What::Leaves { host, killed },
         };
         Notice { node, at, what, restarts }
     }
@@ -208,20 +232,28 @@ impl Board {
         Board { store, nodes }
     }
 
-    /// Tells of this, unless something earlier was told; what stands there then.
+    /// Tells of this, unless something earlier was told; what stands there then. A failure that comes after somebody left
+    /// or stopped its workers may follow from that.
     pub(crate) async fn tell(&self, notice: &Notice) -> Result<Notice, StoreError> {
         let (mut expected, ours) = (Vec::new(), notice.write());
-        loop {
+        let mut is_waited_for = false;
+        let stands = loop {
             let stands = self.store.compare_set(NOTICE, &expected, &ours).await?;
             if stands == ours {
-                return Ok(notice.clone());
+                break notice.clone();
             }
-            match Notice::read(&stands) {
-                // A failure that comes after somebody left may follow from that.
-                Some(theirs) if theirs.at <= notice.at || notice.is_leave() => return Ok(theirs),
+            let theirs = Notice::read(&stands);
+            is_waited_for |= theirs.as_ref().is_some_and(Notice::is_failure);
+            match theirs {
+                Some(theirs) if theirs.at <= notice.at => break theirs,
                 _ => expected = stands,
             }
+        };
+        // Who has failed waits for the answers of all, and a node that goes gives no other.
+        if is_waited_for && !notice.is_failure() {
+            self.answer().await?;
         }
+        Ok(stands)
     }
 
     /// Waits until a node tells of something.
@@ -301,7 +333,7 @@ mod tests {
             log: None,
             hint: None,
         };
-        Notice::failed(node, failure, Restarts { left: 0, max: 3, leaves: false })
+        Notice::failed(node, failure, Some(Restarts { left: 0, max: 3, leaves: false }))
     }
 
     #[tokio::test]
@@ -329,13 +361,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_leaves_does_not_hide_a_failure() {
-        let board = board(2);
-        let leave = Notice { at: UNIX_EPOCH, ..Notice::leaves(1, "host1", false) };
-        board.tell(&failed(0, 500)).await.unwrap();
-        assert_eq!(board.tell(&leave).await.unwrap(), failed(0, 500));
-        let board = self::board(2);
-        assert_eq!(board.tell(&leave).await.unwrap(), leave);
-        assert_eq!(board.tell(&failed(0, 500)).await.unwrap(), leave, "it may follow from that");
+    async fn what_fails_after_somebody_left_or_met_again_may_follow_from_that() {
+        for what in [Notice::leaves(1, "host1", false), Notice::regroups(1, "host1", "1 more".into())] {
+            let at = |millis| Notice { at: UNIX_EPOCH + Duration::from_millis(millis), ..what.clone() };
+            for (first, second) in [(at(400), failed(0, 500)), (failed(0, 500), at(600))] {
+                let board = board(2);
+                assert_eq!(board.tell(&first).await.unwrap(), first);
+                assert_eq!(board.tell(&second).await.unwrap(), first, "the earlier one stands");
+            }
+            // Whoever has failed, and waits, gets an answer, whichever came first.
+            for millis in [400, 600] {
+                let board = board(2);
+                board.tell(&failed(0, 500)).await.unwrap();
+                board.answer().await.unwrap();
+                let stands = board.tell(&at(millis)).await.unwrap();
+                assert_eq!(board.all_answered().await, stands);
+                assert_eq!(stands.is_failure(), millis == 600);
+            }
+        }
     }
 }

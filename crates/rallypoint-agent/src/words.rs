@@ -44,7 +44,7 @@ fn who(node: &str, rank: Option<usize>) -> String {
 }
 
 /// Who died and who left; so many are gone in all.
-fn losses(lost: &[&GroupChange], gone: usize) -> Option<String> {
+pub(crate) fn losses(lost: &[&GroupChange], gone: usize) -> Option<String> {
     let mut died = Vec::new();
     let mut replaced = Vec::new();
     let mut left = Vec::new();

@@ -83,6 +83,16 @@ pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
         Vec::new()
     }
 
+    /// How the last round this node was in stands now, as far as that is known. Read when asked for.
+    async fn standing(&self) -> Result<Standing> {
+        let change = tokio::time::timeout(Duration::ZERO, self.changed()).await;
+        Ok(match change {
+            Err(_) | Ok(GroupChange::Waiting { .. } | GroupChange::Closed { .. }) => Standing::default(),
+            Ok(change @ GroupChange::Died { .. }) => Standing { lost: vec![change], over: false },
+            Ok(_) => Standing { lost: Vec::new(), over: true },
+        })
+    }
+
     /// How far `next_rendezvous` has come.
     fn progress(&self) -> watch::Receiver<Progress>;
 
@@ -135,6 +145,16 @@ impl Contact {
     pub fn is_silent(&self) -> bool {
         self.silent_at() <= Instant::now()
     }
+}
+
+/// How a completed round stands.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Standing {
+    /// Members that died or left; of a large round the first few.
+    pub lost: Vec<GroupChange>,
+    /// A member asks for another round, or there is one.
+    pub over: bool,
 }
 
 /// Where the workers of a round meet.

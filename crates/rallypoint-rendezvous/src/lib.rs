@@ -23,7 +23,7 @@ pub use connecting::connect_within;
 pub use error::{RendezvousError, Result};
 pub use handler::{
     CloseOutcome, Contact, FINISHED, GroupChange, Master, Member, NODE_FINISHED, Progress, Rendezvous,
-    RendezvousHandler,
+    RendezvousHandler, Standing,
 };
 pub use parameters::{ParameterError, RendezvousParameters};
 pub use port::HeldPort;

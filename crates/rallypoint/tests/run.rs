@@ -472,6 +472,24 @@ fn a_log_folder_that_cannot_be_written_is_named() {
     assert!(ended.text().contains("/proc/logs"), "{}", ended.text());
 }
 
+/// The others would start their workers, and stop them again.
+#[test]
+fn what_the_workers_files_have_no_room_for_is_told_before_the_nodes_meet() {
+    let folder = tempfile::tempdir().unwrap();
+    // A path has up to 4095 bytes: enough for the run's folder, not for its workers' files.
+    let mut dir = folder.path().display().to_string();
+    dir.push_str(&"/0123456789".repeat((4068 - dir.len()) / 11));
+    dir.push_str(&"x".repeat(4068 - dir.len()));
+    let endpoint = refused_endpoint();
+    let meet = ["--nnodes", "2", "--rdzv-endpoint", &endpoint, "--rdzv-id", "job"];
+    let files = ["--rdzv-conf", "join_timeout=5", "--log-dir", &dir, "-r", "3", "true"];
+    let ended = Launcher::run(&[&meet[..], &files].concat()).expect(6);
+    let text = ended.text();
+    assert!(text.contains("/attempt_0/0/std") && text.contains("File name too long"), "{text}");
+    assert!(!text.contains("waiting for"), "{text}");
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "nothing is left behind");
+}
+
 #[test]
 fn torchruns_variables_and_underscores_are_understood() {
     let launcher =
@@ -483,4 +501,23 @@ fn torchruns_variables_and_underscores_are_understood() {
     let ended = Launcher::run(&["--nproc_per_node=2", "--max_restarts=0", "--start_method", "fork", "true"])
         .expect(0);
     assert!(ended.text().contains("--start-method has no effect"), "{}", ended.text());
+}
+
+#[test]
+fn what_says_nothing_by_itself_is_told_and_a_command_of_the_plugins_works_as_it_stands() {
+    let conf = ["--rdzv-conf", "worker_store=rank0,is_host=1"];
+    let alone = ["--max-departures", "2", "--restarts-return-after", "9"];
+    let script = "echo store $TORCHELASTIC_USE_AGENT_STORE";
+    let ended = Launcher::run(&[&conf[..], &alone, &["--", "sh", "-c", script]].concat()).expect(0);
+    let text = ended.text();
+    assert!(text.contains("store False"), "{text}");
+    for flag in ["--max-departures", "--restarts-return-after", "--rdzv-conf is_host"] {
+        assert_eq!(ended.with(&format!("{flag} has no effect")).len(), 1, "{text}");
+    }
+    let ended = Launcher::run(&["--rdzv-conf", "worker_store=rank1", "true"]).expect(2);
+    assert!(
+        ended.text().contains("worker_store=rank1") && ended.text().contains("agent"),
+        "{}",
+        ended.text()
+    );
 }

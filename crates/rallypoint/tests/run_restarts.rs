@@ -4,7 +4,7 @@
 
 mod launcher;
 
-use launcher::{Launcher, wait_for_any};
+use launcher::{Launcher, runs, signal, wait_for_any, wait_until};
 use rallypoint_testkit::{Etcd, Version};
 
 fn node(etcd: &Etcd, nodes: &str, args: &[&str], script: &str) -> Launcher {
@@ -48,6 +48,40 @@ fn a_node_without_restarts_leaves_and_the_others_go_on() {
     for node in good {
         let ended = node.ended().expect(0);
         assert!(!ended.with("2 are here").is_empty(), "{}", ended.text());
+    }
+}
+
+/// Fails when the worker of the first node is gone, as workers do that are connected.
+const CONNECTED: &str = "echo $WORLD_SIZE are here; [ -e $FOLDER/over ] && exit 0; echo $$ >$FOLDER/$ROLE_NAME; \
+                         [ $ROLE_NAME = first ] && exec sleep 600; while [ ! -s $FOLDER/first ]; do sleep 0.02; done; \
+                         while kill -0 $(cat $FOLDER/first) 2>/dev/null; do sleep 0.02; done; exit 9";
+
+/// A launcher may see that its worker has failed before it hears that another node meets again or leaves, and why.
+#[test]
+fn what_fails_because_another_node_meets_again_or_leaves_costs_nothing() {
+    for leaves in [false, true] {
+        let (etcd, folder) = (Etcd::start(Version::V35), tempfile::tempdir().unwrap());
+        let script = CONNECTED.replace("$FOLDER", folder.path().to_str().unwrap());
+        let start = |role| node(&etcd, "2:3", &["--role", role], &script);
+        // The first one leads: the others hear from it who comes.
+        let mut nodes = vec![start("first")];
+        nodes[0].wait_for("1 of 2 is here");
+        nodes.push(start("second"));
+        nodes.iter_mut().for_each(|node| drop(node.wait_for("2 are here")));
+        let worker =
+            || std::fs::read_to_string(folder.path().join("second")).ok()?.trim().parse::<u32>().ok();
+        let worker = wait_until("it works", worker);
+        let deaf = nodes[1].working();
+        signal(deaf, "STOP");
+        std::fs::write(folder.path().join("over"), "").unwrap();
+        if leaves {
+            nodes[0].signal("TERM");
+            nodes.remove(0).ended().expect(143);
+        }
+        nodes.push(start("third"));
+        wait_until("its worker fails", || (!runs(worker)).then_some(()));
+        signal(deaf, "CONT");
+        nodes.into_iter().for_each(|node| drop(node.ended().expect(0)));
     }
 }
 

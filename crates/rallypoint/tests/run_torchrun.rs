@@ -29,8 +29,11 @@ fn events_are_torchruns_and_go_to_the_console_where_that_is_asked_for() {
         let about = &event["metadata"];
         assert_eq!((&about["role"], &about["rdzv_backend"]), (&"trainer".into(), &"rallypoint".into()));
         let rank = about["global_rank"].as_u64().map_or(source, |rank| rank.to_string());
+        let more: Value = serde_json::from_str(about["metadata"].as_str().unwrap()).unwrap();
+        // The agent's own too, as torchrun's.
+        assert_eq!((&about["group_rank"], &about["agent_restarts"]), (&0.into(), &0.into()), "{event}");
+        assert_eq!((&more["entry_point"], &more["group_world_size"]), (&"sh".into(), &1.into()), "{event}");
         if state == "FAILED" {
-            let more: Value = serde_json::from_str(about["metadata"].as_str().unwrap()).unwrap();
             assert_eq!(more["exit_code"][0], 7);
         }
         seen.push((rank, state));

@@ -1,27 +1,40 @@
-"""Why a node ends its part of a run, as far as torchrun lets a handler know."""
+"""Why a node ends its part of a run, or meets again, as far as torchrun lets a handler know."""
 
 from __future__ import annotations
 
-import signal
+import os
 import socket
 import sys
+from collections.abc import Callable, Mapping
 from types import FrameType
+from typing import NamedTuple
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from rallypoint._rallypoint import NODE_FINISHED
+# Given the process, when it ended, if that was seen.
+Ended = Callable[[int], float | None]
 
 
-def of(caller: FrameType | None) -> str:
-    """The reason to close a run with. torchrun does not hand one over, but it shuts a handler down on the way of its own
-    failure; ``caller`` is who does so."""
+class Failed(NamedTuple):
+    """A worker that failed."""
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    # Below 0 for a signal.
+    exitcode: int
+    # Seconds since 1970.
+    at: float
+    message: str | None
+    traceback: str | None
+
+
+def error_in(caller: FrameType | None) -> BaseException | None:
+    """The error that ends torchrun, of which it says nothing when it shuts a handler down. ``caller`` is who does so."""
     error = sys.exc_info()[1]
     # One that somebody handles further up is none of ours.
-    if error is None or not _came_through(error, caller):
-        return NODE_FINISHED
-    if isinstance(error, ChildFailedError):
-        return _failed(*error.get_first_failure())
-    return f"torchrun on {socket.gethostname()} failed with {type(error).__name__}: {_first_line(str(error))}"
+    return error if error is not None and _came_through(error, caller) else None
 
 
 def _came_through(error: BaseException, frame: FrameType | None) -> bool:
@@ -33,28 +46,57 @@ def _came_through(error: BaseException, frame: FrameType | None) -> bool:
     return False
 
 
-def _failed(rank: int, failure: ProcessFailure) -> str:
-    """In the words of ``rallypoint run``."""
-    message = _message(failure)
-    error = f": {_first_line(message)}" if message else ""
-    return f"rank {rank} on {socket.gethostname()} failed with {_exit(failure.exitcode)}{error}"
+def of(error: BaseException) -> str:
+    """An error that is no worker's, in a line."""
+    return f"torchrun on {socket.gethostname()} failed with {type(error).__name__}: {_first_line(str(error))}"
 
 
-def _exit(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
+def failure_of(error: BaseException | None, ended: Ended) -> Failed | None:
+    """The worker that failed first on this node, if it is that which ends torchrun."""
+    return _first(error.failures, ended) if isinstance(error, ChildFailedError) else None
+
+
+def failure_before(frame: FrameType | None, ended: Ended) -> Failed | None:
+    """The worker that failed first on this node, if torchrun meets the others again for that. It says nothing of it, but
+    what it knows is on the stack."""
+    while frame is not None:
+        if frame.f_code.co_name == "_invoke_run":
+            failures = getattr(frame.f_locals.get("run_result"), "failures", None)
+            return _first(failures, ended) if failures else None
+        frame = frame.f_back
+    return None
+
+
+def _first(failures: Mapping[int, ProcessFailure], ended: Ended) -> Failed:
+    return min((_failed(rank, failure, ended) for rank, failure in failures.items()), key=lambda failed: failed.at)
+
+
+def _failed(rank: int, failure: ProcessFailure, ended: Ended) -> Failed:
+    message, traceback = _recorded(failure)
+    host = socket.gethostname()
+    at = _moment(failure, ended)
+    return Failed(rank, failure.local_rank, host, failure.pid, failure.exitcode, at, message, traceback)
+
+
+def _moment(failure: ProcessFailure, ended: Ended) -> float:
+    """When it went wrong: a worker writes its error down before it takes its time to end. torch has whole seconds."""
+    moments = [moment for moment in [ended(failure.pid)] if moment is not None]
     try:
-        return f"signal {-code} ({signal.Signals(-code).name})"
-    except ValueError:
-        return f"signal {-code}"
+        moments.append(os.stat(failure.error_file).st_mtime)
+    except OSError:
+        # It has none.
+        pass
+    return min(moments, default=failure.timestamp + 0.999)
 
 
-def _message(failure: ProcessFailure) -> str:
+def _recorded(failure: ProcessFailure) -> tuple[str | None, str | None]:
     """What the worker wrote into its error file, if it has one; torch has a message for the others too."""
     recorded = failure.error_file_data.get("message") if failure.error_file != "<N/A>" else None
-    if isinstance(recorded, dict):
-        recorded = recorded.get("message")
-    return recorded if isinstance(recorded, str) else ""
+    if not isinstance(recorded, dict):
+        return (recorded if isinstance(recorded, str) else None), None
+    message, more = recorded.get("message"), recorded.get("extraInfo")
+    traceback = more.get("py_callstack") if isinstance(more, dict) else None
+    return (message if isinstance(message, str) else None), (traceback if isinstance(traceback, str) else None)
 
 
 def _first_line(text: str) -> str:

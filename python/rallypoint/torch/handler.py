@@ -7,16 +7,19 @@ import os
 import socket
 import sys
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.rendezvous import RendezvousHandler as _RendezvousHandler
 from torch.distributed.elastic.rendezvous import api
 
 from rallypoint import errors
-from rallypoint._rallypoint import LocalServer, Rendezvous, Round
+from rallypoint._rallypoint import NODE_FINISHED, LocalServer, Rendezvous, Round
 from rallypoint.torch import _reason
-from rallypoint.torch._translated import translated
+from rallypoint.torch._ends import Ends
 from rallypoint.torch._log import logger
+from rallypoint.torch._round_store import RoundStore
+from rallypoint.torch._translated import translated
 from rallypoint.torch.store import EtcdStore
 
 # The others notice a node that says nothing when its lease ends: no reason to wait long for saying it.
@@ -48,7 +51,8 @@ class RendezvousHandler(_RendezvousHandler):
         # Whether this node serves the store that the workers meet at, if it has rank 0.
         self._serves = serves
         self._round: Round | None = None
-        self._store: EtcdStore | None = None
+        self._store: RoundStore | None = None
+        self._ends = Ends()
         # torchrun does not shut a handler down when it is told to end by a signal, so as not to close the run.
         atexit.register(self._leave)
 
@@ -80,11 +84,14 @@ class RendezvousHandler(_RendezvousHandler):
         if before is not None:
             # The port may be wanted again. Workers of other nodes, which may not have stopped yet, are still served.
             before.close_port()
+            self._tell_why(before, sys._getframe(1))
+        # Those of the last round have ended.
+        self._ends = Ends()
         self._round = round = self._rendezvous.next_rendezvous(self._serves)
         if before is not None:
             before.stop()
         # Kept until the next round has begun: torch's C++ does not keep the Python half.
-        self._store = EtcdStore.over(round.store)
+        self._store = RoundStore.of(round, self._run_id)
         logger.info(
             "run %r: round %d, rank %d of %d, workers meet at %s:%d",
             *(self._run_id, round.round, round.rank, round.world_size, round.master_addr, round.master_port),
@@ -106,27 +113,58 @@ class RendezvousHandler(_RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """How many nodes wait to get in; also not 0 when a member is gone, so that torchrun meets again, and when
         somebody has closed the run, so that it stops its workers and is told why."""
+        # torchrun asks while its workers are well.
+        self._ends.watch()
+        if self._round is not None:
+            self._round.all_is_well()
         try:
-            return self._rendezvous.num_nodes_waiting()
+            waiting = self._rendezvous.num_nodes_waiting()
+            if waiting and self._round is not None:
+                # It stops them for that; it does not say so.
+                self._round.stops(socket.gethostname())
+            return waiting
         except errors.RendezvousConnectionError as error:
             # A group at work outlives an etcd that is away.
             logger.warning("run %r: %s", self._run_id, error)
             return 0
 
     def shutdown(self) -> bool:
-        """Ends this node's part: a member closes the run, with the failure that it ends with, others just leave."""
+        """Ends this node's part: a member closes the run, with the failure that came first, others just leave."""
         atexit.unregister(self._leave)
-        reason = _reason.of(sys._getframe(1))
+        error = _reason.error_in(sys._getframe(1))
         try:
-            return self._rendezvous.shutdown(reason)
+            if error is None and self._store is not None and self._store.others_go_on:
+                self._rendezvous.leave(_TO_SAY_GOODBYE)
+                return True
+            return self._rendezvous.shutdown(NODE_FINISHED if error is None else self._words_of(error))
         except errors.RallypointError as error:
             logger.warning("run %r: cannot leave in good order: %s", self._run_id, error)
             return False
         finally:
             self._stop_servers()
 
+    def _words_of(self, error: BaseException) -> str:
+        """What ended the run: this error, or what came before it on another node, of which it is told, too."""
+        failure = _reason.failure_of(error, self._ends.of)
+        if failure is None or self._round is None:
+            return _reason.of(error)
+        first = self._round.first_failure(failure)
+        if not first.startswith(f"rank {failure.rank} on {failure.host} "):
+            _add(error, f"what failed here followed from this: {first}")
+        return first
+
+    def _tell_why(self, round: Round, frame: FrameType) -> None:
+        """Why this node asks for another round."""
+        failure = _reason.failure_before(frame, self._ends.of)
+        if failure is not None:
+            round.tell(failure)
+        else:
+            round.answer()
+
     def _leave(self) -> None:
         try:
+            if self._round is not None:
+                self._round.answer()
             if self._server is not None:
                 # Nobody can go on without it.
                 host = socket.gethostname()
@@ -142,6 +180,14 @@ class RendezvousHandler(_RendezvousHandler):
         server, self._server = self._server, None
         if server is not None:
             server.stop(_FOR_GUESTS if self._backend == "rallypoint" else _FOR_GUESTS_ON_V2)
+
+
+def _add(error: BaseException, words: str) -> None:
+    """Lets the error say this too, at its end."""
+    if sys.version_info >= (3, 11):
+        error.add_note(words)
+    else:
+        logger.error(words)
 
 
 class DynamicHandler(_RendezvousHandler):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
 
 import rallypoint
 from rallypoint.torch._translated import translated
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 # c10d writes "wait for ever" as zero.
-_FOR_EVER = timedelta(days=365 * 100)
+FOR_EVER = timedelta(days=365 * 100)
 
 # torch's C++ keeps a store by its C++ half alone, and without the Python half that is a store without methods: in
 # `init_process_group(store=EtcdStore(...))` Python lets go of it at once. C++ says nothing when it lets go, so a
@@ -51,7 +54,7 @@ class EtcdStore(dist.Store):
         _kept.append(self)
 
     @classmethod
-    def over(cls, store: rallypoint.Store) -> EtcdStore:
+    def over(cls, store: rallypoint.Store) -> Self:
         """A store for torch, on the data of this one. Keep it for as long as torch has it."""
         made = cls.__new__(cls)
         dist.Store.__init__(made)
@@ -67,7 +70,7 @@ class EtcdStore(dist.Store):
         # torch sets the timeout in C++, past any method of a subclass.
         timeout: timedelta = self.timeout  # type: ignore[attr-defined]
         if timeout != self._seen:
-            self._store.set_timeout(timeout or _FOR_EVER)
+            self._store.set_timeout(timeout or FOR_EVER)
             self._seen = timeout
         return self._store
 
@@ -98,7 +101,7 @@ class EtcdStore(dist.Store):
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Waits until all of ``keys`` are there."""
         if timeout is not None and not timeout:
-            timeout = _FOR_EVER
+            timeout = FOR_EVER
         self._ready().wait(keys, timeout)
 
     @translated
@@ -163,7 +166,7 @@ class EtcdStore(dist.Store):
     @translated
     def clone(self) -> EtcdStore:
         """Another handle on the same data, with a timeout of its own."""
-        made = self.over(self._ready().clone())
+        made = EtcdStore.over(self._ready().clone())
         _kept.append(made)
         return made
 

@@ -11,6 +11,7 @@ use crate::failure::Failure;
 use crate::fence::Fence;
 use crate::notice::{Notice, Restarts};
 use crate::stop::StopListener;
+use crate::words;
 
 /// How many nodes have left the run because their restarts were used up.
 const DEPARTURES: &[u8] = b"departures";
@@ -24,7 +25,7 @@ impl Round<'_> {
             max: self.agent.spec().max_restarts,
             leaves: rules.when_exhausted == WhenExhausted::Leave,
         };
-        Notice::failed(rules.node, failure, restarts)
+        Notice::failed(rules.node, failure, Some(restarts))
     }
 
     /// All that this node knows of the reason why its round is over; `own` happened here.
@@ -42,6 +43,19 @@ impl Round<'_> {
         Notice::leaves(self.decision.rules().node, self.agent.host(), signal == Signal::KILL)
     }
 
+    /// What this node tells the others before it stops its workers, where none of them failed: theirs may fail with those.
+    /// Of a death they are told anyway, and who left has said why.
+    fn goes(&self) -> Option<Notice> {
+        match self.decision.verdict()? {
+            Verdict::Stop(signal) => Some(self.leave(*signal)),
+            Verdict::Regroup { cause: Cause::Group(change @ GroupChange::Waiting { .. }), .. } => {
+                let node = self.decision.rules().node;
+                Some(Notice::regroups(node, self.agent.host(), words::change(change)))
+            }
+            _ => None,
+        }
+    }
+
     /// Another node has closed the run, because of that, and could not say so through etcd.
     pub(super) fn closed_by(&mut self, notice: Notice) -> Event {
         let reason = notice.in_short();
@@ -57,15 +71,18 @@ impl Round<'_> {
         stop: &mut StopListener,
     ) -> Verdict {
         let board = self.board.clone();
-        if let Some(Verdict::Stop(signal)) = self.decision.verdict() {
-            let told = tokio::time::timeout(LOSS_IS_TOLD, board.tell(&self.leave(*signal))).await;
+        if let Some(notice) = self.goes() {
+            let told = tokio::time::timeout(LOSS_IS_TOLD, board.tell(&notice)).await;
             debug!(?told, "the others were told");
         }
         let telling = async {
-            if let Some(own) = own
-                && let Err(error) = board.tell(&own).await
-            {
-                warn!(%error, "the other nodes cannot be told of the failure");
+            if let Some(own) = own {
+                match board.tell(&own).await {
+                    // It gives no other answer.
+                    Ok(stands) if !stands.is_failure() => return stands,
+                    Ok(_) => {}
+                    Err(error) => warn!(%error, "the other nodes cannot be told of the failure"),
+                }
             }
             if let Err(error) = board.answer().await {
                 debug!(%error, "the other nodes cannot be answered");

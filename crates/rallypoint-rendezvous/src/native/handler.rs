@@ -22,7 +22,7 @@ use super::reach::Complaint;
 use super::settings::NativeSettings;
 use crate::error::{RendezvousError, Result};
 use crate::handler::{
-    Contact, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler, is_finish,
+    Contact, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler, Standing, is_finish,
 };
 use crate::parameters::{ParameterError, RendezvousParameters};
 use crate::port::Ports;
@@ -276,13 +276,8 @@ impl NativeHandler {
         let plan = self.group.borrow().plan.clone();
         let lost = operator::lost(&self.client, &self.keys, &plan);
         let lost = tokio::time::timeout(self.patience(), lost).await;
-        let change = |Lost { node, rank, why }| match why {
-            Why::Replaced => GroupChange::MemberReplaced { node, rank: Some(rank) },
-            Why::Left => GroupChange::Left { node, rank: Some(rank) },
-            Why::Died | Why::Again | Why::Other => GroupChange::Died { node, rank: Some(rank) },
-        };
         // An etcd that does not tell now is told of by others.
-        let lost = lost.ok().and_then(Result::ok).unwrap_or_default().into_iter().map(change).collect();
+        let lost = lost.ok().and_then(Result::ok).unwrap_or_default().into_iter().map(loss).collect();
         *self.lost.lock().expect("no code panics while it holds this lock") = lost;
     }
 
@@ -301,6 +296,15 @@ impl NativeHandler {
                 after,
             }),
         }
+    }
+}
+
+/// A member that is there no more.
+fn loss(Lost { node, rank, why }: Lost) -> GroupChange {
+    match why {
+        Why::Replaced => GroupChange::MemberReplaced { node, rank: Some(rank) },
+        Why::Left => GroupChange::Left { node, rank: Some(rank) },
+        Why::Died | Why::Again | Why::Other => GroupChange::Died { node, rank: Some(rank) },
     }
 }
 
@@ -413,6 +417,13 @@ impl RendezvousHandler for NativeHandler {
         let plan = self.group.borrow().plan.clone();
         let members = operator::members(&self.client, &self.keys, &plan).await;
         members.map_err(|error| self.connection(error))
+    }
+
+    async fn standing(&self) -> Result<Standing> {
+        let plan = self.group.borrow().plan.clone();
+        let standing = operator::standing(&self.client, &self.keys, &plan).await;
+        let (lost, over) = standing.map_err(|error| self.connection(error))?;
+        Ok(Standing { lost: lost.into_iter().map(loss).collect(), over })
     }
 
     fn lost(&self) -> Vec<GroupChange> {

@@ -274,6 +274,16 @@ pub(super) async fn lost(client: &Client, keys: &Keys, plan: &str) -> Result<Vec
     Ok(gone)
 }
 
+/// Members of the round of `plan` that are there no more, and whether others ask for another round, or are in one.
+pub(super) async fn standing(client: &Client, keys: &Keys, plan: &str) -> Result<(Vec<Lost>, bool)> {
+    let round = read_round(client, keys).await?.filter(|round| round.plan == plan && round.has_round());
+    let Some(round) = round else { return Ok((Vec::new(), true)) };
+    let gone = lost(client, keys, plan).await?;
+    let is_gone = |again: &Lost| gone.iter().any(|lost| lost.node == again.node);
+    let over = round.news.lost.iter().any(|lost| lost.why == Why::Again && !is_gone(lost));
+    Ok((gone, over))
+}
+
 /// The members of the round of `plan`, by rank; none if it is not the last one.
 pub(super) async fn members(client: &Client, keys: &Keys, plan: &str) -> Result<Vec<Member>> {
     let (_, ranks) = read_all(client, &keys.ranks()).await?;

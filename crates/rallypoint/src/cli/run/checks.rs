@@ -1,8 +1,8 @@
 //! Options that would be taken without a word, though they cannot mean anything.
 
-use rallypoint_agent::{StreamChoice, Streams};
+use rallypoint_agent::{DEFAULT_MAX_DEPARTURES, StreamChoice, Streams};
 
-use super::options::Run;
+use super::options::{Exhausted, Run};
 use super::room;
 use crate::cli::exit::Problem;
 
@@ -51,4 +51,17 @@ pub(crate) fn check(options: &Run, workers: usize) -> Result<(), Problem> {
         ));
     }
     Ok(())
+}
+
+/// What was given and does nothing, with why.
+pub(crate) fn without_effect(options: &Run) -> Vec<(&'static str, &'static str)> {
+    let departs =
+        options.max_departures != DEFAULT_MAX_DEPARTURES && options.when_exhausted != Exhausted::Leave;
+    let returns = options.restarts_return_after.is_some() && options.max_restarts == 0;
+    let all = [
+        (departs, "--max-departures", "nodes leave so only with --when-exhausted leave"),
+        (returns, "--restarts-return-after", "with --max-restarts 0 there is nothing to come back"),
+    ];
+    let given = all.into_iter().filter(|(given, ..)| *given).map(|(_, flag, why)| (flag, why));
+    options.without_meaning.given().into_iter().chain(given).collect()
 }

@@ -1,7 +1,8 @@
 //! `--event-log-handler console`: what becomes of workers, as torchrun's events, one JSON object a line.
 
+use std::ffi::OsStr;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rallypoint_agent::{
@@ -22,6 +23,16 @@ pub(crate) struct EventLog {
     entry_point: String,
     began: Instant,
     terminal: Arc<Terminal>,
+    /// The last round that workers were started in.
+    round: Mutex<Round>,
+}
+
+/// This node's place in a round, as far as it has had one.
+#[derive(Debug, Clone, Copy, Default)]
+struct Round {
+    rank: Option<usize>,
+    nodes: Option<usize>,
+    restarts: u32,
 }
 
 impl EventLog {
@@ -31,9 +42,10 @@ impl EventLog {
             role: spec.role.clone(),
             backend: handler.backend().to_owned(),
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            entry_point: Path::new(&spec.program).display().to_string(),
+            entry_point: entry_point(&spec.program),
             began: Instant::now(),
             terminal,
+            round: Mutex::default(),
         }
     }
 
@@ -41,8 +53,14 @@ impl EventLog {
     pub(crate) fn agent(&self, outcome: &Result<Outcome, AgentError>) {
         let done = matches!(outcome, Ok(Outcome::Succeeded(_) | Outcome::NotNeeded | Outcome::Failed(_)));
         let state = if done { "SUCCEEDED" } else { "FAILED" };
-        let about = json!({ "entry_point": self.entry_point });
-        self.say("AGENT", state, json!({ "metadata": about.to_string() }));
+        let Round { rank, nodes, restarts } =
+            *self.round.lock().expect("no code panics while it holds this lock");
+        let about = json!({ "group_world_size": nodes, "entry_point": self.entry_point }).to_string();
+        self.say(
+            "AGENT",
+            state,
+            json!({ "group_rank": rank, "agent_restarts": restarts, "metadata": about }),
+        );
     }
 
     fn say(&self, source: &str, state: &str, more: Value) {
@@ -73,6 +91,9 @@ impl EventLog {
 impl Events for EventLog {
     fn worker(&self, event: &WorkerEvent) {
         let place = &event.place;
+        let (rank, nodes) = (Some(place.group_rank), Some(place.group_world_size));
+        *self.round.lock().expect("no code panics while it holds this lock") =
+            Round { rank, nodes, restarts: event.restarts };
         let state = match event.state {
             WorkerState::Started => "START",
             WorkerState::Succeeded => "SUCCEEDED",
@@ -106,6 +127,11 @@ impl Events for EventLog {
             }),
         );
     }
+}
+
+/// The program's name without its folder, as torchrun has it.
+fn entry_point(program: &OsStr) -> String {
+    Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned()
 }
 
 /// What the worker wrote of its error, or what is known of it, as JSON in a text.

@@ -34,8 +34,13 @@ fn log_dir(options: &Run, guarded: &Guarded) -> LogDir {
     }
 }
 
-/// Opens the folders of a run. The second is there until it is dropped, with the launcher.
-pub(crate) fn open(options: &Run, guarded: &Guarded, run_id: &str) -> Result<(Logs, Option<Held>), Problem> {
+/// Opens the folders of a run with so many workers here. The second is there until it is dropped, with the launcher.
+pub(crate) fn open(
+    options: &Run,
+    guarded: &Guarded,
+    run_id: &str,
+    workers: usize,
+) -> Result<(Logs, Option<Held>), Problem> {
     let dir = log_dir(options, guarded);
     let needed = matches!(dir, LogDir::Temporary(_)) || timer::are_asked_for();
     let temporary = needed || (options.log_dir.is_none() && matches!(dir, LogDir::Kept(_)));
@@ -49,7 +54,7 @@ pub(crate) fn open(options: &Run, guarded: &Guarded, run_id: &str) -> Result<(Lo
     }
     // Where it cannot be made, that is told by whoever needs it.
     let held = hold_folder(guarded.folder(), needed);
-    Ok((logs(options, dir, run_id)?, held))
+    Ok((logs(options, dir, run_id, workers)?, held))
 }
 
 /// Whether a folder is there, as far as its disk answers.
@@ -58,7 +63,7 @@ pub(crate) fn is_there(folder: &Path) -> bool {
     disk::within(disk::PATIENCE, move || folder.exists()).unwrap_or(true)
 }
 
-fn logs(options: &Run, dir: LogDir, run_id: &str) -> Result<Logs, Problem> {
+fn logs(options: &Run, dir: LogDir, run_id: &str, workers: usize) -> Result<Logs, Problem> {
     let shown = &options.local_ranks_filter;
     let mut settings = LogSettings::console(dir);
     settings.redirects = options.redirects.clone();
@@ -66,5 +71,6 @@ fn logs(options: &Run, dir: LogDir, run_id: &str) -> Result<Logs, Problem> {
     settings.shown = (!shown.is_empty()).then(|| shown.iter().copied().collect());
     settings.filter_out = options::words(&options.duplicate_stdout_filters);
     settings.filter_err = options::words(&options.duplicate_stderr_filters);
-    Logs::open(settings, run_id).map_err(|error| Problem::new(NODE, chain(&error)))
+    let logs = Logs::open(settings, run_id).and_then(|logs| logs.for_workers(workers));
+    logs.map_err(|error| Problem::new(NODE, chain(&error)))
 }

@@ -6,12 +6,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use clap::ValueEnum as _;
 use rallypoint_core::endpoint::host_and_port;
 use rallypoint_rendezvous::native::{BACKEND, TORCHRUNS};
 use rallypoint_rendezvous::{ParameterError, Registry, RendezvousParameters};
 
 use super::options::Run;
 use super::server::Serves;
+use super::worker_store::StoreServer;
 use crate::cli::exit::{NODE_RANK, Place, Problem};
 
 /// torchrun's defaults: where rank 0 is, and the ports of its two backends.
@@ -71,6 +73,13 @@ pub(crate) fn of(options: &mut Run) -> Result<Meet, Problem> {
         )));
     }
     let mut meet = Meet::new(options)?;
+    if let Some(who) = meet.config.remove("worker_store") {
+        // The plugin of torchrun has it there.
+        let server = StoreServer::from_str(&who, false).map_err(|_| {
+            Problem::usage(format!("--rdzv-conf worker_store={who} is neither agent nor rank0"))
+        })?;
+        options.worker_store.get_or_insert(server);
+    }
     let native = asked.torchs.is_some() || options.rdzv_backend == BACKEND;
     let is_host = if native { meet.drop_theirs(asked.torchs)? } else { None };
     if asked.torchs.is_some() {

@@ -207,7 +207,7 @@ async fn launch(
     let workers = Workers::default();
     signals::listen(&orders.ends, interactive(options), stopper, guarded, &workers);
     tokio::spawn(signals::follow(guarded.clone(), workers.clone(), options.monitor_interval.0));
-    for (flag, why) in options.without_meaning.given() {
+    for (flag, why) in checks::without_effect(options) {
         warn!("{} has no effect: {why}", named(flag, &options.variables));
     }
     for Unread { name, meant } in &options.unread {
@@ -231,6 +231,7 @@ async fn launch(
     let mut options = options.clone();
     let meet = meet::of(&mut options)?;
     let (options, alone) = (&options, meet.alone);
+    spec.worker_store = StoreServer::choose(options.worker_store);
     meet.said.iter().for_each(|said| info!("{said}"));
     meet.warned.iter().for_each(|warned| warn!("{warned}"));
     for (flag, why) in &meet.without_effect {
@@ -238,7 +239,7 @@ async fn launch(
     }
     let run_id = run_id(options, alone)?;
     check_parameters(options, &meet, &run_id)?;
-    let (logs, _held) = files::open(options, guarded, &run_id)?;
+    let (logs, _held) = files::open(options, guarded, &run_id, spec.local_world_size)?;
     let kept = logs.kept().map(Path::to_owned);
     if let (None, Some(kept)) = (&options.log_dir, &kept) {
         info!("without --log-dir, the workers' log files are kept in {}", kept.display());
@@ -332,7 +333,6 @@ fn spec(options: &Run, grace: Duration) -> Result<WorkerSpec, Problem> {
     spec.restarts_return_after = options.restarts_return_after.map(|seconds| seconds.0);
     spec.when_exhausted = options.when_exhausted.into();
     spec.max_departures = options.max_departures;
-    spec.worker_store = StoreServer::choose(options.worker_store);
     spec.fence_timeout = options.fence_timeout.map(|seconds| seconds.0);
     spec.max_etcd_outage = options.max_etcd_outage.map(|seconds| seconds.0);
     spec.grace = grace;

@@ -392,7 +392,9 @@ fn rdzv_conf() -> String {
         text.push_str(&format!("- {name}: {what}\n"));
     }
     text.push_str(
-        "\nOf the backend `etcd`: timeout, last_call_timeout, etcd_prefix, protocol, cacert, cert, key.",
+        "- is_host: true or false: whether this node may start the server\n\
+         - worker_store: the same as --worker-store\n\n\
+         Of the backend `etcd`: timeout, last_call_timeout, etcd_prefix, protocol, cacert, cert, key, worker_store.",
     );
     text
 }
