@@ -441,17 +441,20 @@ fn nobody_leaves_before_all_have_finished() {
 
 #[test]
 fn a_spare_of_a_run_that_ended_well_has_done_well() {
-    let etcd = Etcd::start(Version::V35);
-    let folder = tempfile::tempdir().unwrap();
-    let go = folder.path().join("go");
-    let script = format!("until [ -e {} ]; do sleep 0.1; done", go.display());
-    let mut nodes: Vec<_> =
-        (0..3).map(|_| node(&etcd.endpoint(), "1:2", &["--", "sh", "-c", &script])).collect();
-    wait_for_any(&mut nodes, "standing by as a spare");
-    std::fs::write(&go, "").unwrap();
-    let ended: Vec<_> = nodes.into_iter().map(|node| node.ended().expect(0)).collect();
-    let spares = ended.iter().filter(|ended| ended.text().contains("stood by as a spare and was not needed"));
-    assert_eq!(spares.count(), 1);
+    let etcd = Etcd::builder(Version::V35).v2().start();
+    for backend in ["rallypoint", "etcd"] {
+        let folder = tempfile::tempdir().unwrap();
+        let go = folder.path().join("go");
+        let script = format!("until [ -e {} ]; do sleep 0.1; done", go.display());
+        let args = ["--rdzv-backend", backend, "--", "sh", "-c", &script];
+        let mut nodes: Vec<_> = (0..3).map(|_| node(&etcd.endpoint(), "1:2", &args)).collect();
+        wait_for_any(&mut nodes, "standing by as a spare");
+        std::fs::write(&go, "").unwrap();
+        let ended: Vec<_> = nodes.into_iter().map(|node| node.ended().expect(0)).collect();
+        let spares =
+            ended.iter().filter(|ended| ended.text().contains("stood by as a spare and was not needed"));
+        assert_eq!(spares.count(), 1, "{backend}");
+    }
 }
 
 #[test]

@@ -152,10 +152,14 @@ fn nodes_that_meet_again_are_not_lost() {
 
 #[test]
 fn all_nodes_say_that_restarts_are_used_up_and_nobody_that_it_goes_on() {
-    let server = Server::start();
     let script = "echo at work; [ $RANK = 0 ] && exit 3; exec sleep 600";
-    let start = || server.node("2", QUICK, &["--max-restarts", "1", "--", "sh", "-c", script]);
-    for node in [start(), start()] {
+    let servers = ["rallypoint", "etcd"].map(|backend| (backend, Server::start()));
+    let start = |(backend, server): &(&str, Server)| {
+        let args = ["--rdzv-backend", backend, "--max-restarts", "1", "--", "sh", "-c", script];
+        [server.node("2", "last_call_timeout=1", &args), server.node("2", "last_call_timeout=1", &args)]
+    };
+    let nodes = [start(&servers[0]), start(&servers[1])];
+    for node in nodes.into_iter().flatten() {
         let ended = node.ended().expect(1);
         let text = ended.text();
         assert_eq!(ended.with("none left on its node (--max-restarts 1)").len(), 1, "{text}");
@@ -213,6 +217,27 @@ fn a_full_etcd_is_named_by_a_member_that_misses_another_and_by_one_that_has_fini
 }
 
 #[test]
+fn a_failure_that_a_full_etcd_does_not_take_is_the_cause_on_all_nodes_once_there_is_room() {
+    let etcd = Etcd::builder(Version::V35).arg("--quota-backend-bytes=2000000").unsafe_no_fsync().start();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("fail");
+    let script = format!("echo at work; until [ $RANK = 1 -a -e {} ]; do sleep 0.05; done; exit 3", file.display());
+    let args =
+        ["--nnodes", "2", "--rdzv-id", "job", "--rdzv-endpoint", &etcd.endpoint(), "--rdzv-conf", QUICK];
+    let args = [&args[..], &["--", "sh", "-c", &script]].concat();
+    let mut nodes = [Launcher::start(&args), Launcher::start(&args)];
+    nodes.iter_mut().for_each(|node| drop(node.wait_for("at work")));
+    etcd.exhaust_space();
+    std::fs::write(&file, "").unwrap();
+    wait_for_any(&mut nodes, "cannot be told of the failure");
+    etcd.free_space();
+    for node in nodes {
+        let ended = node.ended().expect(1);
+        assert_eq!(ended.with("rank 1 failed first").len(), 1, "{}", ended.text());
+    }
+}
+
+#[test]
 fn a_node_that_is_alone_does_not_speak_of_others() {
     let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
     let file = folder.path().join("end");
@@ -234,7 +259,7 @@ fn a_node_that_is_cut_off_does_not_say_that_it_starts() {
     let mut node = server.node("1:2", QUICK, &more);
     node.wait_for("at work");
     server.stop();
-    node.wait_for("waiting for etcd, which does not answer this node");
+    node.wait_for("waiting for etcd, which does not serve this node");
     node.signal("TERM");
     let ended = node.ended().expect(143);
     let (before, after): (Vec<_>, Vec<_>) = {
