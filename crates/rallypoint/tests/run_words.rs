@@ -113,6 +113,39 @@ fn nodes_that_are_killed_process_by_process_are_all_named_once() {
 }
 
 #[test]
+fn a_spare_whose_members_have_died_has_its_time_and_names_them() {
+    let server = Server::start();
+    let conf = format!("{QUICK},join_timeout=4");
+    let start = |_| server.node("2", &conf, &["--", "sh", "-c", "echo at work; sleep 600"]);
+    let mut nodes: Vec<_> = (0..3).map(start).collect();
+    let (spare, _) = wait_for_any(&mut nodes, "standing by as a spare");
+    let spare = nodes.remove(spare);
+    for node in &mut nodes {
+        node.wait_for("at work");
+        node.pull_the_plug();
+    }
+    let ended = spare.ended().expect(3);
+    let last = ended.lines.last().unwrap();
+    assert!(last.contains(") died, and too few nodes are here to go on"), "{}", ended.text());
+    assert!(last.contains("node 0 (") && last.contains(" and node 1 ("), "{last}");
+    let stood_by = ended.lines.iter().position(|line| line.contains("standing by")).unwrap();
+    let waits = ended.lines[stood_by..].iter().find(|line| line.contains("waiting for 1 node"));
+    assert!(waits.is_some_and(|line| line.contains(" 3 s left)")), "{}", ended.text());
+}
+
+#[test]
+fn nodes_that_all_leave_at_once_are_all_named() {
+    let server = Server::start();
+    let start = |_| server.node("4", QUICK, &["--", "sh", "-c", "echo at work; exec sleep 600"]);
+    let mut nodes: Vec<_> = (0..4).map(start).collect();
+    nodes.iter_mut().for_each(|node| drop(node.wait_for("at work")));
+    nodes.iter().for_each(|node| node.signal("TERM"));
+    nodes.into_iter().for_each(|node| drop(node.ended().expect(143)));
+    let text = server.status(&[]);
+    assert!(text.contains("state    abandoned") && text.matches("left     node ").count() == 4, "{text}");
+}
+
+#[test]
 fn nodes_that_meet_again_are_not_lost() {
     let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
     let file = folder.path().join("end");
@@ -221,7 +254,8 @@ fn a_failure_that_a_full_etcd_does_not_take_is_the_cause_on_all_nodes_once_there
     let etcd = Etcd::builder(Version::V35).arg("--quota-backend-bytes=2000000").unsafe_no_fsync().start();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("fail");
-    let script = format!("echo at work; until [ $RANK = 1 -a -e {} ]; do sleep 0.05; done; exit 3", file.display());
+    let script =
+        format!("echo at work; until [ $RANK = 1 -a -e {} ]; do sleep 0.05; done; exit 3", file.display());
     let args =
         ["--nnodes", "2", "--rdzv-id", "job", "--rdzv-endpoint", &etcd.endpoint(), "--rdzv-conf", QUICK];
     let args = [&args[..], &["--", "sh", "-c", &script]].concat();

@@ -40,7 +40,8 @@ impl Agent {
                 let untold = self.untold.take();
                 let closing = async {
                     if let Some((board, notice)) = untold {
-                        let told = patience::until_taken(LEAVE_TIMEOUT, async || board.tell(&notice).await).await;
+                        let told =
+                            patience::until_taken(LEAVE_TIMEOUT, async || board.tell(&notice).await).await;
                         let heard = tokio::time::timeout(TO_BE_HEARD, board.heard()).await;
                         debug!(?told, ?heard, "the others were told why");
                     }

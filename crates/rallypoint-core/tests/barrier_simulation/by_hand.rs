@@ -333,7 +333,11 @@ fn a_group_looks_by_itself_whether_it_is_closed() {
     let done = server.serve(one.now, None, &Request::SwapRecord { record, over, ttl: None });
     assert!(matches!(done, Ok(Reply::Done { .. })), "{done:?}");
     one.goes_on(&mut server, 20);
-    assert!(one.told.contains(&NodeEvent::Changed(Change::Closed { reason: "enough".into() })), "{:?}", one.told);
+    assert!(
+        one.told.contains(&NodeEvent::Changed(Change::Closed { reason: "enough".into() })),
+        "{:?}",
+        one.told
+    );
 }
 
 /// It slept through a loss of data, and came back to a version of the same number: it took itself for a member of it, and

@@ -34,7 +34,9 @@ pub(super) struct Joined {
 /// Why there is no version.
 #[derive(Debug)]
 pub(super) enum NoVersion {
-    Closed { reason: String },
+    Closed {
+        reason: String,
+    },
     Failed(RendezvousError),
     /// The node was told to leave.
     Left,

@@ -60,7 +60,7 @@ impl Waiting {
         let mut said: Option<(String, Instant)> = None;
         let mut next = began + QUIET;
         // A spare waits for as long as the run lives. Its time begins when it is none any more.
-        let mut since = began;
+        let (mut stood_by, mut since) = (false, began);
         loop {
             let quiet = tokio::select! {
                 _ = phase.wait_for(|phase| *phase != now) => return,
@@ -88,7 +88,7 @@ impl Waiting {
                 _ => "this node's workers have finished; waiting for those of other nodes".to_owned(),
             };
             let spare = progress.borrow().spare;
-            if spare {
+            if std::mem::replace(&mut stood_by, spare) && !spare {
                 since = Instant::now();
             }
             let left = self.timeout.saturating_sub(since.elapsed());
