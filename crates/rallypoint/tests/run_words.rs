@@ -185,14 +185,10 @@ fn nodes_that_meet_again_are_not_lost() {
 
 #[test]
 fn all_nodes_say_that_restarts_are_used_up_and_nobody_that_it_goes_on() {
+    let server = Server::start();
     let script = "echo at work; [ $RANK = 0 ] && exit 3; exec sleep 600";
-    let servers = ["rallypoint", "etcd"].map(|backend| (backend, Server::start()));
-    let start = |(backend, server): &(&str, Server)| {
-        let args = ["--rdzv-backend", backend, "--max-restarts", "1", "--", "sh", "-c", script];
-        [server.node("2", "last_call_timeout=1", &args), server.node("2", "last_call_timeout=1", &args)]
-    };
-    let nodes = [start(&servers[0]), start(&servers[1])];
-    for node in nodes.into_iter().flatten() {
+    let start = || server.node("2", QUICK, &["--max-restarts", "1", "--", "sh", "-c", script]);
+    for node in [start(), start()] {
         let ended = node.ended().expect(1);
         let text = ended.text();
         assert_eq!(ended.with("none left on its node (--max-restarts 1)").len(), 1, "{text}");
