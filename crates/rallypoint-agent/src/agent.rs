@@ -14,6 +14,7 @@ use crate::events::{Events, WorkerEvent};
 use crate::failure::FailureReport;
 use crate::fence::Witness;
 use crate::logs::Logs;
+use crate::notice::{Board, Notice};
 use crate::output::Console;
 use crate::server::ServerNode;
 use crate::spec::WorkerSpec;
@@ -96,6 +97,8 @@ pub struct Agent {
     rounds: u32,
     /// Answers other nodes' questions, from the first round with others on.
     witness: Option<Witness>,
+    /// What failed here that the others could not be told of, and where it is told.
+    untold: Option<(Board, Notice)>,
 }
 
 impl Agent {
@@ -127,6 +130,7 @@ impl Agent {
             restarts: 0,
             rounds: 0,
             witness: None,
+            untold: None,
         }
     }
 

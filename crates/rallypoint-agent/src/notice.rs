@@ -281,6 +281,12 @@ impl Board {
         Ok(())
     }
 
+    /// Answers, and waits until all have heard of the notice.
+    pub(crate) async fn heard(&self) -> Result<(), StoreError> {
+        self.answer().await?;
+        patience::wait(&*self.store, ALL_ANSWERED).await
+    }
+
     /// Waits until all have; what was told first.
     pub(crate) async fn all_answered(&self) -> Notice {
         self.after(ALL_ANSWERED).await

@@ -27,7 +27,7 @@ use crate::finish::{PASSED, finished, server_gone, silent_for};
 use crate::group::{Group, Start};
 use crate::guard::GUARD_VARIABLE;
 use crate::logs::Attempt;
-use crate::notice::Board;
+use crate::notice::{Board, Notice};
 use crate::ranks::{IDENTICAL_VARIABLE, NodeWorkers, RankError, agree};
 use crate::server::{self, ServerNode};
 use crate::stop::StopListener;
@@ -51,6 +51,8 @@ pub(crate) struct Over {
     pub(crate) ran: Duration,
     /// What failed by itself on this node.
     pub(crate) failures: Vec<Failure>,
+    /// What failed here first, where the others could not be told.
+    pub(crate) untold: Option<Notice>,
     /// Where its nodes tell each other of failures.
     pub(crate) board: Board,
     /// And where they do while etcd is silent.
@@ -90,17 +92,17 @@ pub(crate) async fn run(
     let places = round.places(&met, stop).await?;
     let workers = places.first().map_or(0, |place| place.world_size);
     if let Some(verdict) = round.decision.verdict() {
-        let (ran, failures) = (Duration::ZERO, Vec::new());
-        let (verdict, board) = (verdict.clone(), round.board);
-        return Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board, fence, served });
+        let (ran, failures, untold) = (Duration::ZERO, Vec::new(), None);
+        let (verdict, nodes, board) = (verdict.clone(), met.world_size, round.board);
+        return Ok(Over { verdict, nodes, workers, ran, failures, untold, board, fence, served });
     }
     fence.ready(met.world_size).await;
     let attempt = round.files(places.len(), stop).await?;
     let Some(attempt) = attempt else {
-        let (ran, failures) = (Duration::ZERO, Vec::new());
+        let (ran, failures, untold) = (Duration::ZERO, Vec::new(), None);
         let verdict = round.decision.verdict().cloned().unwrap_or(Verdict::Stop(Signal::TERM));
-        let board = round.board;
-        return Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board, fence, served });
+        let (nodes, board) = (met.world_size, round.board);
+        return Ok(Over { verdict, nodes, workers, ran, failures, untold, board, fence, served });
     };
     info!(
         round = met.round,
@@ -135,7 +137,7 @@ pub(crate) async fn run(
         if let Some(Verdict::Stop(signal)) = round.decision.verdict() { *signal } else { Signal::TERM };
     let (mut asked_again, grace) = (stop.clone(), agent.spec().grace);
     // The others are told while the workers end, not after.
-    let (verdict, ()) = tokio::join!(
+    let ((verdict, untold), ()) = tokio::join!(
         round.settle(first, &mut fence, stop),
         group.stop(signal, grace, asked_again.asked_again()),
     );
@@ -144,7 +146,8 @@ pub(crate) async fn run(
     if let Some(served) = &mut served {
         served.retire().await;
     }
-    Ok(Over { verdict, nodes: met.world_size, workers, ran, failures, board: round.board, fence, served })
+    let (nodes, board) = (met.world_size, round.board);
+    Ok(Over { verdict, nodes, workers, ran, failures, untold, board, fence, served })
 }
 
 /// Files that are opened on another thread; dropped, they are not wanted any more.

@@ -38,6 +38,7 @@ impl Reason {
 
 fn who(node: &str, rank: Option<usize>) -> String {
     match rank {
+        Some(rank) if node.is_empty() => format!("node {rank}"),
         Some(rank) => format!("node {rank} ({node})"),
         None => format!("node {node}"),
     }
@@ -90,6 +91,8 @@ pub(crate) fn change(change: &GroupChange) -> String {
         GroupChange::MemberReplaced { node, rank } => {
             format!("{} was replaced: another process has its name now", who(node, *rank))
         }
+        // The record that all share has no room for who wrote it.
+        GroupChange::Left { node, rank: None } if node.is_empty() => "a node asks for a new round".to_owned(),
         GroupChange::Left { node, rank } => format!("{} left or asks for a new round", who(node, *rank)),
         GroupChange::Closed { reason } => format!("the run is closed: {reason}"),
         GroupChange::Excluded => "this node lost its place".to_owned(),
@@ -175,7 +178,11 @@ mod tests {
     }
 
     #[test]
-    fn one_is_one_and_two_are_two() {
+    fn one_is_one_two_are_two_and_nobody_has_no_name() {
+        let left = |node: &str, rank| change(&GroupChange::Left { node: node.to_owned(), rank });
+        assert_eq!(left("h1", Some(1)), "node 1 (h1) left or asks for a new round");
+        assert_eq!(left("", Some(1)), "node 1 left or asks for a new round");
+        assert_eq!(left("", None), "a node asks for a new round");
         assert_eq!(change(&GroupChange::Waiting { count: 1 }), "1 more node waits to get in");
         assert_eq!(change(&GroupChange::Waiting { count: 2 }), "2 more nodes wait to get in");
         assert!(came_back(1, 60.0).ends_with("for 60 s without failing first: its restart is there again"));

@@ -78,7 +78,8 @@ pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
     async fn members(&self) -> Result<Vec<Member>>;
 
     /// Members of the last round this node was in that died or left, the first few, as the last `next_rendezvous` found
-    /// them that did not come about. None where the backend does not know.
+    /// them that did not come about; of the run's last round where this node was in none. None where the backend does not
+    /// know.
     fn lost(&self) -> Vec<GroupChange> {
         Vec::new()
     }

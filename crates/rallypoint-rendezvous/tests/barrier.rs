@@ -286,10 +286,10 @@ async fn a_run_without_a_state_can_be_closed() {
     assert!(node.is_closed().await.unwrap());
     node.set_closed("again").await.unwrap();
     let refused = node.next_rendezvous().await.unwrap_err();
-    assert!(matches!(refused, RendezvousError::Closed { .. }), "{refused:?}");
+    assert!(matches!(&refused, RendezvousError::Closed { reason, .. } if reason == "enough"), "{refused:?}");
     let client = client(&etcd).await;
     let record = value(&client, &format!("{ROOT}/rdzv/active_version")).await;
-    assert_eq!(record.as_deref(), Some(r#"{"status": "closed"}"#));
+    assert_eq!(record.as_deref(), Some(r#"{"status": "closed", "reason": "enough"}"#));
 }
 
 /// Defect 10: with PyTorch, a node beyond max makes the full group meet again, for nothing.

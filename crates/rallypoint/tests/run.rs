@@ -382,6 +382,7 @@ fn bad_input_is_one_line_and_an_exit_code() {
         (&["--nnode", "2", "true"][..], 2, &["--nnode", "--nnodes"][..]),
         (&["--nproc_per_nod", "2", "true"], 2, &["--nproc_per_nod"]),
         (&["--nnodes", "4:2", "true"], 2, &["--nnodes", "MIN 4 is above MAX 2", "2:4"]),
+        (&["--nnodes", "1:0", "true"], 2, &["--nnodes", "a job needs at least 1 node"]),
         (&["--nnodes", "0", "true"], 2, &["at least 1 node"]),
         (&["--nproc-per-node", "0", "true"], 2, &["--nproc-per-node", "at least 1 worker"]),
         (&["--nproc-per-node", "npu", "true"], 2, &["auto, gpu, xpu, cpu"]),

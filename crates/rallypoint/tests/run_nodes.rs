@@ -95,26 +95,33 @@ fn nodes_meet_again_when_their_server_has_lost_its_data_and_work_that_is_done_en
 
 #[test]
 fn a_failure_on_one_node_restarts_all_and_the_last_one_ends_the_run_everywhere() {
-    let etcd = Etcd::start(Version::V35);
+    let etcd = Etcd::builder(Version::V35).v2().start();
     let endpoint = etcd.endpoint();
-    let script = "echo attempt $TORCHELASTIC_RESTART_COUNT; [ $ROLE_NAME = good ] || { sleep 0.3; exit 9; }; sleep 600";
-    let good = node(&endpoint, "2", &["--role", "good", "--", "sh", "-c", script]);
-    let bad = node(&endpoint, "2", &["--role", "bad", "--max-restarts", "1", "--", "sh", "-c", script]);
-    let bad = bad.ended().expect(1);
-    assert!(!bad.with("attempt 0").is_empty() && !bad.with("attempt 1").is_empty(), "{}", bad.text());
-    assert!(bad.text().contains("exit code 9"), "{}", bad.text());
-    let good = good.ended().expect(1);
-    assert_eq!(
-        good.with("attempt 0").len(),
-        2,
-        "it met again, without a failure of its own: {}",
-        good.text()
-    );
-    let cause = |ended: &launcher::Ended| -> Vec<String> {
-        let from = ended.lines.iter().position(|line| line.contains("failed first"));
-        ended.lines[from.expect("a report")..].iter().take(5).cloned().collect()
-    };
-    assert_eq!(cause(&good), cause(&bad), "both name the same rank, host, process and exit");
+    for backend in ["rallypoint", "etcd"] {
+        let script = "echo attempt $TORCHELASTIC_RESTART_COUNT; [ $ROLE_NAME = good ] || { sleep 0.3; exit 9; }; sleep 600";
+        let good =
+            node(&endpoint, "2", &["--rdzv-backend", backend, "--role", "good", "--", "sh", "-c", script]);
+        let bad = node(
+            &endpoint,
+            "2",
+            &["--rdzv-backend", backend, "--role", "bad", "--max-restarts", "1", "--", "sh", "-c", script],
+        );
+        let bad = bad.ended().expect(1);
+        assert!(!bad.with("attempt 0").is_empty() && !bad.with("attempt 1").is_empty(), "{}", bad.text());
+        assert!(bad.text().contains("exit code 9"), "{}", bad.text());
+        let good = good.ended().expect(1);
+        assert_eq!(
+            good.with("attempt 0").len(),
+            2,
+            "it met again, without a failure of its own: {}",
+            good.text()
+        );
+        let cause = |ended: &launcher::Ended| -> Vec<String> {
+            let from = ended.lines.iter().position(|line| line.contains("failed first"));
+            ended.lines[from.expect("a report")..].iter().take(5).cloned().collect()
+        };
+        assert_eq!(cause(&good), cause(&bad), "both name the same rank, host, process and exit");
+    }
 }
 
 #[test]
@@ -441,17 +448,20 @@ fn nobody_leaves_before_all_have_finished() {
 
 #[test]
 fn a_spare_of_a_run_that_ended_well_has_done_well() {
-    let etcd = Etcd::start(Version::V35);
-    let folder = tempfile::tempdir().unwrap();
-    let go = folder.path().join("go");
-    let script = format!("until [ -e {} ]; do sleep 0.1; done", go.display());
-    let mut nodes: Vec<_> =
-        (0..3).map(|_| node(&etcd.endpoint(), "1:2", &["--", "sh", "-c", &script])).collect();
-    wait_for_any(&mut nodes, "standing by as a spare");
-    std::fs::write(&go, "").unwrap();
-    let ended: Vec<_> = nodes.into_iter().map(|node| node.ended().expect(0)).collect();
-    let spares = ended.iter().filter(|ended| ended.text().contains("stood by as a spare and was not needed"));
-    assert_eq!(spares.count(), 1);
+    let etcd = Etcd::builder(Version::V35).v2().start();
+    for backend in ["rallypoint", "etcd"] {
+        let folder = tempfile::tempdir().unwrap();
+        let go = folder.path().join("go");
+        let script = format!("until [ -e {} ]; do sleep 0.1; done", go.display());
+        let args = ["--rdzv-backend", backend, "--", "sh", "-c", &script];
+        let mut nodes: Vec<_> = (0..3).map(|_| node(&etcd.endpoint(), "1:2", &args)).collect();
+        wait_for_any(&mut nodes, "standing by as a spare");
+        std::fs::write(&go, "").unwrap();
+        let ended: Vec<_> = nodes.into_iter().map(|node| node.ended().expect(0)).collect();
+        let spares =
+            ended.iter().filter(|ended| ended.text().contains("stood by as a spare and was not needed"));
+        assert_eq!(spares.count(), 1, "{backend}");
+    }
 }
 
 #[test]

@@ -113,6 +113,39 @@ fn nodes_that_are_killed_process_by_process_are_all_named_once() {
 }
 
 #[test]
+fn a_spare_whose_members_have_died_has_its_time_and_names_them() {
+    let server = Server::start();
+    let conf = format!("{QUICK},join_timeout=4");
+    let start = |_| server.node("2", &conf, &["--", "sh", "-c", "echo at work; sleep 600"]);
+    let mut nodes: Vec<_> = (0..3).map(start).collect();
+    let (spare, _) = wait_for_any(&mut nodes, "standing by as a spare");
+    let spare = nodes.remove(spare);
+    for node in &mut nodes {
+        node.wait_for("at work");
+        node.pull_the_plug();
+    }
+    let ended = spare.ended().expect(3);
+    let last = ended.lines.last().unwrap();
+    assert!(last.contains(") died, and too few nodes are here to go on"), "{}", ended.text());
+    assert!(last.contains("node 0 (") && last.contains(" and node 1 ("), "{last}");
+    let stood_by = ended.lines.iter().position(|line| line.contains("standing by")).unwrap();
+    let waits = ended.lines[stood_by..].iter().find(|line| line.contains("waiting for 1 node"));
+    assert!(waits.is_some_and(|line| !line.contains(", 0 s left)")), "{}", ended.text());
+}
+
+#[test]
+fn nodes_that_all_leave_at_once_are_all_named() {
+    let server = Server::start();
+    let start = |_| server.node("4", QUICK, &["--", "sh", "-c", "echo at work; exec sleep 600"]);
+    let mut nodes: Vec<_> = (0..4).map(start).collect();
+    nodes.iter_mut().for_each(|node| drop(node.wait_for("at work")));
+    nodes.iter().for_each(|node| node.signal("TERM"));
+    nodes.into_iter().for_each(|node| drop(node.ended().expect(143)));
+    let text = server.status(&[]);
+    assert!(text.contains("state    abandoned") && text.matches("left     node ").count() == 4, "{text}");
+}
+
+#[test]
 fn nodes_that_meet_again_are_not_lost() {
     let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
     let file = folder.path().join("end");
@@ -213,6 +246,28 @@ fn a_full_etcd_is_named_by_a_member_that_misses_another_and_by_one_that_has_fini
 }
 
 #[test]
+fn a_failure_that_a_full_etcd_does_not_take_is_the_cause_on_all_nodes_once_there_is_room() {
+    let etcd = Etcd::builder(Version::V35).arg("--quota-backend-bytes=2000000").unsafe_no_fsync().start();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("fail");
+    let script =
+        format!("echo at work; until [ $RANK = 1 -a -e {} ]; do sleep 0.05; done; exit 3", file.display());
+    let args =
+        ["--nnodes", "2", "--rdzv-id", "job", "--rdzv-endpoint", &etcd.endpoint(), "--rdzv-conf", QUICK];
+    let args = [&args[..], &["--", "sh", "-c", &script]].concat();
+    let mut nodes = [Launcher::start(&args), Launcher::start(&args)];
+    nodes.iter_mut().for_each(|node| drop(node.wait_for("at work")));
+    etcd.exhaust_space();
+    std::fs::write(&file, "").unwrap();
+    wait_for_any(&mut nodes, "cannot be told of the failure");
+    etcd.free_space();
+    for node in nodes {
+        let ended = node.ended().expect(1);
+        assert_eq!(ended.with("rank 1 failed first").len(), 1, "{}", ended.text());
+    }
+}
+
+#[test]
 fn a_node_that_is_alone_does_not_speak_of_others() {
     let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
     let file = folder.path().join("end");
@@ -234,7 +289,7 @@ fn a_node_that_is_cut_off_does_not_say_that_it_starts() {
     let mut node = server.node("1:2", QUICK, &more);
     node.wait_for("at work");
     server.stop();
-    node.wait_for("waiting for etcd, which does not answer this node");
+    node.wait_for("waiting for etcd, which does not serve this node");
     node.signal("TERM");
     let ended = node.ended().expect(143);
     let (before, after): (Vec<_>, Vec<_>) = {

@@ -12,6 +12,7 @@ use crate::error::AgentError;
 use crate::failure::{Failure, FailureReport};
 use crate::fence::{Fence, Limits, Witness};
 use crate::notice::{Board, Notice};
+use crate::patience;
 use crate::round;
 use crate::server::SERVER_ENDED;
 use crate::stop::StopListener;
@@ -20,6 +21,9 @@ use crate::worker_store::ServedStore;
 
 /// For telling the others that this node leaves, when nothing depends on it any more.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// For the others to hear what they are told before the run is closed, and what it had in etcd goes.
+const TO_BE_HEARD: Duration = Duration::from_secs(1);
 
 impl Agent {
     /// Runs until all is done, or `stop` asks for the end. The workers are gone when it returns; so is this node
@@ -33,7 +37,17 @@ impl Agent {
             Ok(Outcome::Succeeded(_)) => self.part(self.handler.shutdown(FINISHED), &mut stop).await,
             Ok(Outcome::Failed(report)) => {
                 let reason = report.in_short();
-                let closing = async { tokio::join!(self.handler.shutdown(&reason), self.close()) };
+                let untold = self.untold.take();
+                let closing = async {
+                    if let Some((board, notice)) = untold {
+                        let told =
+                            patience::until_taken(LEAVE_TIMEOUT, async || board.tell(&notice).await).await;
+                        let heard = tokio::time::timeout(TO_BE_HEARD, board.heard()).await;
+                        debug!(?told, ?heard, "the others were told why");
+                    }
+                    self.handler.shutdown(&reason).await
+                };
+                let closing = async { tokio::join!(closing, self.close()) };
                 self.part(closing, &mut stop).await;
             }
             // The run goes on under this node's name.
@@ -103,7 +117,8 @@ impl Agent {
                 notice = fence.closed() => {
                     let reason = notice.in_short();
                     let report = cause.filter(|cause: &FailureReport| cause.in_short() == reason);
-                    return Ok(self.closed(reason, report.or_else(|| self.report(Some(notice), Vec::new()))));
+                    let report = report.or_else(|| self.report(Some(notice), Vec::new()));
+                    return Ok(report.map_or(Outcome::Closed { reason }, failed));
                 }
             };
             let met = match met {
@@ -112,11 +127,13 @@ impl Agent {
                 {
                     return Ok(Outcome::NotNeeded);
                 }
-                Err(RendezvousError::Closed { reason, .. }) if cause.is_some() => {
-                    return Ok(self.closed(reason, cause));
-                }
-                Err(error @ RendezvousError::Closed { .. }) => {
-                    return self.closed_unheard(error, board).await;
+                Err(RendezvousError::Closed { run_id, reason }) => {
+                    let had_cause = cause.is_some();
+                    return match self.closed_for(&reason, cause, Vec::new(), board.as_ref()).await {
+                        Some(report) => Ok(failed(report)),
+                        None if had_cause => Ok(Outcome::Closed { reason }),
+                        None => Err(RendezvousError::Closed { run_id, reason }.into()),
+                    };
                 }
                 Err(RendezvousError::NotMet { run_id, needed, here, after }) if here < needed => {
                     return Err(match why {
@@ -124,7 +141,13 @@ impl Agent {
                             let why = why.with(&self.handler.lost(), here);
                             AgentError::NotAgain { run_id, why, needed, here, after }
                         }
-                        None => RendezvousError::NotMet { run_id, needed, here, after }.into(),
+                        None => {
+                            let lost = self.handler.lost();
+                            match words::losses(&lost.iter().collect::<Vec<_>>(), lost.len()) {
+                                Some(why) => AgentError::NotAgain { run_id, why, needed, here, after },
+                                None => RendezvousError::NotMet { run_id, needed, here, after }.into(),
+                            }
+                        }
                     });
                 }
                 Err(error @ RendezvousError::Connection { .. }) => {
@@ -169,7 +192,8 @@ impl Agent {
                 }
                 Verdict::Close => {
                     if let Some(report) = self.report(None, over.failures) {
-                        return Ok(Outcome::Failed(Box::new(report.used_up(Some(self.spec.max_restarts)))));
+                        self.untold = over.untold.zip(board).map(|(notice, board)| (board, notice));
+                        return Ok(failed(report.used_up(Some(self.spec.max_restarts))));
                     }
                 }
                 Verdict::Leave => {
@@ -178,7 +202,9 @@ impl Agent {
                     }
                 }
                 Verdict::Closed { reason, first } => {
-                    return Ok(self.closed(reason, self.report(first, over.failures)));
+                    let cause = self.report(first, over.failures.clone());
+                    let cause = self.closed_for(&reason, cause, over.failures, board.as_ref()).await;
+                    return Ok(cause.map_or(Outcome::Closed { reason }, failed));
                 }
                 Verdict::Stop(signal) => return Ok(Outcome::Stopped(signal)),
             }
@@ -207,7 +233,7 @@ impl Agent {
             }
             Cause::CutOff(why) => {
                 // Why was said when the workers were stopped.
-                info!("the workers are stopped; this node meets the others again when etcd answers it");
+                info!("the workers are stopped; this node meets the others again when etcd serves it");
                 why.to_string()
             }
         };
@@ -229,27 +255,24 @@ impl Agent {
         Some(FailureReport::new(self.handler.run_id(), self.restarts, first, ours).used_up(used_up))
     }
 
-    /// The run was closed before this node could meet the others again. One that was cut off has not been told of the
-    /// failure that was the reason.
-    async fn closed_unheard(
+    /// The failure that the run was closed for, if it was for one. `cause` is what this node knows to have failed first, and
+    /// `ours` failed here. It may not have been told: one that was cut off was not, and one that etcd refused tells of its
+    /// failure only when it closes the run.
+    async fn closed_for(
         &self,
-        error: RendezvousError,
-        board: Option<Board>,
-    ) -> Result<Outcome, AgentError> {
-        if let (Some(board), RendezvousError::Closed { reason, .. }) = (board, &error)
-            && let Some(report) = board.said().await.and_then(|notice| self.report(Some(notice), Vec::new()))
-            && report.in_short() == *reason
-        {
-            return Ok(Outcome::Failed(Box::new(report)));
+        reason: &str,
+        cause: Option<FailureReport>,
+        ours: Vec<Failure>,
+        board: Option<&Board>,
+    ) -> Option<FailureReport> {
+        let is_reason = |report: &FailureReport| report.in_short() == *reason;
+        if let Some(cause) = cause.filter(is_reason) {
+            return Some(cause);
         }
-        Err(error.into())
+        self.report(Some(board?.said().await?), ours).filter(is_reason)
     }
+}
 
-    /// The run was closed, because of that failure or for another reason.
-    fn closed(&self, reason: String, cause: Option<FailureReport>) -> Outcome {
-        match cause.filter(|report| report.in_short() == reason) {
-            Some(report) => Outcome::Failed(Box::new(report)),
-            None => Outcome::Closed { reason },
-        }
-    }
+fn failed(report: FailureReport) -> Outcome {
+    Outcome::Failed(Box::new(report))
 }

@@ -70,7 +70,7 @@ impl fmt::Display for CutOff {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CutOff::MovedOn { rank, .. } => {
-                write!(f, "etcd does not answer this node, and node {rank} is in this round no more")
+                write!(f, "etcd does not serve this node, and node {rank} is in this round no more")
             }
             CutOff::NoWord { for_long } => write!(
                 f,

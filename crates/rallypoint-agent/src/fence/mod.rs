@@ -16,7 +16,7 @@ mod witness;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rallypoint_rendezvous::{Rendezvous, RendezvousHandler};
+use rallypoint_rendezvous::{Contact, Rendezvous, RendezvousHandler};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -167,6 +167,8 @@ async fn watch_over(
             tokio::time::sleep(AGAIN).await;
             continue;
         };
+        // This round was met through etcd. Its silence before that is over.
+        let contact = Contact { at: contact.at.max(began), ..contact };
         judge.contact(contact.at.saturating_duration_since(began));
         if !contact.is_silent() {
             if std::mem::take(&mut asking) && !*ended.borrow() {
@@ -177,9 +179,13 @@ async fn watch_over(
         }
         if !std::mem::replace(&mut asking, true) && !*ended.borrow() {
             let seconds = contact.at.elapsed().as_secs();
-            warn!(
-                "etcd has not renewed this node's lease for {seconds} s; asking other nodes whether this round still stands"
-            );
+            if ranks.is_empty() {
+                warn!("etcd has not renewed this node's lease for {seconds} s");
+            } else {
+                warn!(
+                    "etcd has not renewed this node's lease for {seconds} s; asking other nodes whether this round still stands"
+                );
+            }
         }
         let next = Instant::now() + pace(contact.lease);
         let peers = peers.borrow().clone();

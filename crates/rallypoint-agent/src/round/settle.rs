@@ -1,11 +1,13 @@
 //! When a round is over on this node: what came first, with the other nodes, and what that leads to.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use rallypoint_core::text::count;
 use rallypoint_rendezvous::GroupChange;
 use rustix::process::Signal;
 use tracing::{debug, warn};
 
-use super::{LOSS_IS_TOLD, Round};
+use super::{ASK_AGAIN, LOSS_IS_TOLD, Round};
 use crate::decision::{Cause, Event, Stage, Verdict, WhenExhausted};
 use crate::failure::Failure;
 use crate::fence::Fence;
@@ -63,10 +65,22 @@ impl Round<'_> {
         Event::Changed(GroupChange::Closed { reason })
     }
 
-    /// Finds out, with the other nodes, what came first; `own` did here.
+    /// Finds out, with the other nodes, what came first; `own` did here. And gives that back, if they could not be told.
     pub(super) async fn settle(
         &mut self,
         own: Option<Notice>,
+        fence: &mut Fence,
+        stop: &mut StopListener,
+    ) -> (Verdict, Option<Notice>) {
+        let told = AtomicBool::new(false);
+        let verdict = self.find_out(own.as_ref(), &told, fence, stop).await;
+        (verdict, own.filter(|_| !told.load(Ordering::Relaxed)))
+    }
+
+    async fn find_out(
+        &mut self,
+        own: Option<&Notice>,
+        own_is_told: &AtomicBool,
         fence: &mut Fence,
         stop: &mut StopListener,
     ) -> Verdict {
@@ -77,11 +91,20 @@ impl Round<'_> {
         }
         let telling = async {
             if let Some(own) = own {
-                match board.tell(&own).await {
-                    // It gives no other answer.
-                    Ok(stands) if !stands.is_failure() => return stands,
-                    Ok(_) => {}
-                    Err(error) => warn!(%error, "the other nodes cannot be told of the failure"),
+                let mut is_said = false;
+                let stands = loop {
+                    match board.tell(own).await {
+                        Ok(stands) => break stands,
+                        Err(error) if is_said => debug!(%error, "the other nodes cannot be told yet"),
+                        Err(error) => warn!(%error, "the other nodes cannot be told of the failure"),
+                    }
+                    is_said = true;
+                    tokio::time::sleep(ASK_AGAIN).await;
+                };
+                own_is_told.store(true, Ordering::Relaxed);
+                // It gives no other answer.
+                if !stands.is_failure() {
+                    return stands;
                 }
             }
             if let Err(error) = board.answer().await {

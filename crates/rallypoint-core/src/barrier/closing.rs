@@ -17,14 +17,17 @@ use super::record::{Record, Status};
 
 #[derive(Debug, Default)]
 pub(super) struct Closing {
+    /// Why.
+    reason: String,
     asked: Asked,
     pace: Pace,
     pause: Option<Duration>,
 }
 
 impl Closing {
-    pub(super) fn close(&mut self, cx: &mut Context) {
+    pub(super) fn close(&mut self, cx: &mut Context, reason: &str) {
         if !self.asked.is_open() && self.pause.is_none() {
+            reason.clone_into(&mut self.reason);
             self.ask(cx, Request::ReadRecord);
         }
     }
@@ -49,10 +52,10 @@ impl Closing {
                 if over.0.status == Status::Closed {
                     return self.closed(cx);
                 }
-                self.ask(cx, Request::SwapRecord { record: over.0.to_closed(), over, ttl: None });
+                self.ask(cx, Request::SwapRecord { record: over.0.to_closed(&self.reason), over, ttl: None });
             }
             (Request::MakeRun { .. }, Ok(Reply::Done { .. })) => {
-                self.ask(cx, Request::CreateRecord { record: Record::closed(), ttl: None });
+                self.ask(cx, Request::CreateRecord { record: Record::closed(&self.reason), ttl: None });
             }
             (Request::CreateRecord { .. } | Request::SwapRecord { .. }, Ok(Reply::Done { .. })) => {
                 self.closed(cx);

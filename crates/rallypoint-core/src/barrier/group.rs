@@ -227,12 +227,14 @@ impl Group {
     /// The version was in doubt, and is over.
     pub(super) fn superseded(&mut self, cx: &mut Context, view: &View) {
         let change = match &view.record {
-            Some((record, _)) if record.status == Status::Closed => Change::Closed,
+            Some((record, _)) if record.status == Status::Closed => {
+                Change::Closed { reason: record.reason().to_owned() }
+            }
             Some((record, _)) if record.status == Status::Final => Change::Excluded,
             _ => Change::Left { node: String::new(), rank: None },
         };
         // Who was told that it must meet again learns nothing new, but for the end of the run.
-        if !self.is_over() || change == Change::Closed {
+        if !self.is_over() || matches!(change, Change::Closed { .. }) {
             self.tell(cx, change);
         }
         cx.out.watch(WatchId::Record, Watched::Record, view.next);
@@ -301,7 +303,7 @@ impl Group {
         let Some((record, index)) = &view.record else { return Doubt::Record };
         let later = record.version.is_some_and(|version| version > self.place.version);
         match record.status {
-            Status::Closed => self.tell(cx, Change::Closed),
+            Status::Closed => self.tell(cx, Change::Closed { reason: record.reason().to_owned() }),
             Status::Final if record.has_nodes_of(&self.seen.0) => {
                 self.seen = (record.clone(), *index);
                 self.waiting_changed(cx);

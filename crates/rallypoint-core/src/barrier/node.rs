@@ -89,10 +89,10 @@ impl Node {
         self.settle();
     }
 
-    /// Closes the run for all nodes.
-    pub fn close(&mut self, now: Duration) {
+    /// Closes the run for all nodes, for this reason.
+    pub fn close(&mut self, now: Duration, reason: &str) {
         self.cx.out.now = now;
-        self.closing.close(&mut self.cx);
+        self.closing.close(&mut self.cx, reason);
     }
 
     /// What came of a request.
@@ -237,10 +237,10 @@ impl Node {
                     self.presence = Presence::Member(Box::new(group));
                 }
             }
-            Outcome::Closed => {
+            Outcome::Closed { reason } => {
                 if matches!(self.presence, Presence::OnTheWay) {
                     self.presence = Presence::Out;
-                    self.cx.out.event(NodeEvent::Refused);
+                    self.cx.out.event(NodeEvent::Refused { reason });
                 }
             }
         }

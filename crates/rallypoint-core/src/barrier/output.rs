@@ -64,7 +64,10 @@ pub enum NodeEvent {
         spare: bool,
     },
     /// The run is closed: there will be no version for this node.
-    Refused,
+    Refused {
+        /// Why, in the words of who closed it; empty where it did not say.
+        reason: String,
+    },
     /// What [`Node::close`](super::Node::close) asked for is done.
     Closed,
     /// Nothing of this node is in etcd any more, or it ends by itself.
@@ -104,7 +107,10 @@ pub enum Change {
     /// The version is another one, without this node.
     Excluded,
     /// The run is over.
-    Closed,
+    Closed {
+        /// Why, in the words of who closed it; empty where it did not say.
+        reason: String,
+    },
 }
 
 impl Change {
@@ -116,7 +122,7 @@ impl Change {
             Change::Left { rank: None, .. } => 2,
             Change::Left { .. } | Change::Died { .. } => 3,
             Change::Excluded => 4,
-            Change::Closed => 5,
+            Change::Closed { .. } => 5,
         };
         before.is_none_or(|before| {
             weight(self) > weight(before) || weight(self) == 1 && weight(before) == 1 && self != before
@@ -137,6 +143,6 @@ mod tests {
         assert!(!Change::Waiting(2).outweighs(Some(&Change::Waiting(2))));
         assert!(died.outweighs(Some(&Change::Waiting(2))));
         assert!(!asks.outweighs(Some(&died)) && !died.outweighs(Some(&died)));
-        assert!(Change::Closed.outweighs(Some(&Change::Excluded)));
+        assert!(Change::Closed { reason: String::new() }.outweighs(Some(&Change::Excluded)));
     }
 }

@@ -8,6 +8,9 @@ use serde_json::Value;
 use serde_json::ser::Formatter;
 use thiserror::Error;
 
+/// Why a run was closed, beside what PyTorch writes.
+const REASON: &str = "reason";
+
 /// How far a version has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Status {
@@ -93,10 +96,10 @@ impl Record {
         Record { version: Some(version), participants: Some(Vec::new()), ..Record::new(Status::Joinable) }
     }
 
-    /// A run that was closed before it had a version.
+    /// A run that was closed, for this reason, before it had a version.
     #[must_use]
-    pub fn closed() -> Self {
-        Record::new(Status::Closed)
+    pub fn closed(reason: &str) -> Self {
+        Record::new(Status::Closed).to_closed(reason)
     }
 
     /// Whether it is this version, in this status.
@@ -170,10 +173,22 @@ impl Record {
         Record { waiting: Some(self.waiting.unwrap_or(0) + 1), ..self.to_change() }
     }
 
-    /// The same, closed.
+    /// The same, closed for this reason; an empty one is none. PyTorch's nodes give none, and keep ours.
     #[must_use]
-    pub fn to_closed(&self) -> Record {
-        Record { status: Status::Closed, ..self.to_change() }
+    pub fn to_closed(&self, reason: &str) -> Record {
+        let mut next = Record { status: Status::Closed, ..self.to_change() };
+        next.other.retain(|(name, _)| name != REASON);
+        if !reason.is_empty() {
+            next.other.push((REASON.to_owned(), Value::from(reason)));
+        }
+        next
+    }
+
+    /// Why the run was closed, in the words of who closed it; empty where it did not say.
+    #[must_use]
+    pub fn reason(&self) -> &str {
+        let reason = self.other.iter().find(|(name, _)| name == REASON);
+        reason.and_then(|(_, value)| value.as_str()).unwrap_or_default()
     }
 
     fn to_change(&self) -> Record {
@@ -346,8 +361,13 @@ mod tests {
             r#"{"status": "final", "version": "7", "participants": [0, 1], "keep_alives": ["/\u00fc/rank_1", "/\u00fc/rank_0"], "num_workers_waiting": 1}"#
         );
         assert_eq!(Record::parse(&record.to_text()).unwrap(), record);
-        assert!(record.to_closed().to_text().starts_with(r#"{"status": "closed", "version": "7""#));
-        assert_eq!(Record::closed().to_text(), r#"{"status": "closed"}"#);
+        assert!(record.to_closed("").to_text().starts_with(r#"{"status": "closed", "version": "7""#));
+        assert_eq!(Record::closed("").to_text(), r#"{"status": "closed"}"#);
+        // PyTorch keeps what it does not know.
+        let closed = record.to_closed("enough");
+        assert!(closed.to_text().ends_with(r#", "num_workers_waiting": 1, "reason": "enough"}"#));
+        assert_eq!(Record::parse(&closed.to_text()).unwrap().reason(), "enough");
+        assert_eq!((record.reason(), closed.to_closed("").reason()), ("", ""));
     }
 
     #[test]

@@ -85,7 +85,9 @@ pub(super) enum Outcome {
         record: Record,
         index: u64,
     },
-    Closed,
+    Closed {
+        reason: String,
+    },
 }
 
 /// What a node that stops on its way may have in etcd.

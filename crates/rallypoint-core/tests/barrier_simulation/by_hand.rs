@@ -145,7 +145,7 @@ fn a_late_write_does_not_open_what_was_closed_after_a_restore() {
     one.answer(&mut server, id, &join);
     server.lose(true);
     let mut other = Hand::new("other", 1, 2);
-    other.node.close(other.now);
+    other.node.close(other.now, "enough");
     other.goes_on(&mut server, 10);
     assert_eq!(server.record().map(|record| record.status), Some(Status::Closed));
     one.until(&mut server, |request| *request == Request::ReadRecord);
@@ -329,11 +329,15 @@ fn a_group_looks_by_itself_whether_it_is_closed() {
     let mut server = server();
     let mut one = Hand::met_alone("one", &mut server);
     let over = view(&mut server).record.expect("a record");
-    let record = over.0.to_closed();
+    let record = over.0.to_closed("enough");
     let done = server.serve(one.now, None, &Request::SwapRecord { record, over, ttl: None });
     assert!(matches!(done, Ok(Reply::Done { .. })), "{done:?}");
     one.goes_on(&mut server, 20);
-    assert!(one.told.contains(&NodeEvent::Changed(Change::Closed)), "{:?}", one.told);
+    assert!(
+        one.told.contains(&NodeEvent::Changed(Change::Closed { reason: "enough".into() })),
+        "{:?}",
+        one.told
+    );
 }
 
 /// It slept through a loss of data, and came back to a version of the same number: it took itself for a member of it, and

@@ -256,7 +256,7 @@ impl Truth {
         let version = place.version;
         let of = |rank: usize| Place { version, rank };
         let is_true = match change {
-            Change::Closed => self.closed,
+            Change::Closed { .. } => self.closed,
             Change::Waiting(_) => self.announced.contains(&version),
             Change::Died { rank, .. } => {
                 // Who never saw that the version was final has no owner here, and may have died before.
@@ -278,7 +278,7 @@ impl Truth {
         // Who has heard how it was before has not heard yet that all is well.
         if let Some(since) = self.steady_since
             && looked.at >= since + ROUND_TRIP
-            && *change != Change::Closed
+            && !matches!(change, Change::Closed { .. })
             && is_last
         {
             return Err(format!("{change:?} is told at {now:?}, and all was well since {since:?}"));

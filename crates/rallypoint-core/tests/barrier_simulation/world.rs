@@ -438,7 +438,7 @@ impl World {
                 let looked = Looked { at: self.learned, folder_at: self.nodes[node].folder_at };
                 self.truth.told(self.now, looked, place, &change, taken, lives)?;
                 self.nodes[node].told = true;
-                if change == Change::Closed {
+                if matches!(change, Change::Closed { .. }) {
                     self.nodes[node].life = Life::Over;
                     if let Brain::Ours(machine) = &mut self.nodes[node].brain {
                         machine.leave(self.now);
@@ -459,7 +459,7 @@ impl World {
                 let at = self.now + self.random_time(most);
                 self.schedule(at, Event::Program { node, place });
             }
-            NodeEvent::Refused | NodeEvent::Left => self.nodes[node].life = Life::Over,
+            NodeEvent::Refused { .. } | NodeEvent::Left => self.nodes[node].life = Life::Over,
             NodeEvent::Recovered(_) | NodeEvent::Progress { .. } | NodeEvent::Closed => {}
         }
         Ok(())

@@ -20,7 +20,7 @@ use crate::handler::{GroupChange, Progress};
 #[derive(Debug)]
 pub(super) enum Command {
     Join { done: oneshot::Sender<Result<Joined, NoVersion>> },
-    Close { done: oneshot::Sender<Result<()>> },
+    Close { reason: String, done: oneshot::Sender<Result<()>> },
     Leave { done: oneshot::Sender<()> },
 }
 
@@ -34,7 +34,9 @@ pub(super) struct Joined {
 /// Why there is no version.
 #[derive(Debug)]
 pub(super) enum NoVersion {
-    Closed,
+    Closed {
+        reason: String,
+    },
     Failed(RendezvousError),
     /// The node was told to leave.
     Left,
@@ -133,9 +135,9 @@ impl Driver {
                     }
                 }
             }
-            Command::Close { done } => {
+            Command::Close { reason, done } => {
                 self.closing.push(done);
-                self.node.close(now);
+                self.node.close(now, &reason);
             }
             Command::Leave { done } => {
                 self.leaving.push(done);
@@ -223,8 +225,8 @@ impl Driver {
                 };
             }
             NodeEvent::Changed(change) => {
-                match change {
-                    Change::Closed => debug!(run, "the run is closed"),
+                match &change {
+                    Change::Closed { reason } => debug!(run, reason, "the run is closed"),
                     _ => info!(run, ?change, "the group is not as it was: it has to meet again"),
                 }
                 self.group.send_modify(|group| group.change = Some(translate_change(change)));
@@ -236,9 +238,9 @@ impl Driver {
                     *progress = Progress { round, joined, last_call, spare, ..progress.clone() };
                 });
             }
-            NodeEvent::Refused => {
+            NodeEvent::Refused { reason } => {
                 if let Some(joining) = self.joining.take() {
-                    let _ = joining.send(Err(NoVersion::Closed));
+                    let _ = joining.send(Err(NoVersion::Closed { reason }));
                 }
             }
             NodeEvent::Closed => {
@@ -272,7 +274,7 @@ fn translate_change(change: Change) -> GroupChange {
         Change::Died { node, rank } => GroupChange::Died { node, rank: Some(rank) },
         Change::Left { node, rank } => GroupChange::Left { node, rank },
         Change::Excluded => GroupChange::Excluded,
-        Change::Closed => GroupChange::Closed { reason: String::new() },
+        Change::Closed { reason } => GroupChange::Closed { reason },
     }
 }
 

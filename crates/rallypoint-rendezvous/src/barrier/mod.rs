@@ -128,7 +128,7 @@ impl EtcdBarrier {
     fn no_version(&self, reason: NoVersion) -> RendezvousError {
         let run_id = self.config.run_id.clone();
         match reason {
-            NoVersion::Closed => RendezvousError::Closed { run_id, reason: String::new() },
+            NoVersion::Closed { reason } => RendezvousError::Closed { run_id, reason },
             NoVersion::Failed(error) => error,
             NoVersion::Left => RendezvousError::GracefulExit { run_id },
         }
@@ -219,7 +219,7 @@ impl RendezvousHandler for EtcdBarrier {
 
     async fn set_closed(&self, reason: &str) -> Result<CloseOutcome> {
         info!(run = self.config.run_id, reason, "closing the run");
-        let outcome = self.command(|done| Command::Close { done });
+        let outcome = self.command(|done| Command::Close { reason: reason.to_owned(), done });
         self.within("closing the run", outcome).await?.map(|()| CloseOutcome::Closed)
     }
 

@@ -271,7 +271,8 @@ impl NativeHandler {
         std::future::pending().await
     }
 
-    /// Takes note of who is missed, while there is a record of it: it may go with the last node.
+    /// Takes note of who is missed, while there is a record of it: it may go with the last node. Who was in no round misses
+    /// those of the last one.
     async fn note_lost(&self) {
         let plan = self.group.borrow().plan.clone();
         let lost = operator::lost(&self.client, &self.keys, &plan);

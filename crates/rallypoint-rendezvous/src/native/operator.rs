@@ -132,9 +132,9 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
     let mut unreadable = Vec::new();
     let round: Option<RoundRecord> = round.and_then(|entry| readable(entry, &mut unreadable));
     let is_corrupt = !unreadable.is_empty();
-    let (_, ranks) = read_all(client, &keys.ranks()).await?;
+    let (_, places) = read_all(client, &keys.ranks()).await?;
     let plan = round.as_ref().map(|round| round.plan.clone()).unwrap_or_default();
-    let ranks = by_id(&keys, &ranks);
+    let ranks = by_id(&keys, &places);
     let seat = |id: &str, incarnation| {
         let (rank, of) = parse::<RankRecord>(ranks.get(id)?).ok()?.in_plan(&plan)?;
         (of == incarnation && !plan.is_empty()).then_some(rank)
@@ -181,6 +181,11 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
     let round = round.unwrap_or_else(|| RoundRecord::without_round(0, None, 0));
     let mut lost = round.news.lost;
     lost.retain(|lost| lost.why != Why::Again || shown.iter().all(|node| node.node != lost.node));
+    if nodes.is_empty() && round.closed.is_none() && round.world_size <= MOST_LOOKED_FOR {
+        // Nobody was left to tell of the last that went.
+        look_for(&mut lost, &keys, &plan, &places, |_| false);
+        lost.sort_by_key(|lost| lost.rank);
+    }
     Ok(Some(RunStatus {
         run_id: run_id.to_owned(),
         round: round.round,
@@ -240,10 +245,12 @@ async fn read_entry(client: &Client, key: &str) -> Result<Option<Entry>> {
     }
 }
 
-/// Members of the round of `plan` that are there no more; of a large round the first few.
+/// Members of the round of `plan` that are there no more; of a large round the first few. An empty plan is that of the last
+/// round.
 pub(super) async fn lost(client: &Client, keys: &Keys, plan: &str) -> Result<Vec<Lost>> {
-    let round = read_round(client, keys).await?.filter(|round| round.plan == plan && round.has_round());
-    let Some(round) = round else { return Ok(Vec::new()) };
+    let is_meant = |round: &RoundRecord| round.has_round() && (plan.is_empty() || round.plan == plan);
+    let Some(round) = read_round(client, keys).await?.filter(is_meant) else { return Ok(Vec::new()) };
+    let plan = &*round.plan;
     let mut gone = Vec::new();
     for lost in round.news.lost {
         // Who asked for a new round may have gone since.
@@ -256,22 +263,25 @@ pub(super) async fn lost(client: &Client, keys: &Keys, plan: &str) -> Result<Vec
         let (_, ranks) = read_all(client, &keys.ranks()).await?;
         let (_, nodes) = read_all(client, &keys.nodes()).await?;
         let nodes = by_id(keys, &nodes);
-        for entry in &ranks {
-            let id = keys.id_of(&entry.key);
-            let Ok(place) = parse::<RankRecord>(entry) else { continue };
-            let Some((rank, incarnation)) = place.in_plan(plan).filter(|_| !nodes.contains_key(id)) else {
-                continue;
-            };
-            let why = if place.left && place.incarnation == incarnation { Why::Left } else { Why::Died };
-            match gone.iter_mut().find(|lost| lost.node == id) {
-                Some(known) if known.why == Why::Again => known.why = why,
-                Some(_) => {}
-                None => gone.push(Lost { node: id.to_owned(), rank, why }),
-            }
-        }
+        look_for(&mut gone, keys, plan, &ranks, |id| nodes.contains_key(id));
     }
     gone.sort_by_key(|lost| lost.rank);
     Ok(gone)
+}
+
+/// Adds those members of the round of `plan` that are not here, and that nobody has told of.
+fn look_for(gone: &mut Vec<Lost>, keys: &Keys, plan: &str, ranks: &[Entry], is_here: impl Fn(&str) -> bool) {
+    for entry in ranks {
+        let id = keys.id_of(&entry.key);
+        let Ok(place) = parse::<RankRecord>(entry) else { continue };
+        let Some((rank, incarnation)) = place.in_plan(plan).filter(|_| !is_here(id)) else { continue };
+        let why = if place.left && place.incarnation == incarnation { Why::Left } else { Why::Died };
+        match gone.iter_mut().find(|lost| lost.node == id) {
+            Some(known) if known.why == Why::Again => known.why = why,
+            Some(_) => {}
+            None => gone.push(Lost { node: id.to_owned(), rank, why }),
+        }
+    }
 }
 
 /// Members of the round of `plan` that are there no more, and whether others ask for another round, or are in one.

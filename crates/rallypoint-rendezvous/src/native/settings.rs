@@ -223,13 +223,20 @@ impl NativeSettings {
                 SHORTEST_LEASE.as_secs()
             )));
         }
+        // Before the time of the run, which follows from it.
+        let longest = LONGEST_LEASE / RUN_LEASES;
+        if self.lease > longest {
+            return Err(ParameterError(format!(
+                "'lease_timeout' must be at most {} s, a third of the longest that etcd grants: 'run_timeout' is at least three times that",
+                longest.as_secs()
+            )));
+        }
         if self.run_ttl < self.lease.saturating_mul(RUN_LEASES) {
             return Err(ParameterError(
                 "'run_timeout' must be at least three times 'lease_timeout'".to_owned(),
             ));
         }
         let times = [
-            ("lease_timeout", self.lease),
             ("run_timeout", self.run_ttl),
             ("closed_timeout", self.closed_ttl),
             ("last_call_timeout", self.last_call),
@@ -312,6 +319,8 @@ mod tests {
         assert!(refused(&[("master_port", "abc")]).contains("'abc'"));
         assert!(refused(&[("lease_timeout", "1")]).contains("at least 2 s"));
         assert!(refused(&[("lease_timeout", "5"), ("run_timeout", "14")]).contains("three times"));
+        let said = refused(&[("lease_timeout", "9000000000")]);
+        assert!(said.contains("'lease_timeout' must be at most 3000000000 s"), "{said}");
         for name in ["run_timeout", "closed_timeout", "last_call_timeout"] {
             let said = refused(&[(name, "1e10")]);
             assert!(said.contains(name) && said.contains("at most 9000000000 s"), "{said}");

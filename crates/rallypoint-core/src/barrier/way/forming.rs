@@ -19,9 +19,10 @@ impl Way {
         let version = record.version.unwrap_or_default();
         match record.status {
             Status::Closed => {
+                let reason = record.reason().to_owned();
                 self.halt(cx);
                 (self.past, self.kept) = (None, None);
-                Outcome::Closed
+                Outcome::Closed { reason }
             }
             // Versions only grow. An earlier one is of a server that lost its data, begun by a node that did not
             // know of ours.

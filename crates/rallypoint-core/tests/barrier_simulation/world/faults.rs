@@ -136,7 +136,7 @@ impl World {
                 let at = self.random.usize(..self.nodes.len());
                 let now = self.now;
                 if let Brain::Ours(machine) = &mut self.nodes[at].brain {
-                    machine.close(now);
+                    machine.close(now, "enough");
                     self.drain(at)?;
                 }
             }

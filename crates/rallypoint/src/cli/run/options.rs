@@ -422,7 +422,7 @@ impl FromStr for Nodes {
         let (min, max) = text.split_once(':').unwrap_or((text, text));
         let (min, max) = (number(min)?, number(max)?);
         match (min, max) {
-            (0, _) => Err("a job needs at least 1 node".to_owned()),
+            (0, _) | (_, 0) => Err("a job needs at least 1 node".to_owned()),
             (min, max) if min > max => Err(format!(
                 "MIN {min} is above MAX {max}; write {max}:{min} if you mean {max} to {min} nodes"
             )),

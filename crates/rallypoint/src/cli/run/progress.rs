@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rallypoint_agent::{Phase, ServerNode};
-use rallypoint_core::text::{are, count};
+use rallypoint_core::text::{are, count, plain};
 use rallypoint_rendezvous::{Progress, RendezvousHandler};
 use tokio::sync::watch;
 use tracing::info;
@@ -59,6 +59,8 @@ impl Waiting {
         call.heard(progress.borrow_and_update().last_call);
         let mut said: Option<(String, Instant)> = None;
         let mut next = began + QUIET;
+        // A spare waits for as long as the run lives. Its time begins when it is none any more.
+        let (mut stood_by, mut since) = (false, began);
         loop {
             let quiet = tokio::select! {
                 _ = phase.wait_for(|phase| *phase != now) => return,
@@ -85,11 +87,15 @@ impl Waiting {
                 }
                 _ => "this node's workers have finished; waiting for those of other nodes".to_owned(),
             };
-            // A spare waits for as long as the run lives.
-            let limit = (now == Phase::Meeting && !progress.borrow().spare).then_some(self.timeout);
+            let spare = progress.borrow().spare;
+            if std::mem::replace(&mut stood_by, spare) && !spare {
+                since = Instant::now();
+            }
+            let left = self.timeout.saturating_sub(since.elapsed());
+            let left = (now == Phase::Meeting && !spare).then_some(left);
             let text = describe(call.left());
-            let line =
-                format!("{text} {}, run {} at {}", time(began.elapsed(), limit), self.run, self.endpoint);
+            let (time, run) = (time(began.elapsed(), left), plain(&self.run));
+            let line = format!("{text} {time}, run {run} at {}", self.endpoint);
             // That time passes is no news.
             let news = describe(call.told);
             if terminal.has_line() {
@@ -122,10 +128,10 @@ impl LastCall {
     }
 }
 
-fn time(waited: Duration, timeout: Option<Duration>) -> String {
+fn time(waited: Duration, left: Option<Duration>) -> String {
     let so_far = waited.as_secs();
-    match timeout {
-        Some(timeout) => format!("({so_far} s so far, {} s left)", timeout.saturating_sub(waited).as_secs()),
+    match left {
+        Some(left) => format!("({so_far} s so far, {} s left)", left.as_secs()),
         None => format!("({so_far} s so far)"),
     }
 }
@@ -133,7 +139,7 @@ fn time(waited: Duration, timeout: Option<Duration>) -> String {
 /// That the server does not answer.
 fn silent(server: Option<&ServerNode>) -> String {
     match server {
-        None => "waiting for etcd, which does not answer this node".to_owned(),
+        None => "waiting for etcd, which does not serve this node".to_owned(),
         Some(server) => {
             format!("waiting for {server}, which ran the server: start it again, or end this node too")
         }
@@ -190,7 +196,7 @@ mod tests {
         progress.spare = true;
         assert_eq!(describe(&progress, None), "standing by as a spare: the group has its 4 nodes");
         let waited = Duration::from_secs(9);
-        assert_eq!(time(waited, Some(Duration::from_secs(60))), "(9 s so far, 51 s left)");
+        assert_eq!(time(waited, Some(Duration::from_secs(51))), "(9 s so far, 51 s left)");
         assert_eq!(time(waited, None), "(9 s so far)");
     }
 }
