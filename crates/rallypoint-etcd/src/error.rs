@@ -46,6 +46,8 @@ pub enum ErrorKind {
     Interrupted,
     /// The server has no leader at the moment, or too much to do; it did not carry out the request.
     Busy,
+    /// The server is a learner of its cluster, which serves no clients; it did not carry out the request.
+    Learner,
     /// Larger than the server takes.
     TooLarge,
     /// The server's disk quota is used up.
@@ -69,7 +71,11 @@ impl ErrorKind {
     #[must_use]
     pub fn is_transient(self) -> bool {
         match self {
-            ErrorKind::Unreachable | ErrorKind::Timeout | ErrorKind::Interrupted | ErrorKind::Busy => true,
+            ErrorKind::Unreachable
+            | ErrorKind::Timeout
+            | ErrorKind::Interrupted
+            | ErrorKind::Busy
+            | ErrorKind::Learner => true,
             ErrorKind::V2(code) => code.is_transient(),
             _ => false,
         }
@@ -95,6 +101,7 @@ impl ErrorKind {
             ErrorKind::Timeout => "no answer in time",
             ErrorKind::Interrupted => "interrupted before an answer came",
             ErrorKind::Busy => "the server is busy or has no leader",
+            ErrorKind::Learner => "the server is a learner of its cluster, which serves no clients",
             ErrorKind::TooLarge => "larger than the server takes in one request",
             ErrorKind::NoSpace => "the server's database is full (its quota is --quota-backend-bytes)",
             ErrorKind::Compacted => "that revision is no longer kept",

@@ -34,6 +34,8 @@ struct State {
 #[derive(Debug)]
 struct Silence {
     since: Instant,
+    /// Of the last try.
+    why: String,
     /// When it was last said.
     said: Option<Instant>,
 }
@@ -66,6 +68,12 @@ impl Reach {
         silence.filter(|lasts| *lasts >= PATIENCE)
     }
 
+    /// Why the last try was not answered, if none was since.
+    #[must_use]
+    pub fn why(&self) -> Option<String> {
+        self.state().silence.as_ref().map(|silence| silence.why.clone())
+    }
+
     /// Nothing that holds the lock can leave the state half done.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -76,7 +84,7 @@ impl State {
     /// What there is to say of an answer that came now.
     fn answered(&mut self, now: Instant, endpoints: &str) -> Option<String> {
         self.answered = Some(now);
-        let Silence { since, said } = self.silence.take()?;
+        let Silence { since, said, .. } = self.silence.take()?;
         said.map(|_| format!("etcd at {endpoints} answers again, after {} s", (now - since).as_secs()))
     }
 
@@ -84,7 +92,8 @@ impl State {
     fn unanswered(&mut self, since: Instant, now: Instant, why: &Error, endpoints: &str) -> Option<String> {
         // Others may have been answered in the meantime.
         let since = self.answered.map_or(since, |answered| answered.max(since));
-        let silence = self.silence.get_or_insert(Silence { since, said: None });
+        let silence = self.silence.get_or_insert(Silence { since, why: String::new(), said: None });
+        silence.why = why.why();
         let lasts = now.saturating_duration_since(silence.since);
         let pace = if lasts > SLOW_PACE { SLOW_PACE } else { PACE };
         let due = match silence.said {
@@ -93,7 +102,7 @@ impl State {
         };
         due.then(|| {
             silence.said = Some(now);
-            format!("etcd at {endpoints} has not answered for {} s: {}", lasts.as_secs(), why.why())
+            format!("etcd at {endpoints} has not answered for {} s: {}", lasts.as_secs(), silence.why)
         })
     }
 }

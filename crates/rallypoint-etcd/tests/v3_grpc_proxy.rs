@@ -6,6 +6,7 @@
 use std::time::{Duration, Instant};
 
 use rallypoint_core::EtcdSettings;
+use rallypoint_etcd::ErrorKind;
 use rallypoint_etcd::v3::api::PutOptions;
 use rallypoint_etcd::v3::{Client, Event, KeyRange, LeaseState, Watch, WatchUpdate};
 use rallypoint_testkit::{Etcd, Program, Version, closed_port};
@@ -106,4 +107,15 @@ async fn a_lease_is_kept_and_the_watches_stay_though_its_answers_are_late() {
     assert_eq!(told.await.ok(), None, "nothing happens to a lease that is kept");
     client.put("held", "2", Some(PutOptions::new().with_lease(lease.id()))).await.unwrap();
     assert_eq!(values(&mut watch).await, ["2"]);
+}
+
+#[tokio::test]
+async fn what_etcd_refuses_is_known_though_the_proxy_drops_the_code_of_it() {
+    let behind = behind_a_proxy();
+    let client = connect(&behind.endpoint).await;
+    let (lease, _) = client.lease_grant(TTL).await.unwrap();
+    client.lease_revoke(lease).await.unwrap();
+    let refused = client.put("held", "1", Some(PutOptions::new().with_lease(lease))).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::LeaseNotFound, "{refused}");
+    assert!(!refused.may_have_applied());
 }

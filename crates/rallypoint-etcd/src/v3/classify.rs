@@ -82,29 +82,45 @@ fn classify_status(status: &Status) -> ErrorKind {
     if let Some(kind) = never_sent(status) {
         return kind;
     }
-    let says = |text: &str| status.message().contains(text);
-    match status.code() {
-        // The connection was given up, whatever code the library has for that.
-        _ if says("h2 protocol error") => ErrorKind::Interrupted,
-        Code::Unavailable if says("etcdserver: no leader") => ErrorKind::Busy,
-        Code::ResourceExhausted if says("too many requests") => ErrorKind::Busy,
-        Code::ResourceExhausted if says("database space exceeded") => ErrorKind::NoSpace,
-        Code::ResourceExhausted | Code::OutOfRange if says("larger than max") => ErrorKind::TooLarge,
-        Code::InvalidArgument if says("request is too large") => ErrorKind::TooLarge,
-        Code::InvalidArgument if says("authentication failed") || says("user name is empty") => {
-            ErrorKind::Auth
-        }
+    // The connection was given up, whatever code the library has for that.
+    if status.message().contains("h2 protocol error") {
+        return ErrorKind::Interrupted;
+    }
+    refusal(status).unwrap_or(match status.code() {
         Code::Unauthenticated => ErrorKind::Auth,
         Code::PermissionDenied => ErrorKind::PermissionDenied,
-        Code::OutOfRange if says("has been compacted") => ErrorKind::Compacted,
-        Code::NotFound if says("lease not found") => ErrorKind::LeaseNotFound,
-        Code::FailedPrecondition if says("lease already exists") => ErrorKind::LeaseExists,
         Code::DeadlineExceeded => ErrorKind::Timeout,
         Code::Unavailable | Code::Cancelled | Code::Aborted | Code::Unknown | Code::Internal => {
             ErrorKind::Interrupted
         }
         _ => ErrorKind::Rejected,
-    }
+    })
+}
+
+/// What etcd has refused, if it says so in words that we know: nothing was carried out. `etcd grpc-proxy` passes on the words
+/// without the code.
+fn refusal(status: &Status) -> Option<ErrorKind> {
+    const KNOWN: [(Code, &str, ErrorKind); 16] = [
+        (Code::Unavailable, "etcdserver: no leader", ErrorKind::Busy),
+        (Code::Unavailable, "not supported for learner", ErrorKind::Learner),
+        (Code::FailedPrecondition, "not supported for learner", ErrorKind::Learner),
+        (Code::ResourceExhausted, "too many requests", ErrorKind::Busy),
+        (Code::ResourceExhausted, "database space exceeded", ErrorKind::NoSpace),
+        (Code::ResourceExhausted, "larger than max", ErrorKind::TooLarge),
+        (Code::OutOfRange, "larger than max", ErrorKind::TooLarge),
+        (Code::InvalidArgument, "request is too large", ErrorKind::TooLarge),
+        (Code::InvalidArgument, "too many operations in txn", ErrorKind::Rejected),
+        (Code::InvalidArgument, "authentication failed", ErrorKind::Auth),
+        (Code::InvalidArgument, "user name is empty", ErrorKind::Auth),
+        (Code::Unauthenticated, "invalid auth token", ErrorKind::Auth),
+        (Code::PermissionDenied, "etcdserver: permission denied", ErrorKind::PermissionDenied),
+        (Code::OutOfRange, "has been compacted", ErrorKind::Compacted),
+        (Code::NotFound, "lease not found", ErrorKind::LeaseNotFound),
+        (Code::FailedPrecondition, "lease already exists", ErrorKind::LeaseExists),
+    ];
+    let is = |code| status.code() == code || status.code() == Code::Unknown;
+    let known = KNOWN.iter().find(|(code, text, _)| is(*code) && status.message().contains(text));
+    known.map(|(_, _, kind)| *kind)
 }
 
 /// The kind of a failure to connect, if that is what it was: then no request went out.
@@ -142,6 +158,7 @@ mod tests {
         for (code, message, kind) in [
             (Code::Unavailable, "etcdserver: no leader", ErrorKind::Busy),
             (Code::Unavailable, "etcdserver: leader changed", ErrorKind::Interrupted),
+            (Code::Unavailable, "etcdserver: rpc not supported for learner", ErrorKind::Learner),
             (Code::Unavailable, "etcdserver: request timed out", ErrorKind::Interrupted),
             (Code::ResourceExhausted, "etcdserver: too many requests", ErrorKind::Busy),
             (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded", ErrorKind::NoSpace),
@@ -169,6 +186,9 @@ mod tests {
             (Code::Unknown, "auth: revision in header is old", ErrorKind::Busy),
             (Code::InvalidArgument, "etcdserver: revision of auth store is old", ErrorKind::Busy),
             (Code::Unknown, "transport error", ErrorKind::Interrupted),
+            (Code::Unknown, "etcdserver: requested lease not found", ErrorKind::LeaseNotFound),
+            (Code::Unknown, "etcdserver: permission denied", ErrorKind::PermissionDenied),
+            (Code::Unknown, "etcdserver: request timed out", ErrorKind::Interrupted),
             (Code::ResourceExhausted, "h2 protocol error: http2 error", ErrorKind::Interrupted),
             (Code::Unimplemented, "unknown service", ErrorKind::Rejected),
         ] {

@@ -71,6 +71,12 @@ impl Client {
         self.requests.settings()
     }
 
+    /// Why the last try of a request was not answered, if none was since.
+    #[must_use]
+    pub fn why_silent(&self) -> Option<String> {
+        self.requests.connections.failover.reach.why()
+    }
+
     /// Reads a key, or the range that the options name.
     pub async fn get(&self, key: impl Into<Vec<u8>>, options: Option<GetOptions>) -> Result<GetResponse> {
         self.requests.get(key.into(), options).await

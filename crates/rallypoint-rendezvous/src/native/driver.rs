@@ -14,8 +14,12 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::reach::{Complaint, Reach};
+use super::settings::NativeSettings;
 use super::translate;
 use crate::handler::{GroupChange, Progress};
+
+/// To tidy up at an etcd that has done nothing for a node for as long as that could wait. What is left goes with its lease.
+const TIDYING: Duration = Duration::from_secs(1);
 
 /// What the handler asks of the task.
 #[derive(Debug)]
@@ -31,7 +35,7 @@ pub(super) enum Command {
     Leave {
         done: oneshot::Sender<()>,
     },
-    /// What keeps etcd from doing what this node asks.
+    /// The time is over: is it that etcd does not do what this node asks?
     Complain {
         done: oneshot::Sender<Option<Complaint>>,
     },
@@ -41,7 +45,10 @@ pub(super) enum Command {
 #[derive(Debug)]
 pub(super) enum NoRound {
     Refused(Refusal),
+    /// etcd does not let this node in.
     Etcd(Complaint),
+    /// etcd has done nothing for a spare for as long as that waits.
+    InVain(Complaint),
     /// The node was told to leave.
     Left,
 }
@@ -54,6 +61,12 @@ pub(super) struct Group {
     pub(super) plan: String,
     /// Why the group is no longer as it was then.
     pub(super) change: Option<GroupChange>,
+}
+
+/// Who waits for a round.
+struct Joining {
+    since: Duration,
+    done: oneshot::Sender<Result<Joined, NoRound>>,
 }
 
 /// What came of a request.
@@ -69,6 +82,7 @@ pub(super) struct Driver {
     client: Client,
     endpoints: String,
     lease_ttl: Duration,
+    join_timeout: Duration,
     began: Instant,
     commands: mpsc::UnboundedReceiver<Command>,
     requests: FuturesUnordered<BoxFuture<'static, Answer>>,
@@ -81,7 +95,9 @@ pub(super) struct Driver {
     let_in: bool,
     group: watch::Sender<Group>,
     progress: watch::Sender<Progress>,
-    joining: Option<oneshot::Sender<Result<Joined, NoRound>>>,
+    joining: Option<Joining>,
+    /// When nothing more was expected of etcd.
+    gave_up: Option<Duration>,
     /// A round that was completed after its caller had gone.
     undelivered: Option<Joined>,
     closing: Vec<oneshot::Sender<CloseOutcome>>,
@@ -92,8 +108,7 @@ impl Driver {
     pub(super) fn new(
         node: Node,
         client: Client,
-        endpoints: String,
-        lease_ttl: Duration,
+        settings: &NativeSettings,
         commands: mpsc::UnboundedReceiver<Command>,
         group: watch::Sender<Group>,
         progress: watch::Sender<Progress>,
@@ -101,8 +116,9 @@ impl Driver {
         Driver {
             node,
             client,
-            endpoints,
-            lease_ttl,
+            endpoints: settings.etcd.endpoints.to_string(),
+            lease_ttl: settings.lease,
+            join_timeout: settings.join_timeout,
             began: Instant::now(),
             commands,
             requests: FuturesUnordered::new(),
@@ -114,6 +130,7 @@ impl Driver {
             group,
             progress,
             joining: None,
+            gave_up: None,
             undelivered: None,
             closing: Vec::new(),
             leaving: Vec::new(),
@@ -163,7 +180,20 @@ impl Driver {
         let says = self.reach.says_at().filter(|_| self.let_in);
         let lasts = self.reach.lasts(now).filter(|_| !self.leaving.is_empty());
         let gives_up = lasts.map(|lasts| (now + self.lease_ttl).saturating_sub(lasts));
-        [says, gives_up].into_iter().flatten().min()
+        let tidied = self.gave_up.map(|at| at + TIDYING).filter(|_| !self.leaving.is_empty());
+        let late = self.reach.late_at(now).filter(|_| self.is_spare());
+        [says, gives_up, tidied, late, self.ends_at(now)].into_iter().flatten().min()
+    }
+
+    fn is_spare(&self) -> bool {
+        self.joining.is_some() && self.progress.borrow().spare
+    }
+
+    /// When a spare has waited for etcd for long enough. For a round it waits for as long as the run lives.
+    fn ends_at(&self, now: Duration) -> Option<Duration> {
+        let joining = self.joining.as_ref().filter(|_| self.is_spare())?;
+        let since = self.reach.in_vain_since(now)?.max(joining.since);
+        since.checked_add(self.join_timeout)
     }
 
     fn look_at_reach(&mut self) {
@@ -175,9 +205,23 @@ impl Driver {
             warn!("{line}");
         }
         // What this node had in etcd is gone by then, or will be without its help.
-        if self.reach.lasts(now).is_some_and(|lasts| lasts >= self.lease_ttl) {
+        let tidied = self.gave_up.is_some_and(|at| now >= at + TIDYING);
+        if tidied || self.reach.lasts(now).is_some_and(|lasts| lasts >= self.lease_ttl) {
             self.leaving.clear();
         }
+        if self.ends_at(now).is_some_and(|at| at <= now)
+            && let Some(complaint) = self.complaint(now)
+            && let Some(joining) = self.joining.take()
+        {
+            let _ = joining.done.send(Err(NoRound::InVain(complaint)));
+        }
+    }
+
+    /// Why nothing comes of what is asked, if that is etcd's fault. Then nothing more is expected of it.
+    fn complaint(&mut self, now: Duration) -> Option<Complaint> {
+        let complaint = self.reach.complaint(now)?;
+        self.gave_up = Some(now);
+        Some(complaint)
     }
 
     fn command(&mut self, command: Command) {
@@ -194,7 +238,7 @@ impl Driver {
                             (progress.spare, progress.joined, progress.last_call) = (false, 0, None);
                             *progress != before
                         });
-                        self.joining = Some(done);
+                        (self.joining, self.gave_up) = (Some(Joining { since: now, done }), None);
                         self.node.join(now, port);
                     }
                 }
@@ -207,16 +251,20 @@ impl Driver {
                 self.leaving.push(done);
                 self.undelivered = None;
                 if let Some(joining) = self.joining.take() {
-                    let _ = joining.send(Err(NoRound::Left));
+                    let _ = joining.done.send(Err(NoRound::Left));
                 }
                 self.node.leave(now);
             }
-            Command::Complain { done } => drop(done.send(self.reach.complaint(now))),
+            Command::Complain { done } => drop(done.send(self.complaint(now))),
         }
     }
 
     fn replied(&mut self, Answer { id, writes, result }: Answer) {
         let now = self.began.elapsed();
+        let failed = result.as_ref().err().map(translate::failure);
+        if failed != Some(Failure::Unknown) {
+            self.reach.answered(id, now);
+        }
         match &result {
             Ok(Reply::Txn(_) | Reply::Range { .. }) => {
                 self.let_in = true;
@@ -230,7 +278,7 @@ impl Driver {
             debug!(%error, ?failure, "a request of the rendezvous failed");
             match failure {
                 Failure::Refused | Failure::Denied => self.refused(error, writes),
-                Failure::Unknown => self.reach.unanswered(now),
+                Failure::Unknown => self.reach.unanswered(id, now),
                 Failure::LeaseGone => self.reach.heard(),
             }
             failure
@@ -269,7 +317,7 @@ impl Driver {
                 self.node.handle_renewed(now, lease);
             }
             LeaseState::Lost => {
-                self.reach.lease_is_well();
+                self.reach.lease_is_lost();
                 self.node.handle_lease_lost(now, lease);
             }
             LeaseState::Unsure { since, refused } => {
@@ -288,7 +336,7 @@ impl Driver {
     /// waits on: a role that was taken away may be given back, and space be made.
     fn refused(&mut self, error: Error, writes: bool) {
         match self.joining.take_if(|_| !self.let_in) {
-            Some(joining) => drop(joining.send(Err(NoRound::Etcd(Complaint::Refuses(error))))),
+            Some(joining) => drop(joining.done.send(Err(NoRound::Etcd(Complaint::Refuses(error))))),
             None => self.reach.refused(self.began.elapsed(), error, writes),
         }
     }
@@ -298,6 +346,7 @@ impl Driver {
             match output {
                 Output::Request { id, request } => {
                     let (client, writes) = (self.client.clone(), translate::writes(&request));
+                    self.reach.asks(id, self.began.elapsed());
                     self.requests.push(Box::pin(async move {
                         let result = translate::carry_out(&client, request).await;
                         Answer { id, writes, result }
@@ -327,7 +376,7 @@ impl Driver {
                 let (round, plan) = (joined.round, joined.plan.clone());
                 self.group.send_replace(Group { round, plan, change: None });
                 let unwanted = match self.joining.take() {
-                    Some(joining) => joining.send(Ok(joined)).err().and_then(Result::ok),
+                    Some(joining) => joining.done.send(Ok(joined)).err().and_then(Result::ok),
                     None => Some(joined),
                 };
                 self.undelivered = unwanted;
@@ -348,7 +397,7 @@ impl Driver {
                     self.group.send_modify(|group| group.change = change);
                 }
                 if let Some(joining) = self.joining.take() {
-                    let _ = joining.send(Err(NoRound::Refused(refusal)));
+                    let _ = joining.done.send(Err(NoRound::Refused(refusal)));
                 }
             }
             NodeEvent::Closed(closed) => {

@@ -125,16 +125,7 @@ impl NativeHandler {
         let (progress_sender, progress) =
             watch::channel(Progress { round: 1, min_nodes, max_nodes, ..Progress::default() });
         let machine = Node::new(config, fastrand::u64(..));
-        let endpoints = settings.etcd.endpoints.to_string();
-        let driver = Driver::new(
-            machine,
-            client.clone(),
-            endpoints,
-            settings.lease,
-            inbox,
-            group_sender,
-            progress_sender,
-        );
+        let driver = Driver::new(machine, client.clone(), &settings, inbox, group_sender, progress_sender);
         Ok(NativeHandler {
             contact: driver.contact(),
             address,
@@ -199,7 +190,7 @@ impl NativeHandler {
             NoRound::Refused(Refusal::Corrupt(Corrupt { key, problem })) => {
                 RendezvousError::State { run_id, problem: format!("{key}: {problem}"), source: None }
             }
-            NoRound::Etcd(complaint) => self.complaint(complaint),
+            NoRound::Etcd(complaint) | NoRound::InVain(complaint) => self.complaint(complaint),
             NoRound::Left => RendezvousError::GracefulExit { run_id },
         }
     }
@@ -211,7 +202,10 @@ impl NativeHandler {
     fn complaint(&self, complaint: Complaint) -> RendezvousError {
         let source = match complaint {
             Complaint::Refuses(error) => error.into(),
-            Complaint::Silent(time) => format!("it has not answered for {} s", time.as_secs()).into(),
+            Complaint::Silent(time) => {
+                let why = self.client.why_silent().map(|why| format!(": {why}")).unwrap_or_default();
+                format!("it has not answered for {} s{why}", time.as_secs()).into()
+            }
         };
         RendezvousError::Connection { endpoint: self.settings.etcd.endpoints.to_string(), source }
     }
@@ -343,7 +337,12 @@ impl RendezvousHandler for NativeHandler {
                 }
                 Ok(self.rendezvous(joined))
             }
-            Some(Ok(Err(reason))) => Err(self.no_round(reason)),
+            Some(Ok(Err(reason))) => {
+                if let NoRound::InVain(_) = &reason {
+                    let _ = self.leave().await;
+                }
+                Err(self.no_round(reason))
+            }
             Some(Err(_)) => Err(self.no_round(NoRound::Left)),
             None => {
                 let complaint = self.command(|done| Command::Complain { done }).await;

@@ -6,10 +6,10 @@ use std::time::Duration;
 use rallypoint_core::Credentials;
 use rallypoint_rendezvous::native::{NativeHandler, NativeSettings};
 use rallypoint_rendezvous::{RendezvousError, RendezvousHandler as _};
-use rallypoint_testkit::{Etcd, Proxy, Version};
+use rallypoint_testkit::{Cluster, Etcd, Proxy, Version};
 
 use super::passwords::{ask, undisturbed};
-use super::{change, completed, meet, node, nodes, round_of, within};
+use super::{Meeting, change, completed, meet, node, nodes, round_of, within};
 
 /// The role is gone for longer than leases live.
 async fn without_the_role(etcd: &Etcd, settings: &NativeSettings) {
@@ -45,10 +45,7 @@ async fn a_member_meets_again_when_it_may_and_a_spare_waits_on() {
     let settings = ask(&etcd, 2);
     let group = nodes(&settings, ["a", "b"]).await;
     let before = round_of(&group).await;
-    let spare = node(&settings, "spare").await;
-    let waiting = meet(&spare);
-    let mut progress = rallypoint_rendezvous::RendezvousHandler::progress(&*spare);
-    within(progress.wait_for(|progress| progress.spare)).await.unwrap();
+    let (_spare, waiting) = spare_of(&settings).await;
     etcd.revoke_role("trainer");
     let again = meet(&group[1]);
     tokio::time::sleep(settings.lease * 2).await;
@@ -141,9 +138,21 @@ async fn who_was_never_let_in_is_told_at_once_and_others_when_their_time_is_over
     assert!(refused.to_string().contains("permission denied"), "{refused}");
     etcd.grant_role("trainer");
     completed(vec![patient, meet(&b)]).await;
+    let (_spare, spare) = spare_of(&settings).await;
     etcd.revoke_role("trainer");
-    let refused = within(meet(&b)).await.unwrap().unwrap_err();
-    assert!(refused.to_string().contains("permission denied"), "{refused}");
+    for meeting in [meet(&b), spare] {
+        let refused = within(meeting).await.unwrap().unwrap_err();
+        assert!(refused.to_string().contains("permission denied"), "{refused}");
+    }
+}
+
+/// A node that stands by, of a group that is full.
+async fn spare_of(settings: &NativeSettings) -> (Arc<NativeHandler>, Meeting) {
+    let spare = node(settings, "spare").await;
+    let waiting = meet(&spare);
+    let mut progress = rallypoint_rendezvous::RendezvousHandler::progress(&*spare);
+    within(progress.wait_for(|progress| progress.spare)).await.unwrap();
+    (spare, waiting)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -152,6 +161,10 @@ async fn who_waits_for_an_etcd_that_is_gone_is_told_so() {
         let mut etcd = Etcd::start(Version::V35);
         let mut settings = super::settings(&etcd.endpoint(), 2, 2);
         settings.join_timeout = Duration::from_secs(6);
+        let group = nodes(&settings, ["a", "b"]).await;
+        round_of(&group).await;
+        let (_spare, spare) = spare_of(&settings).await;
+        settings.run_id.push_str("-other");
         let a = node(&settings, "a").await;
         let waiting = meet(&a);
         until_there(&a, 1).await;
@@ -160,7 +173,25 @@ async fn who_waits_for_an_etcd_that_is_gone_is_told_so() {
         } else {
             etcd.kill();
         }
-        let error = within(waiting).await.unwrap().unwrap_err().to_string();
-        assert!(error.contains(&etcd.endpoint()) && error.contains("has not answered for"), "{error}");
+        for meeting in [waiting, spare] {
+            let error = within(meeting).await.unwrap().unwrap_err().to_string();
+            assert!(error.contains(&etcd.endpoint()) && error.contains("has not answered for"), "{error}");
+        }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_to_an_etcd_without_a_quorum_is_told_so_when_its_time_is_over() {
+    let mut cluster = Cluster::start(Version::V35, 3);
+    let mut settings = super::settings(&cluster.endpoints(), 1, 2);
+    settings.join_timeout = Duration::from_secs(4);
+    // Whoever waited for as long to tidy up would be too late.
+    settings.lease = super::LIMIT;
+    let a = node(&settings, "a").await;
+    cluster.node(0).kill();
+    cluster.node(1).kill();
+    let error = within(meet(&a)).await.unwrap().unwrap_err();
+    assert!(matches!(error, RendezvousError::Connection { .. }), "{error:?}");
+    assert!(error.to_string().contains("has not answered for"), "{error}");
+    within(a.leave()).await.unwrap_err();
 }
