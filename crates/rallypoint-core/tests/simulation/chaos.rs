@@ -164,7 +164,7 @@ fn draw(rng: &mut Rng, planted: Planted) -> World {
     }
     let seed = rng.u64(..);
     let mut world = World::new(seed, setup, weather);
-    world.lax = seed % 4 == 0;
+    world.lax = seed.is_multiple_of(4);
     world
 }
 
