@@ -370,14 +370,13 @@ impl Node {
     fn drive_in(&mut self, now: Duration) {
         let check_is_due = self.check_at().is_some_and(|at| at <= now);
         let context = context!(self, now);
-        let held = self.presence.hold_lease(context);
-        // A small group loses no time. Of a large one, most come after the first events of the group if they wait for
-        // their lease; the events would go to every one of them.
-        let small = self.config.settings.max_nodes <= self.config.places_per_request;
-        if held || small {
-            self.view.open(context);
+        if !self.presence.hold_lease(context) {
+            return;
         }
-        if !held || !self.view.is_open() {
+        // Not before there is a lease: where many come at once, most then come after the first events of the group,
+        // which would go to every one of them.
+        self.view.open(context);
+        if !self.view.is_open() {
             return;
         }
         let membership = &self.membership;
