@@ -120,12 +120,10 @@ impl Plan {
 
     /// Makes this the last plan begun, if the one before was `fence`.
     fn start(&self, context: &Context<'_>, fence: i64) -> (Vec<Condition>, Vec<Op>) {
-        let key = context.keys.plan();
-        let value = self.record.plan.clone();
-        let put = Op::Put { key: key.clone(), value, lease: self.record.lease };
+        let put = put_plan(context, &self.record.plan, self.record.lease);
         // An earlier plan may have been committed by a request that had no answer: its places must stand.
         let round = Condition::unchanged_since(context.keys.round(), self.last_modified);
-        (vec![round, Condition::unchanged_since(key, fence)], vec![put])
+        (vec![round, Condition::unchanged_since(context.keys.plan(), fence)], vec![put])
     }
 
     /// The master is where it said it would be.
@@ -482,9 +480,8 @@ impl Planner {
         });
         let round = Condition::ModifiedAt(context.keys.round(), known.modified);
         let plan = Condition::unchanged_since(context.keys.plan(), self.fence);
-        let fence =
-            Op::Put { key: context.keys.plan(), value: known.record.plan.clone(), lease: known.record.lease };
-        term.txn(context, vec![round, plan], places.chain(self.loose.then_some(fence)).collect())
+        let fence = self.loose.then(|| put_plan(context, &known.record.plan, known.record.lease));
+        term.txn(context, vec![round, plan], places.chain(fence).collect())
     }
 
     /// Removes what only earlier rounds had a use for, a part at a time, if the record is as it was at `modified`. The
@@ -511,10 +508,15 @@ impl Planner {
         let mut then: Vec<Op> = stale.iter().map(|id| Op::Delete(context.keys.rank(id))).collect();
         then.extend(self.outdated_store.clone().map(Op::DeletePrefix));
         self.tidying = true;
-        then.push(Op::Put { key: context.keys.plan(), value: roster.plan().to_owned(), lease });
+        then.push(put_plan(context, roster.plan(), lease));
         let round = Condition::ModifiedAt(context.keys.round(), modified);
         let when = vec![round, Condition::ModifiedAt(context.keys.plan(), self.fence)];
         let request = term.txn(context, when, then);
         term.send(context, LeaderTask::Tidy { stale, lease }, request);
     }
+}
+
+/// Makes a plan the last one begun, or says again that a completed round's is: no other is committed from then on.
+fn put_plan(context: &Context<'_>, plan: &str, lease: i64) -> Op {
+    Op::Put { key: context.keys.plan(), value: plan.to_owned(), lease }
 }
