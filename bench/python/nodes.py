@@ -88,6 +88,8 @@ def nvidia_resiliency_ext(index, parameters):
     """What its launcher does, without its worker processes."""
     from nvidia_resiliency_ext.fault_tolerance import ft_rendezvous_barrier as barrier
 
+    # It refuses several nodes of one address, unless it is told that they stand for machines.
+    os.environ["NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE"] = "1"
     # A launcher is a process, with a socket named after it.
     barrier.FT_LAUNCHER_IPC_SOCKET = os.path.join(os.environ["BENCH_NODES"], f"{os.getpid()}.socket")
     parameters.config["is_host"] = parameters.config["is_store_host"] = index == 0

@@ -149,6 +149,7 @@ fn run(which: Which, plan: &Plan) -> Part {
             Which::Again => parts::again::run(plan).await,
             Which::Store => parts::store::run(plan).await,
             Which::Server => parts::server::run(plan).await,
+            Which::Gateway => parts::gateway::run(plan).await,
             Which::Launcher => tokio::task::block_in_place(|| parts::launcher::run(plan)),
             Which::Agents => tokio::task::block_in_place(|| parts::agents::run(plan)),
             Which::WorkerStore => tokio::task::block_in_place(|| parts::worker_store::run(plan)),

@@ -7,7 +7,7 @@ use clap::builder::FalseyValueParser;
 use rallypoint_testkit::torch_python;
 
 use crate::parts::Which;
-use crate::python::rivals_python;
+use crate::python::{rivals_python, target_folder};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -57,7 +57,7 @@ impl Options {
         let optional = [
             ("torch", !self.no_torch && wanted.iter().any(|which| !alone.contains(which))),
             ("rivals", needs(Which::Formation)),
-            ("python", needs(Which::Agents)),
+            ("python", needs(Which::Agents) || needs(Which::Restarts)),
         ];
         let needed = optional.into_iter().filter_map(|(name, needed)| needed.then_some(name));
         ["etcd", "etcd-3.4"].into_iter().chain(needed).collect()
@@ -65,8 +65,8 @@ impl Options {
 
     pub(crate) fn out(&self) -> PathBuf {
         let complete = self.parts.is_empty() && !self.short && !self.no_torch && self.only.is_none();
-        let usual = if complete { "docs" } else { "target/bench" };
-        self.out.clone().unwrap_or_else(|| usual.into())
+        let usual = || if complete { "docs".into() } else { target_folder().join("bench") };
+        self.out.clone().unwrap_or_else(usual)
     }
 
     /// Interpreters with the packages of rivals.
@@ -166,7 +166,9 @@ mod tests {
         assert_eq!(needs(&["--no-torch"]), "etcd etcd-3.4");
         assert_eq!(needs(&["scale", "server"]), "etcd etcd-3.4");
         assert_eq!(needs(&["store", "server"]), "etcd etcd-3.4 torch");
-        assert_eq!(needs(&["agents"]), "etcd etcd-3.4 torch python");
+        for part in ["agents", "restarts"] {
+            assert_eq!(needs(&[part]), "etcd etcd-3.4 torch python");
+        }
         assert!(options(&["agents", "--no-torch"]).wanted().is_err());
     }
 }

@@ -11,7 +11,13 @@ pub(crate) fn rivals_python() -> PathBuf {
 
 /// Has our package.
 pub(crate) fn our_python() -> PathBuf {
-    "target/bench-python/venv/bin/python".into()
+    target_folder().join("bench-python/venv/bin/python")
+}
+
+/// Where cargo has put this program: `target`, or what `CARGO_TARGET_DIR` says.
+pub(crate) fn target_folder() -> PathBuf {
+    let program = std::env::current_exe().expect("a program knows its file");
+    program.ancestors().nth(2).expect("it is in release/ there").to_owned()
 }
 
 /// Runs `bench/python/{name}.py` as the file that it is. Given as text (`-c`) it would be unfair: PyTorch's

@@ -1,6 +1,8 @@
 """Brings the nodes of a distributed training job together, on etcd.
 
 - :class:`Store`: data that the nodes of a job share; :class:`AsyncStore` for asyncio.
+- :class:`Rendezvous`: how the nodes of a job meet, and meet again when the group changes; :class:`AsyncRendezvous` for
+  asyncio. :class:`Round`, :class:`Member` and :class:`GroupChange` are what they are told.
 - :class:`EtcdServer`: an etcd for one machine, started and stopped from Python.
 - :class:`TcpStoreServer`: a store that clients of PyTorch's ``TCPStore`` meet at.
 - :class:`Client`: keys and values of an etcd, to look into it.
@@ -16,13 +18,30 @@ from rallypoint import errors
 from rallypoint.errors import RallypointError
 
 if TYPE_CHECKING:
-    from rallypoint._rallypoint import AsyncStore, Client, EtcdServer, Store, TcpStoreServer, __version__
+    from rallypoint._rallypoint import (
+        AsyncRendezvous,
+        AsyncStore,
+        Client,
+        EtcdServer,
+        GroupChange,
+        Member,
+        Rendezvous,
+        Round,
+        Store,
+        TcpStoreServer,
+        __version__,
+    )
 
 __all__ = [
+    "AsyncRendezvous",
     "AsyncStore",
     "Client",
     "EtcdServer",
+    "GroupChange",
+    "Member",
     "RallypointError",
+    "Rendezvous",
+    "Round",
     "Store",
     "TcpStoreServer",
     "__version__",

@@ -2,7 +2,8 @@ from asyncio import Future
 from collections.abc import Sequence
 from datetime import timedelta
 from os import PathLike
-from typing import Any, Literal, Protocol, TypedDict, final
+from types import GenericAlias
+from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar, final
 
 from typing_extensions import Self, Unpack
 
@@ -22,12 +23,44 @@ class _Options(TypedDict, total=False):
     request_timeout: _Time | None
     retry_timeout: _Time | None
 
+class _RendezvousOptions(TypedDict, total=False):
+    last_call_timeout: _Time | None
+    join_timeout: _Time | None
+    timeout: _Time | None
+    lease_timeout: _Time | None
+    run_timeout: _Time | None
+    closed_timeout: _Time | None
+    rank_policy: Literal["sticky", "arrival", "address", "hint"] | None
+    rank_hint: str | int | None
+    rack: str | None
+    node_id: str | None
+    about: str | None
+    master_port: int | None
+    etcd_prefix: str | None
+    protocol: Literal["http", "https"] | None
+    cacert: _Path | None
+    ca_cert: _Path | None
+    cert: _Path | None
+    ssl_cert: _Path | None
+    key: _Path | None
+    ssl_cert_key: _Path | None
+    user: str | None
+    password: str | None
+    connect_timeout: _Time | None
+    request_timeout: _Time | None
+    read_timeout: _Time | None
+
+_StoreT = TypeVar("_StoreT", Store, AsyncStore, covariant=True)
+
 __all__ = [
+    "AsyncRendezvous",
     "AsyncStore",
     "Client",
     "Completions",
     "EtcdServer",
+    "GroupChange",
     "LocalServer",
+    "Member",
     "NODE_FINISHED",
     "Rendezvous",
     "Round",
@@ -35,6 +68,8 @@ __all__ = [
     "Store",
     "Task",
     "TcpStoreServer",
+    "TorchRendezvous",
+    "TorchRound",
     "__version__",
     "run_command",
 ]
@@ -73,6 +108,9 @@ class Store:
     def timeout(self) -> timedelta: ...
     def set_timeout(self, timeout: _Time) -> None: ...
     def clone(self) -> Store: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
 
 @final
 class AsyncStore:
@@ -104,6 +142,9 @@ class AsyncStore:
     def timeout(self) -> timedelta: ...
     def set_timeout(self, timeout: _Time) -> None: ...
     def clone(self) -> AsyncStore: ...
+    def close(self) -> Future[None]: ...
+    def __aenter__(self) -> Future[Self]: ...
+    def __aexit__(self, *_exception: object) -> Future[None]: ...
 
 @final
 class Client:
@@ -112,6 +153,9 @@ class Client:
     def put(self, key: _Bytes, value: _Bytes) -> None: ...
     def delete(self, key: _Bytes) -> bool: ...
     def list(self, prefix: _Bytes | None = None) -> list[tuple[bytes, bytes]]: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
 
 @final
 class EtcdServer:
@@ -154,6 +198,105 @@ class LocalServer:
 class Rendezvous:
     def __new__(
         cls,
+        endpoint: str,
+        run_id: str,
+        min_nodes: int = 1,
+        max_nodes: int | None = None,
+        *,
+        local_addr: str | None = None,
+        **options: Unpack[_RendezvousOptions],
+    ) -> Self: ...
+    @property
+    def run_id(self) -> str: ...
+    def next_rendezvous(self) -> Round[Store]: ...
+    def wait_for_change(self, timeout: _Time | None = None) -> GroupChange | None: ...
+    def num_nodes_waiting(self) -> int: ...
+    def members(self) -> list[Member]: ...
+    def is_closed(self) -> bool: ...
+    def close(self, reason: str) -> bool: ...
+    def leave(self, timeout: _Time = 2) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
+
+@final
+class AsyncRendezvous:
+    @staticmethod
+    def connect(
+        endpoint: str,
+        run_id: str,
+        min_nodes: int = 1,
+        max_nodes: int | None = None,
+        *,
+        local_addr: str | None = None,
+        **options: Unpack[_RendezvousOptions],
+    ) -> Future[AsyncRendezvous]: ...
+    @property
+    def run_id(self) -> str: ...
+    def next_rendezvous(self) -> Future[Round[AsyncStore]]: ...
+    def wait_for_change(self, timeout: _Time | None = None) -> Future[GroupChange | None]: ...
+    def num_nodes_waiting(self) -> Future[int]: ...
+    def members(self) -> Future[list[Member]]: ...
+    def is_closed(self) -> Future[bool]: ...
+    def close(self, reason: str) -> Future[bool]: ...
+    def leave(self, timeout: _Time = 2) -> Future[None]: ...
+    def __aenter__(self) -> Future[Self]: ...
+    def __aexit__(self, *_exception: object) -> Future[None]: ...
+
+@final
+class Round(Generic[_StoreT]):
+    @property
+    def round(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def master_addr(self) -> str: ...
+    @property
+    def master_port(self) -> int: ...
+    @property
+    def store(self) -> _StoreT: ...
+    def __class_getitem__(cls, key: Any) -> GenericAlias: ...
+
+@final
+class Member:
+    @property
+    def node(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def about(self) -> str: ...
+
+@final
+class GroupChange:
+    @property
+    def kind(
+        self,
+    ) -> Literal[
+        "waiting",
+        "died",
+        "member_replaced",
+        "left",
+        "closed",
+        "excluded",
+        "replaced",
+        "state_lost",
+        "corrupt",
+        "other",
+    ]: ...
+    @property
+    def node(self) -> str | None: ...
+    @property
+    def rank(self) -> int | None: ...
+    @property
+    def reason(self) -> str | None: ...
+
+@final
+class TorchRendezvous:
+    def __new__(
+        cls,
         backend: str,
         endpoint: str,
         run_id: str,
@@ -163,7 +306,7 @@ class Rendezvous:
         config: dict[str, str] | None = None,
         patience: _Time | None = None,
     ) -> Self: ...
-    def next_rendezvous(self, serves: bool = False) -> Round: ...
+    def next_rendezvous(self, serves: bool = False) -> TorchRound: ...
     def is_closed(self) -> bool: ...
     def set_closed(self, reason: str = "") -> bool: ...
     def num_nodes_waiting(self) -> int: ...
@@ -190,7 +333,7 @@ class _Failed(Protocol):
     def traceback(self) -> str | None: ...
 
 @final
-class Round:
+class TorchRound:
     @property
     def round(self) -> int: ...
     @property

@@ -4,13 +4,14 @@ use std::error::Error;
 
 use pyo3::exceptions::{PyConnectionError, PyValueError};
 use pyo3::prelude::*;
+use rallypoint::cli::chain;
 use rallypoint::etcd::{Error as EtcdError, ErrorKind};
 use rallypoint_rendezvous::RendezvousError;
 use rallypoint_store::StoreError;
 
 /// The exception of the class `name`, with the text of `error` and its causes.
-fn exception(py: Python<'_>, name: &str, error: &dyn Error) -> PyErr {
-    saying(py, name, &text(error))
+fn exception(py: Python<'_>, name: &str, error: &(dyn Error + 'static)) -> PyErr {
+    saying(py, name, &chain(error))
 }
 
 /// The exception of the class `name` with this text.
@@ -20,21 +21,6 @@ fn saying(py: Python<'_>, name: &str, text: &str) -> PyErr {
         .and_then(|errors| errors.getattr(name))
         .and_then(|class| class.call1((text,)));
     made.map_or_else(|error| error, PyErr::from_value)
-}
-
-/// The error and its causes in one sentence.
-fn text(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let said = error.to_string();
-        if !text.contains(&said) {
-            text.push_str(": ");
-            text.push_str(&said);
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// An error of a store.
@@ -52,10 +38,15 @@ pub(crate) fn store(py: Python<'_>, error: &StoreError) -> PyErr {
     exception(py, name, error)
 }
 
+/// A store or a client that was closed.
+pub(crate) fn closed(py: Python<'_>, what: &str) -> PyErr {
+    saying(py, "StoreError", &format!("the {what} is closed"))
+}
+
 /// An error of etcd, beneath a store or a client.
 pub(crate) fn etcd(py: Python<'_>, error: &EtcdError) -> PyErr {
     match error.kind() {
-        ErrorKind::Settings => PyValueError::new_err(text(error)),
+        ErrorKind::Settings => PyValueError::new_err(chain(error)),
         ErrorKind::TooLarge => exception(py, "StoreValueError", error),
         ErrorKind::Protocol | ErrorKind::Rejected | ErrorKind::V2(_) => exception(py, "StoreError", error),
         _ => exception(py, "StoreConnectionError", error),
@@ -69,7 +60,7 @@ pub(crate) fn rendezvous(py: Python<'_>, error: &RendezvousError) -> PyErr {
         RendezvousError::NotMet { .. } | RendezvousError::Timeout { .. } => "RendezvousTimeoutError",
         RendezvousError::Connection { source, .. } => {
             let made = exception(py, "RendezvousConnectionError", error);
-            made.set_cause(py, Some(PyConnectionError::new_err(text(&**source))));
+            made.set_cause(py, Some(PyConnectionError::new_err(chain(&**source))));
             return made;
         }
         RendezvousError::State { .. }
@@ -80,6 +71,14 @@ pub(crate) fn rendezvous(py: Python<'_>, error: &RendezvousError) -> PyErr {
         _ => "RendezvousError",
     };
     exception(py, name, error)
+}
+
+/// An error of a rendezvous that did not come about, and who was gone.
+pub(crate) fn not_met(py: Python<'_>, error: &RendezvousError, lost: Option<&str>) -> PyErr {
+    match lost {
+        Some(lost) => saying(py, "RendezvousTimeoutError", &format!("{}: {lost}", chain(error))),
+        None => rendezvous(py, error),
+    }
 }
 
 /// A round that this node cannot do its part in.
@@ -95,11 +94,11 @@ pub(crate) fn forked_rendezvous(py: Python<'_>) -> PyErr {
 }
 
 /// An error of a server that was to be started.
-pub(crate) fn server(py: Python<'_>, error: &dyn Error) -> PyErr {
+pub(crate) fn server(py: Python<'_>, error: &(dyn Error + 'static)) -> PyErr {
     exception(py, "ServerError", error)
 }
 
 /// Settings that cannot work.
-pub(crate) fn settings(error: &dyn Error) -> PyErr {
-    PyValueError::new_err(text(error))
+pub(crate) fn settings(error: &(dyn Error + 'static)) -> PyErr {
+    PyValueError::new_err(chain(error))
 }

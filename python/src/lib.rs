@@ -8,7 +8,9 @@
 //! - `completions`: how results get from the runtime to an event loop.
 //! - `client`, `server`, `local_server`: an etcd to ask, one to start, one to start where none is.
 //! - `tcp_store_server`: a store for workers to meet at.
-//! - `rendezvous`: one node's side of a run; `round`: a round of it; `state_backend`: what torch's own handler can have one on.
+//! - `rendezvous`: one node of a run; `round`: what it is told.
+//! - `torch_rendezvous`, `torch_round`: the same for torchrun's handler; `state_backend`: what torch's own handler can have
+//!   one on.
 //! - `command`: the command `rallypoint`.
 
 mod client;
@@ -26,6 +28,8 @@ mod server;
 mod state_backend;
 mod store;
 mod tcp_store_server;
+mod torch_rendezvous;
+mod torch_round;
 
 /// What the package `rallypoint` is made of.
 #[pyo3::pymodule]
@@ -39,9 +43,9 @@ mod _rallypoint {
     #[pymodule_export]
     use crate::local_server::LocalServer;
     #[pymodule_export]
-    use crate::rendezvous::Rendezvous;
+    use crate::rendezvous::{AsyncRendezvous, Rendezvous};
     #[pymodule_export]
-    use crate::round::Round;
+    use crate::round::{GroupChange, Member, Round};
     #[pymodule_export]
     use crate::server::EtcdServer;
     #[pymodule_export]
@@ -50,6 +54,10 @@ mod _rallypoint {
     use crate::store::{AsyncStore, Store};
     #[pymodule_export]
     use crate::tcp_store_server::TcpStoreServer;
+    #[pymodule_export]
+    use crate::torch_rendezvous::TorchRendezvous;
+    #[pymodule_export]
+    use crate::torch_round::TorchRound;
 
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "the name is Python's")]

@@ -1,259 +1,160 @@
-//! A completed round, as one of its members sees it.
-
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+//! What a node of a rendezvous is told: the round it is in, who else is, and what happened to the group.
 
 use pyo3::prelude::*;
-use rallypoint::agent::{ErrorRecord, Exit, Failure, Finish, RoundBoard, ServedStore, WorkerStore};
-use rallypoint_rendezvous::{HeldPort, Master, Rendezvous as Completed, RendezvousHandler};
-use rallypoint_store::{Store as Data, StoreError};
-use tokio::task::AbortHandle;
+use rallypoint::agent::describe_change;
+use rallypoint_rendezvous::{
+    GroupChange as Change, HeldPort, Master, Member as InRound, Rendezvous as Completed,
+};
 
-use crate::error;
-use crate::key::Time;
-use crate::runtime::{OfProcess, runtime, wait};
-use crate::store::Store;
+use crate::operations::Results;
+use crate::store::{AsyncStore, Store};
 
-/// A completed round, as one of its members sees it. On rank 0 it has the port at which the workers meet: it serves their
-/// store there, or holds the port, so that nobody else is given it before the worker that listens there has come up.
-#[pyclass(frozen, module = "rallypoint")]
+/// A completed round, as one of its members sees it.
+#[pyclass(frozen, generic, module = "rallypoint")]
 #[derive(Debug)]
 pub(crate) struct Round {
-    /// Counts the rounds of the run; only grows.
+    /// int: Counts the rounds of the run; only grows.
     #[pyo3(get)]
     round: u64,
-    /// This node's place, from 0.
+    /// int: This node's place, from 0.
     #[pyo3(get)]
     rank: usize,
-    /// The number of nodes in the round.
+    /// int: The number of nodes in the round.
     #[pyo3(get)]
     world_size: usize,
-    /// Where the workers meet: an address or name of the node with rank 0.
+    /// str: The address or name of the node with rank 0.
     #[pyo3(get)]
     master_addr: String,
-    /// A port that was free there.
+    /// int: A free port of the node with rank 0. On that node nobody else is given it while this object lives; a server
+    /// that sets SO_REUSEADDR can listen there.
     #[pyo3(get)]
     master_port: u16,
-    /// Data that the members of this round share.
+    /// Store | AsyncStore: Data that the members of this round share. It is empty at first.
     #[pyo3(get)]
-    store: Py<Store>,
-    data: OfProcess<Arc<dyn Data>>,
-    serves: bool,
-    port: Mutex<Port>,
-    board: OfProcess<Listener>,
-}
-
-/// The port at which the workers meet.
-#[derive(Debug)]
-enum Port {
-    /// Another node's, or the round is over.
-    None,
-    /// For the worker that is to listen.
-    Held {
-        _port: HeldPort,
-    },
-    Served(OfProcess<ServedStore>),
-}
-
-/// Where the nodes tell each other of failures, and who listens for them.
-#[derive(Debug)]
-struct Listener {
-    board: Arc<RoundBoard>,
-    /// Something was told.
-    told: Arc<AtomicBool>,
-    /// This node has been asked since.
-    asked: AtomicBool,
-    listens: AbortHandle,
-}
-
-impl Listener {
-    fn new(board: RoundBoard) -> Self {
-        let (board, told) = (Arc::new(board), Arc::new(AtomicBool::new(false)));
-        let (listened, heard) = (Arc::clone(&board), Arc::clone(&told));
-        let listens = runtime().spawn(async move {
-            listened.told().await;
-            heard.store(true, Ordering::Relaxed);
-        });
-        Listener { board, told, asked: AtomicBool::new(false), listens: listens.abort_handle() }
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        self.listens.abort();
-    }
-}
-
-/// A worker that failed, as `rallypoint.torch` tells of it.
-#[derive(Debug, FromPyObject)]
-pub(crate) struct Failed {
-    rank: usize,
-    local_rank: usize,
-    host: String,
-    pid: u32,
-    /// Below 0 for a signal.
-    exitcode: i32,
-    /// Seconds since 1970.
-    at: f64,
-    message: Option<String>,
-    traceback: Option<String>,
-}
-
-impl From<Failed> for Failure {
-    fn from(failed: Failed) -> Self {
-        let exit = match failed.exitcode {
-            code @ 0.. => Exit::ExitCode(code),
-            signal => Exit::Signal(signal.saturating_neg()),
-        };
-        let at = Duration::try_from_secs_f64(failed.at).ok().and_then(|at| UNIX_EPOCH.checked_add(at));
-        let at = at.unwrap_or_else(SystemTime::now);
-        let error = failed.message.map(|message| ErrorRecord::new(message, failed.traceback));
-        Failure::new((failed.rank, failed.local_rank), &failed.host, failed.pid, exit, at, error)
-    }
-}
-
-impl Round {
-    pub(crate) fn new(
-        py: Python<'_>,
-        handler: Arc<dyn RendezvousHandler>,
-        mut completed: Completed,
-        choice: WorkerStore,
-    ) -> PyResult<Self> {
-        let serving = async {
-            let served = ServedStore::open(choice, &mut completed).map_err(|problem| {
-                let port = completed.master.port;
-                format!("cannot serve the store that the workers meet at, on port {port}: {problem}")
-            })?;
-            if served.is_some() && completed.world_size > 1 {
-                let said = ServedStore::announce(&*completed.store).await;
-                said.map_err(|problem| {
-                    format!("the other nodes cannot be told of the workers' store: {problem}")
-                })?;
-            }
-            Ok::<_, String>(served)
-        };
-        let served = wait(py, serving)?.map_err(|problem| error::no_round(py, &problem))?;
-        let board = OfProcess::new(Listener::new(RoundBoard::new(handler, &completed)));
-        let Completed { round, rank, world_size, master, held_port, store: data, run_store: _ } = completed;
-        let serves = served.is_some();
-        let port = match (served, held_port) {
-            (Some(served), _) => Port::Served(OfProcess::new(served)),
-            (None, Some(held)) => {
-                // PyTorch's TCPStore sets the option that lets it listen there.
-                held.share()?;
-                Port::Held { _port: held }
-            }
-            (None, None) => Port::None,
-        };
-        let (store, data, port) =
-            (Store::of_round(py, Arc::clone(&data))?, OfProcess::new(data), Mutex::new(port));
-        let Master { address: master_addr, port: master_port } = master;
-        Ok(Round { round, rank, world_size, master_addr, master_port, store, data, serves, port, board })
-    }
-
-    fn take_port(&self) -> Port {
-        let mut port = self.port.lock().expect("no code panics while it holds this lock");
-        std::mem::replace(&mut port, Port::None)
-    }
-
-    fn board(&self, py: Python<'_>) -> PyResult<&Listener> {
-        self.board.get().ok_or_else(|| error::forked_rendezvous(py))
-    }
+    store: Py<PyAny>,
+    _port: Option<HeldPort>,
 }
 
 #[pymethods]
 impl Round {
-    /// Whether an agent serves the store that the workers meet at: this one, or as the one with rank 0 says. To be asked when
-    /// that is known to be ready.
-    fn is_served(&self, py: Python<'_>) -> PyResult<bool> {
-        if self.rank == 0 || self.world_size == 1 {
-            return Ok(self.serves);
+    fn __repr__(&self) -> String {
+        format!("<rallypoint.Round {}: rank {} of {}>", self.round, self.rank, self.world_size)
+    }
+}
+
+/// What becomes a [`Round`], with a store for threads or for asyncio.
+pub(crate) struct Met(pub(crate) Results, pub(crate) Completed);
+
+impl<'py> IntoPyObject<'py> for Met {
+    type Target = Round;
+    type Output = Bound<'py, Round>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
+        let Met(results, completed) = self;
+        let Completed { round, rank, world_size, master, held_port, store, run_store: _ } = completed;
+        let Master { address: master_addr, port: master_port } = master;
+        if let Some(held) = &held_port {
+            held.share()?;
         }
-        let Some(data) = self.data.get().cloned() else { return Err(error::forked_rendezvous(py)) };
-        let said = wait(py, async move { ServedStore::is_announced(&*data).await })?;
-        said.map_err(|problem| error::store(py, &problem))
+        let store = match results {
+            Results::AreWaitedFor => Store::of_round(py, store)?.into_any(),
+            Results::AreFutures => AsyncStore::of_round(py, store)?.into_any(),
+        };
+        Bound::new(py, Round { round, rank, world_size, master_addr, master_port, store, _port: held_port })
     }
+}
 
-    /// To be called whenever this node's workers are found to be well: if another node has told of a failure before, it gets
-    /// its answer.
-    fn all_is_well(&self, py: Python<'_>) -> PyResult<()> {
-        let listener = self.board(py)?;
-        // What is told may have happened after the workers were looked at, so it is answered the next time.
-        if listener.told.load(Ordering::Relaxed) && listener.asked.swap(true, Ordering::Relaxed) {
-            self.answer(py)?;
-        }
-        Ok(())
+/// A node in a round.
+#[pyclass(frozen, get_all, module = "rallypoint")]
+#[derive(Debug)]
+pub(crate) struct Member {
+    /// str: Its name in the run.
+    node: String,
+    /// int: Its place.
+    rank: usize,
+    /// str: The address by which others reach it.
+    address: String,
+    /// str: What it says of itself.
+    about: String,
+}
+
+impl From<InRound> for Member {
+    fn from(InRound { node, rank, address, about }: InRound) -> Self {
+        Member { node, rank, address, about }
     }
+}
 
-    /// Says that no failure on this node came before what was told. Does not wait for it to be said.
-    fn answer(&self, py: Python<'_>) -> PyResult<()> {
-        let board = Arc::clone(&self.board(py)?.board);
-        runtime().spawn(async move { board.answer().await });
-        Ok(())
+#[pymethods]
+impl Member {
+    fn __repr__(&self) -> String {
+        format!("<rallypoint.Member {:?}: rank {} at {}>", self.node, self.rank, self.address)
     }
+}
 
-    /// Says that this node is about to stop its workers, because the group has changed. Does not wait for it to be said.
-    fn stops(&self, py: Python<'_>, host: String) -> PyResult<()> {
-        let board = Arc::clone(&self.board(py)?.board);
-        runtime().spawn(async move { board.stops(&host).await });
-        Ok(())
-    }
+/// Why a group is no longer as it was when its round was completed. `str()` says it in a few words.
+#[pyclass(frozen, module = "rallypoint")]
+#[derive(Debug)]
+pub(crate) struct GroupChange(pub(crate) Change);
 
-    /// Tells the others of a failure here. Does not wait for it to be told.
-    fn tell(&self, py: Python<'_>, failure: Failed) -> PyResult<()> {
-        let board = Arc::clone(&self.board(py)?.board);
-        runtime().spawn(async move { board.tell(failure.into()).await });
-        Ok(())
-    }
-
-    /// Tells the others of a failure here, and finds out with them what came first, in a few words.
-    fn first_failure(&self, py: Python<'_>, failure: Failed) -> PyResult<String> {
-        let failure = Failure::from(failure);
-        if self.world_size == 1 {
-            return Ok(failure.in_short());
-        }
-        let board = Arc::clone(&self.board(py)?.board);
-        wait(py, async move { board.first(failure).await })
-    }
-
-    /// Says that this node's workers have finished; to be called before it is counted.
-    fn finishes(&self, py: Python<'_>) -> PyResult<()> {
-        let board = Arc::clone(&self.board(py)?.board);
-        wait(py, async move { board.finishes().await })?.map_err(|problem| error::store(py, &problem))
-    }
-
-    /// Waits until the workers of all nodes have finished. Where those who have not are gone: why they are not waited for,
-    /// and whether others go on with the run.
-    fn all_finished(&self, py: Python<'_>, timeout: Time) -> PyResult<Option<(String, bool)>> {
-        let (board, after) = (Arc::clone(&self.board(py)?.board), timeout.0);
-        let finish = wait(py, async move { tokio::time::timeout(after, board.all_finished()).await })?;
-        let late =
-            |_| StoreError::Timeout { what: "wait", keys: vec![b"all nodes to finish".to_vec()], after };
-        match finish.map_err(late).flatten() {
-            Ok(Finish::All) => Ok(None),
-            Ok(Finish::Without { words, goes_on }) => Ok(Some((words, goes_on))),
-            Err(problem) => Err(error::store(py, &problem)),
+#[pymethods]
+impl GroupChange {
+    /// str: What happened: "waiting" (nodes wait to get in), "died", "left" (a member left, or asks for a new round),
+    /// "member_replaced" (another process has a member's name), "closed" (the run is over), "excluded" (the others went on
+    /// without this node), "replaced" (another process has this node's name), "state_lost" (etcd has lost data) or "corrupt"
+    /// (somebody else has written over the run's record).
+    #[getter]
+    fn kind(&self) -> &'static str {
+        match &self.0 {
+            Change::Waiting { .. } => "waiting",
+            Change::Died { .. } => "died",
+            Change::MemberReplaced { .. } => "member_replaced",
+            Change::Left { .. } => "left",
+            Change::Closed { .. } => "closed",
+            Change::Excluded => "excluded",
+            Change::Replaced { .. } => "replaced",
+            Change::StateLost => "state_lost",
+            Change::Corrupt { .. } => "corrupt",
+            _ => "other",
         }
     }
 
-    /// The round is over on this node: the port can be had again. Workers of other nodes, which may not have ended yet, can
-    /// still read the store that this one serves.
-    fn close_port(&self, py: Python<'_>) -> PyResult<()> {
-        let Port::Served(mut of_process) = self.take_port() else { return Ok(()) };
-        let Some(mut served) = of_process.take() else { return Ok(()) };
-        let served = wait(py, async move {
-            served.retire().await;
-            served
-        })?;
-        let mut port = self.port.lock().expect("no code panics while it holds this lock");
-        *port = Port::Served(OfProcess::new(served));
-        Ok(())
+    /// str | None: The name of the member that died, left or was replaced.
+    #[getter]
+    fn node(&self) -> Option<&str> {
+        match &self.0 {
+            Change::Died { node, .. } | Change::MemberReplaced { node, .. } | Change::Left { node, .. } => {
+                Some(node.as_str()).filter(|node| !node.is_empty())
+            }
+            _ => None,
+        }
     }
 
-    /// Ends what this node serves of the round.
-    fn stop(&self, py: Python<'_>) -> PyResult<()> {
-        let Port::Served(mut of_process) = self.take_port() else { return Ok(()) };
-        of_process.take().map_or(Ok(()), |served| wait(py, served.stop()))
+    /// int | None: The rank of that member, where it is known.
+    #[getter]
+    fn rank(&self) -> Option<usize> {
+        match &self.0 {
+            Change::Died { rank, .. } | Change::MemberReplaced { rank, .. } | Change::Left { rank, .. } => {
+                *rank
+            }
+            _ => None,
+        }
+    }
+
+    /// str | None: Why the run was closed, in the words of who closed it.
+    #[getter]
+    fn reason(&self) -> Option<&str> {
+        match &self.0 {
+            Change::Closed { reason } => Some(reason),
+            _ => None,
+        }
+    }
+
+    fn __str__(&self) -> String {
+        describe_change(&self.0)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<rallypoint.GroupChange {}: {}>", self.kind(), describe_change(&self.0))
     }
 }

@@ -16,8 +16,13 @@ use crate::runtime::{OfProcess, wait};
 /// A server of etcd's protocols on a free port of this machine: the etcd that `TORCHELASTIC_ETCD_BINARY_PATH` names or
 /// the first on the `PATH`; the embedded server where there is none, or where `embedded` asks for it.
 ///
-/// A real etcd keeps its data in `data_dir`; without one in a temporary folder, which goes with it. It ends when it is
-/// stopped, and with this process, however that ends.
+/// A `with` statement starts it, and stops it at its end. It ends with this process, too, however that ends.
+///
+/// Args:
+///     data_dir (str | PathLike | None): Where a real etcd keeps its data; a temporary folder, which is removed with it, if
+///         it is not given.
+///     binary (str | PathLike | None): The etcd to start.
+///     embedded (bool): Whether to start the embedded server, whatever etcd there is.
 #[pyclass(frozen, module = "rallypoint")]
 #[derive(Debug)]
 pub(crate) struct EtcdServer {
@@ -46,7 +51,15 @@ impl EtcdServer {
         EtcdServer { data_dir, binary, embedded, running: Mutex::new(None) }
     }
 
-    /// Starts it and waits until it answers, for `timeout` in each of `num_retries` tries.
+    /// Starts it and waits until it answers.
+    ///
+    /// Args:
+    ///     timeout (timedelta | float | None): How long each try may take, in seconds if it is a number. The default is 60.
+    ///     num_retries (int | None): How often to try. The default is 3.
+    ///
+    /// Raises:
+    ///     ServerError: It cannot be started.
+    ///     RuntimeError: It runs already.
     #[pyo3(signature = (timeout=None, num_retries=None))]
     fn start(&self, py: Python<'_>, timeout: Option<Time>, num_retries: Option<u32>) -> PyResult<()> {
         if self.look(|_| ()).is_ok() {
@@ -65,7 +78,7 @@ impl EtcdServer {
         Ok(())
     }
 
-    /// Stops it and waits until it is gone, and the folder that it made with it.
+    /// Stops it and waits until it is gone, and the folder that it made with it. If it does not run, nothing happens.
     fn stop(&self, py: Python<'_>) -> PyResult<()> {
         let running = {
             let mut running = self.running.lock().expect("no code panics while it holds this lock");
@@ -78,28 +91,53 @@ impl EtcdServer {
         }
     }
 
-    /// Where it listens.
+    /// The host that it listens on.
+    ///
+    /// Returns:
+    ///     str: The host.
+    ///
+    /// Raises:
+    ///     RuntimeError: It is not running.
     fn get_host(&self) -> PyResult<&'static str> {
         self.look(Server::host)
     }
 
-    /// The port it listens on.
+    /// The port that it listens on.
+    ///
+    /// Returns:
+    ///     int: The port.
+    ///
+    /// Raises:
+    ///     RuntimeError: It is not running.
     fn get_port(&self) -> PyResult<u16> {
         self.look(Server::port)
     }
 
     /// Host and port, as clients want them.
+    ///
+    /// Returns:
+    ///     str: "127.0.0.1:2379", for example.
+    ///
+    /// Raises:
+    ///     RuntimeError: It is not running.
     fn get_endpoint(&self) -> PyResult<String> {
         self.look(Server::endpoint)
     }
 
-    /// Whether it is the embedded server.
+    /// bool: Whether it is the embedded server. If it does not run, a RuntimeError.
     #[getter]
     fn is_embedded(&self) -> PyResult<bool> {
         self.look(Server::is_embedded)
     }
 
     /// A client of it.
+    ///
+    /// Returns:
+    ///     Client: The client.
+    ///
+    /// Raises:
+    ///     RuntimeError: It is not running.
+    ///     StoreConnectionError: It does not answer.
     fn get_client(&self, py: Python<'_>) -> PyResult<Client> {
         let settings =
             EtcdSettings::new(&self.get_endpoint()?).map_err(|problem| error::settings(&problem))?;

@@ -10,8 +10,15 @@ use rallypoint::tcpstore::TcpStoreServer as Server;
 use crate::error;
 use crate::runtime::{OfProcess, wait};
 
-/// A store that clients of PyTorch's `TCPStore` can use, served by this process at an address such as "127.0.0.1:0"; port 0
-/// is one that is free. It is empty at first, and ends when it is stopped, and with this process.
+/// A store that clients of PyTorch's `TCPStore` can use, served by this process. It is empty at first, and ends when it is
+/// stopped, at the end of a `with` statement, and with this process.
+///
+/// Args:
+///     address (str): Host and port to listen on, such as "127.0.0.1:0"; port 0 is one that is free.
+///
+/// Raises:
+///     ValueError: That is no host and port.
+///     ServerError: It cannot listen there.
 #[pyclass(frozen, module = "rallypoint")]
 #[derive(Debug)]
 pub(crate) struct TcpStoreServer {
@@ -33,19 +40,19 @@ impl TcpStoreServer {
         Ok(TcpStoreServer { address: server.local_addr(), server: Mutex::new(Some(OfProcess::new(server))) })
     }
 
-    /// Where it listens.
+    /// str: The address that it listens on.
     #[getter]
     fn host(&self) -> String {
         self.address.ip().to_string()
     }
 
-    /// The port it listens on.
+    /// int: The port that it listens on.
     #[getter]
     fn port(&self) -> u16 {
         self.address.port()
     }
 
-    /// Stops it, and waits until its port and all its connections are closed.
+    /// Stops it, and waits until its port and all its connections are closed. A second `stop` does nothing.
     fn stop(&self, py: Python<'_>) -> PyResult<()> {
         let server = {
             let mut server = self.server.lock().expect("no code panics while it holds this lock");

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import pkgutil
 import shutil
 import socket
 import ssl
@@ -16,10 +17,18 @@ import time
 import urllib.error
 import urllib.request
 
+import rallypoint
+
 ROOT = pathlib.Path(os.environ["RALLYPOINT_ROOT"])
 ETCD = os.environ.get("RALLYPOINT_ETCD_35", str(ROOT / ".tools/etcd/etcd"))
 # Put before a command: it ends with this process, however that comes about.
 TIED = ["setpriv", "--pdeathsig", "KILL"]
+
+
+def public_modules() -> list[str]:
+    """All modules of the package but those whose names begin with an underscore."""
+    found = pkgutil.walk_packages(rallypoint.__path__, "rallypoint.")
+    return ["rallypoint", *(module.name for module in found if "._" not in module.name)]
 
 
 def free_ports(count: int) -> list[int]:

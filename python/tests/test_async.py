@@ -37,6 +37,11 @@ def test_every_operation_can_be_awaited(etcd, prefix, api):
         assert (await clone.get("key"), clone.timeout) == (b"newer", timedelta(seconds=7))
         assert store.timeout == timedelta(seconds=30)
         assert repr(clone) == f"<rallypoint.AsyncStore '{prefix}' at {etcd} ({api})>".replace("'", '"')
+        async with store as entered:
+            assert entered is store
+        with pytest.raises(errors.StoreError, match="the store is closed"):
+            await store.get("key")
+        await store.close()
 
     asyncio.run(main())
 

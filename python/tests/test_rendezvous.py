@@ -172,16 +172,13 @@ def test_a_node_that_never_got_in_closes_nothing(etcd, backend):
     member.shutdown()
 
 
-def test_a_spare_of_pytorchs_barrier_gives_up_in_time_and_closes_nothing(etcd):
-    run_id = uuid.uuid4().hex
-    member = create_rdzv_handler(parameters("rallypoint-etcd", etcd, run_id, last_call_timeout="1"))
-    member.next_rendezvous()
-    spare = create_rdzv_handler(parameters("rallypoint-etcd", etcd, run_id, last_call_timeout="1", timeout="2"))
+def test_a_node_of_pytorchs_barrier_gives_up_in_its_join_timeout(etcd):
+    # torchrun always gives a timeout; whoever gives a join_timeout means that.
+    waits = {"last_call_timeout": "1", "timeout": "900", "join_timeout": "1.5"}
+    alone = create_rdzv_handler(parameters("rallypoint-etcd", etcd, nodes=(2, 2), **waits))
     with pytest.raises(api.RendezvousTimeoutError):
-        spare.next_rendezvous()
-    assert spare.shutdown()
-    assert not member.is_closed() and member.num_nodes_waiting() == 0
-    member.shutdown()
+        alone.next_rendezvous()
+    assert alone.shutdown()
 
 
 def test_a_spare_waits_for_as_long_as_the_run_lives_and_closes_nothing(etcd):
@@ -207,6 +204,17 @@ def test_a_spare_waits_for_as_long_as_the_run_lives_and_closes_nothing(etcd):
     assert len(ends) == 1
     assert not member.is_closed() and member.num_nodes_waiting() == 0
     member.shutdown()
+
+
+def test_who_is_left_alone_names_who_is_gone(etcd):
+    run_id = uuid.uuid4().hex
+    params = parameters("rallypoint", etcd, run_id, (2, 2), join_timeout="5", **QUICK)
+    first, second = create_rdzv_handler(params), create_rdzv_handler(params)
+    together(first.next_rendezvous, second.next_rendezvous)
+    second._leave()
+    with pytest.raises(api.RendezvousTimeoutError, match=r"1 node is here after 5 s: node \d \(.*\) left"):
+        first.next_rendezvous()
+    first.shutdown()
 
 
 def test_a_spare_that_stands_by_is_nobody_to_meet_for(etcd):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import threading
 from datetime import timedelta
 
 import pytest
+from support import wait_until
 
 import rallypoint
 from rallypoint import errors
@@ -55,6 +57,41 @@ def test_clones_share_the_data_and_not_the_timeout(store):
     clone.set("key", "value")
     assert store.get("key") == b"value"
     assert (store.timeout, clone.timeout) == (timedelta(seconds=30), timedelta(milliseconds=10))
+
+
+def test_a_closed_store_is_done_and_its_clones_are_not(etcd, prefix, api):
+    with rallypoint.Store(etcd, prefix, timeout=30, api=api) as store:
+        clone = store.clone()
+        store.set("key", "value")
+    for call in (lambda: store.get("key"), store.clone, lambda: store.timeout, lambda: store.check(["key"])):
+        with pytest.raises(errors.StoreError, match="the store is closed"):
+            call()
+    store.close()
+    assert prefix in repr(store)
+    assert clone.get("key") == b"value"
+
+
+def test_a_closed_client_is_done(etcd):
+    with rallypoint.Client(etcd) as client:
+        assert client.get("no such key") is None
+    with pytest.raises(errors.StoreError, match="the client is closed"):
+        client.list()
+
+
+def test_close_ends_the_connection():
+    with rallypoint.EtcdServer(embedded=True) as server:
+        port = f"{server.get_port():04X}"
+
+        def connections() -> int:
+            """Of this process to the server, as the kernel has them: 01 is an established one."""
+            rows = [line.split() for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()]
+            return sum(row[2].endswith(f":{port}") and row[3] == "01" for row in rows)
+
+        store = rallypoint.Store(server.get_endpoint(), "/job")
+        store.set("key", "value")
+        assert connections() >= 1
+        store.close()
+        wait_until("the connection is closed", lambda: connections() == 0)
 
 
 def test_a_wait_in_vain_is_a_timeout_that_names_the_key(store):

@@ -243,35 +243,63 @@ while not (folder / f"{name}.stop").exists():
 """
 
 
+def wait_until_works(run, folder, names: list[str]) -> None:
+    run.wait_for(f"{names} work", lambda: all((folder / f"{name}.works").exists() for name in names))
+
+
+def let_finish(run, folder, agents) -> None:
+    """Waits until all three work, and these are done."""
+    wait_until_works(run, folder, ["done.3", "other.3", "dies.3"])
+    for agent in agents:
+        (folder / f"{agent.name}.3.stop").touch()
+    waits = "Waiting 300 seconds for other agents"
+    run.wait_for("it has finished", lambda: all(waits in agent.errors() for agent in agents))
+
+
 @pytest.mark.parametrize("works_on", [False, True])
 def test_who_has_finished_does_not_wait_for_the_dead(job, etcd, tmp_path, works_on):
     """torchrun itself waits for five minutes."""
     script = tmp_path / "work.py"
     script.write_text(WORK)
     run = job(etcd, "1:3", conf=QUICK, script=script)
-    agents = [run.start(name) for name in ("done", "other", "dies")]
-    done, other, dies = agents
-
-    def wait_until_works(names: list[str]) -> None:
-        run.wait_for(f"{names} work", lambda: all((tmp_path / f"{name}.works").exists() for name in names))
-
-    wait_until_works(["done.3", "other.3", "dies.3"])
+    done, other, dies = (run.start(name) for name in ("done", "other", "dies"))
     finished = [done] if works_on else [done, other]
-    for agent in finished:
-        (tmp_path / f"{agent.name}.3.stop").touch()
-    waits = "Waiting 300 seconds for other agents"
-    run.wait_for("it has finished", lambda: all(waits in agent.errors() for agent in finished))
+    let_finish(run, tmp_path, finished)
     dies.kill()
     run.wait_until_all_end(finished)
     if works_on:
         # The run is not over for the one that goes on without it.
-        wait_until_works(["other.1"])
+        wait_until_works(run, tmp_path, ["other.1"])
         (tmp_path / "other.1.stop").touch()
         run.wait_until_all_end([other])
     assert [agent.process.returncode for agent in (done, other)] == [0, 0], run.report()
     words = "asks for another round" if works_on else r"node \d \(.*\) died"
     assert all(re.search(f"not waited for: .*{words}", agent.errors()) for agent in finished), run.report()
     assert status(etcd, run.run_id)["closed"] == "a node has finished"
+
+
+@pytest.mark.parametrize("nnodes", ["2:3", "3"])
+def test_who_has_finished_closes_a_run_only_if_nobody_can_go_on(job, etcd, tmp_path, nnodes):
+    """One that works waits for another in the place of the dead; where that is not enough it is told who died."""
+    script = tmp_path / "work.py"
+    script.write_text(WORK)
+    run = job(etcd, nnodes, conf=QUICK, script=script)
+    done, other, dies = (run.start(name) for name in ("done", "other", "dies"))
+    let_finish(run, tmp_path, [done])
+    dies.kill()
+    run.wait_until_all_end([done])
+    assert done.process.returncode == 0, run.report()
+    if nnodes == "3":
+        run.wait_until_all_end([other])
+        words = r"node \d \(.*\) died, and too few nodes are left for another round, as node \d has finished"
+        assert re.search(f"RendezvousClosedError: .* is closed: {words}", other.errors()), run.report()
+        return
+    comes = run.start("comes")
+    wait_until_works(run, tmp_path, ["other.2", "comes.2"])
+    for agent in (other, comes):
+        (tmp_path / f"{agent.name}.2.stop").touch()
+    run.wait_until_all_end([other, comes])
+    assert [agent.process.returncode for agent in (other, comes)] == [0, 0], run.report()
 
 
 @pytest.mark.parametrize("backend", [None, "rallypoint-etcd"])

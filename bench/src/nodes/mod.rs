@@ -13,6 +13,7 @@
 //!
 //! What fails answers `failed` and why.
 
+mod gateway;
 pub(crate) mod ours;
 
 use std::collections::BTreeSet;
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use rallypoint_testkit::{Etcd, Program, Version, closed_port, http_get};
 
+use self::gateway::Gateway;
 use crate::python;
 use crate::results::Outcome;
 
@@ -49,36 +51,43 @@ pub(crate) enum Wire {
     V3,
     /// etcd 3.4 with the v2 API, as PyTorch's clients need it.
     V2,
+    /// The same API of a gateway, with etcd 3.5 behind it.
+    Gateway,
     /// A store in one of the nodes.
     Store,
 }
 
 /// A server to meet through, fresh for each group: what the one before left to be cleaned up is not its affair.
 #[derive(Debug)]
-pub(crate) enum Place {
+pub(crate) enum MeetingServer {
     Etcd(Etcd),
+    Gateway(Gateway),
     Port(u16),
 }
 
-impl Place {
+impl MeetingServer {
     pub(crate) fn fresh(wire: Wire) -> Self {
         match wire {
-            Wire::V3 => Place::Etcd(Etcd::start(Version::V35)),
-            Wire::V2 => Place::Etcd(Etcd::builder(Version::V34).v2().start()),
-            Wire::Store => Place::Port(closed_port()),
+            Wire::V3 => MeetingServer::Etcd(Etcd::start(Version::V35)),
+            Wire::V2 => MeetingServer::Etcd(Etcd::builder(Version::V34).v2().start()),
+            Wire::Gateway => MeetingServer::Gateway(Gateway::start()),
+            Wire::Store => MeetingServer::Port(closed_port()),
         }
     }
 
-    fn endpoint(&self) -> String {
+    pub(crate) fn endpoint(&self) -> String {
         match self {
-            Place::Etcd(etcd) => etcd.endpoint(),
-            Place::Port(port) => format!("127.0.0.1:{port}"),
+            MeetingServer::Etcd(etcd) => etcd.endpoint(),
+            MeetingServer::Gateway(gateway) => gateway.endpoint(),
+            MeetingServer::Port(port) => format!("127.0.0.1:{port}"),
         }
     }
 
     /// Requests that etcd has counted, of both APIs, without the refreshes of v3 leases, which come with time.
     fn requests(&self) -> Option<f64> {
-        let Place::Etcd(etcd) = self else { return None };
+        let (MeetingServer::Etcd(etcd) | MeetingServer::Gateway(Gateway { etcd, .. })) = self else {
+            return None;
+        };
         let metrics = http_get(etcd.port(), "/metrics", Duration::from_secs(5)).expect("etcd answers");
         Some(requests(&metrics))
     }
@@ -134,7 +143,7 @@ impl Size {
 /// The nodes of a group, each as the connection that it is told what to do on. Dropped, all of them are gone.
 pub(crate) struct Group<'a> {
     nodes: Vec<BufReader<TcpStream>>,
-    place: &'a Place,
+    place: &'a MeetingServer,
     requests_before: Option<f64>,
     nursery: Option<&'a mut Nursery>,
     _ours: Vec<Program>,
@@ -144,7 +153,7 @@ impl<'a> Group<'a> {
     /// Nodes who know of the run and have done nothing yet. Those of others come from the nursery.
     pub(crate) fn start(
         backend: &str,
-        place: &'a Place,
+        place: &'a MeetingServer,
         mut nursery: Option<&'a mut Nursery>,
         size: Size,
     ) -> Self {

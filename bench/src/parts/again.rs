@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::contender::{Contender, Field, TORCH_ETCD, Tries, Whose};
 use super::formation::grouped;
 use crate::measure::{Samples, in_turn};
-use crate::nodes::{Failure, Group, Place, Size, Wire};
+use crate::nodes::{Failure, Group, MeetingServer, Size, Wire};
 use crate::plan::Plan;
 use crate::results::{Comparison, Part, Promise, Row, Table};
 
@@ -135,7 +135,7 @@ fn measure(
     until: Until,
     limit: Duration,
 ) -> Result<f64, Failure> {
-    let place = Place::fresh(contender.wire);
+    let place = MeetingServer::fresh(contender.wire);
     let size = match contender.whose {
         Whose::Ours => Size::but_one(PROCESSES, 0),
         _ => Size::but_one(0, PROCESSES),
@@ -161,7 +161,7 @@ fn measure(
 /// The barrier beside PyTorch's `etcd`, whose protocol it speaks, and both in one group.
 fn on_the_v2_wire(plan: &Plan, field: &mut Field, rounds: u32) -> Vec<Comparison> {
     let mut again = |ours, theirs, one_leaves| {
-        let place = Place::fresh(Wire::V2);
+        let place = MeetingServer::fresh(Wire::V2);
         let size = if one_leaves { Size::but_one(ours, theirs) } else { Size::all(ours, theirs) };
         let mut group = Group::start("etcd", &place, field.nursery(Whose::Torchs), size);
         group.meet(PATIENCE).expect("they meet");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::contender::{Contender, Field, NATIVE, ON_V2, TORCH_ETCD, Tries, Whose};
 use crate::measure::{Samples, in_turn};
-use crate::nodes::{Failure, Group, Place, Size};
+use crate::nodes::{Failure, Group, MeetingServer, Size};
 use crate::plan::Plan;
 use crate::results::{Comparison, Outcome, Part, Promise, Row, Table};
 
@@ -18,7 +18,7 @@ const CHANCES: usize = 2;
 const BUDGET: Duration = Duration::from_secs(40);
 
 /// How long a group may take.
-fn limit(plan: &Plan, size: usize) -> Duration {
+pub(crate) fn limit(plan: &Plan, size: usize) -> Duration {
     Duration::from_secs(plan.pick(if size > SMALL { 150 } else { 60 }, 10))
 }
 
@@ -101,7 +101,7 @@ fn meet(
     size: usize,
     limit: Duration,
 ) -> Result<(f64, f64), Failure> {
-    let place = Place::fresh(contender.wire);
+    let place = MeetingServer::fresh(contender.wire);
     let size = match contender.whose {
         Whose::Ours => Size::all(size, 0),
         _ => Size::all(0, size),

@@ -5,6 +5,7 @@ pub(crate) mod agents;
 mod at_work;
 pub(crate) mod contender;
 pub(crate) mod formation;
+pub(crate) mod gateway;
 pub(crate) mod launcher;
 pub(crate) mod restarts;
 pub(crate) mod scale;
@@ -27,6 +28,8 @@ pub(crate) enum Which {
     Store,
     /// The embedded server beside a real etcd
     Server,
+    /// A gateway beside the v2 API of etcd 3.4
+    Gateway,
     /// `rallypoint run` beside torchrun: start and memory
     Launcher,
     /// The store that workers meet at, beside PyTorch's own
@@ -36,13 +39,14 @@ pub(crate) enum Which {
 }
 
 impl Which {
-    pub(crate) const ALL: [Which; 9] = [
+    pub(crate) const ALL: [Which; 10] = [
         Which::Formation,
         Which::Scale,
         Which::Again,
         Which::Agents,
         Which::Store,
         Which::Server,
+        Which::Gateway,
         Which::Launcher,
         Which::WorkerStore,
         Which::Restarts,
@@ -56,6 +60,7 @@ impl Which {
             Which::Agents => "agents",
             Which::Store => "store",
             Which::Server => "server",
+            Which::Gateway => "gateway",
             Which::Launcher => "launcher",
             Which::WorkerStore => "worker-store",
             Which::Restarts => "restarts",

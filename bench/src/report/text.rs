@@ -19,6 +19,7 @@ fn words(which: Which) -> (&'static str, &'static str) {
         Which::Agents => ("Agents of torchrun", include_str!("../../notes/agents.md")),
         Which::Store => ("The Store", include_str!("../../notes/store.md")),
         Which::Server => ("The embedded server", include_str!("../../notes/server.md")),
+        Which::Gateway => ("The gateway", include_str!("../../notes/gateway.md")),
         Which::Launcher => ("The launcher", include_str!("../../notes/launcher.md")),
         Which::WorkerStore => ("The workers' store", include_str!("../../notes/worker-store.md")),
         Which::Restarts => ("Restarts", include_str!("../../notes/restarts.md")),

@@ -57,7 +57,7 @@ pub(crate) enum Event {
     /// A worker of this node has failed.
     Failed,
     /// A node tells of its failure, or that it leaves or meets again.
-    Told(Notice),
+    Notice(Notice),
     /// All nodes of the round have answered.
     AllAnswered,
     /// What the rendezvous tells of the group.
@@ -206,8 +206,8 @@ impl Decision {
 
             (Stage::Working | Stage::Finishing, Event::Failed) => Stage::Settling { first: None },
             // Who leaves or meets again has answered by that; there is nothing to find out.
-            (_, Event::Told(notice)) if !notice.is_failure() => regroup(0, Cause::Other(notice)),
-            (_, Event::Told(notice)) => Stage::Settling { first: Some(notice) },
+            (_, Event::Notice(notice)) if !notice.is_failure() => regroup(0, Cause::Other(notice)),
+            (_, Event::Notice(notice)) => Stage::Settling { first: Some(notice) },
             (Stage::Settling { first }, Event::AllAnswered | Event::TimeUp) => self.settled(first),
 
             (stage, Event::Changed(change)) => changed(stage, change),
@@ -327,20 +327,20 @@ mod tests {
 
     #[test]
     fn a_failure_costs_the_node_that_failed_first_and_nobody_else() {
-        let own = [Event::Failed, Event::Told(failed(OURS)), Event::AllAnswered];
+        let own = [Event::Failed, Event::Notice(failed(OURS)), Event::AllAnswered];
         assert_eq!(over(2, own.clone()), Verdict::Regroup { cost: 1, cause: Cause::Own });
         assert_eq!(over(0, own), Verdict::Close);
         for restarts_left in [0, 2] {
-            let heard = [Event::Told(failed(THEIRS)), Event::AllAnswered];
+            let heard = [Event::Notice(failed(THEIRS)), Event::AllAnswered];
             assert_eq!(over(restarts_left, heard), free(Cause::Other(failed(THEIRS))));
-            let echo = [Event::Failed, Event::Told(failed(THEIRS)), Event::AllAnswered];
+            let echo = [Event::Failed, Event::Notice(failed(THEIRS)), Event::AllAnswered];
             assert_eq!(over(restarts_left, echo), free(Cause::Other(failed(THEIRS))));
         }
     }
 
     #[test]
     fn a_node_without_restarts_leaves_if_it_was_told_to_and_can_be_spared() {
-        let own = [Event::Failed, Event::Told(failed(OURS)), Event::AllAnswered];
+        let own = [Event::Failed, Event::Notice(failed(OURS)), Event::AllAnswered];
         let after = |restarts_left, more: &[Event]| {
             let rules = Rules { node: OURS, restarts_left, when_exhausted: WhenExhausted::Leave };
             under(rules, own.iter().chain(more).cloned())
@@ -373,7 +373,7 @@ mod tests {
     fn a_node_that_is_cut_off_meets_again_and_pays_nothing() {
         let why = || CutOff::MovedOn { rank: 2, known: true };
         let cut = free(Cause::CutOff(why()));
-        for before in [vec![], vec![Event::Failed], vec![Event::Failed, Event::Told(failed(OURS))]] {
+        for before in [vec![], vec![Event::Failed], vec![Event::Failed, Event::Notice(failed(OURS))]] {
             assert_eq!(over(0, before.into_iter().chain([Event::CutOff(why())])), cut);
         }
         assert_eq!(after(0, [Event::Succeeded, Event::CutOff(why())]), Stage::Finishing, "no worker runs");
@@ -381,7 +381,7 @@ mod tests {
 
     #[test]
     fn a_death_is_the_cause_of_what_failed_with_it() {
-        for stage in [vec![], vec![Event::Failed], vec![Event::Failed, Event::Told(failed(OURS))]] {
+        for stage in [vec![], vec![Event::Failed], vec![Event::Failed, Event::Notice(failed(OURS))]] {
             let events = stage.into_iter().chain([Event::Changed(died())]);
             assert_eq!(over(0, events), free(Cause::Group(died())));
         }
@@ -396,10 +396,10 @@ mod tests {
 
     #[test]
     fn who_leaves_says_so_and_costs_nobody_anything() {
-        assert_eq!(over(0, [Event::Told(leaves())]), free(Cause::Other(leaves())));
-        assert_eq!(over(0, [Event::Failed, Event::Told(leaves())]), free(Cause::Other(leaves())));
+        assert_eq!(over(0, [Event::Notice(leaves())]), free(Cause::Other(leaves())));
+        assert_eq!(over(0, [Event::Failed, Event::Notice(leaves())]), free(Cause::Other(leaves())));
         let again = Notice { at: SystemTime::UNIX_EPOCH, ..Notice::regroups(THEIRS, "host2", "why".into()) };
-        assert_eq!(over(0, [Event::Failed, Event::Told(again.clone())]), free(Cause::Other(again)));
+        assert_eq!(over(0, [Event::Failed, Event::Notice(again.clone())]), free(Cause::Other(again)));
     }
 
     #[test]
@@ -417,7 +417,7 @@ mod tests {
         let reason = || "enough".to_owned();
         assert_eq!(over(3, [Event::Changed(closed())]), Verdict::Closed { reason: reason(), first: None });
         assert_eq!(
-            over(3, [Event::Told(failed(THEIRS)), Event::Changed(closed())]),
+            over(3, [Event::Notice(failed(THEIRS)), Event::Changed(closed())]),
             Verdict::Closed { reason: reason(), first: Some(failed(THEIRS)) }
         );
     }
@@ -430,7 +430,7 @@ mod tests {
         }
         assert_eq!(over(1, [asked(), Event::Failed, Event::TimeUp]), Verdict::Stop(Signal::TERM));
         assert_eq!(
-            over(1, [Event::Changed(died()), Event::Failed, Event::Told(failed(OURS))]),
+            over(1, [Event::Changed(died()), Event::Failed, Event::Notice(failed(OURS))]),
             free(Cause::Group(died()))
         );
     }

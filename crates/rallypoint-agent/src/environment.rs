@@ -11,7 +11,7 @@ pub const DEFAULT_SIGNALS: &str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
 
 /// A worker's place in its round.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct WorkerRanks {
     /// Among all workers.
     pub rank: usize,
     /// Among the workers of this node.
@@ -66,7 +66,7 @@ pub struct NoGpu {
 /// `error_file` is where the worker may write what went wrong, empty where there is no place for it.
 pub fn environment(
     common: &Common<'_>,
-    place: &Place,
+    place: &WorkerRanks,
     error_file: &Path,
     inherited: impl Fn(&str) -> Option<OsString>,
 ) -> Result<BTreeMap<&'static str, OsString>, NoGpu> {
@@ -156,8 +156,8 @@ mod tests {
         }
     }
 
-    fn place(local_world_size: usize) -> Place {
-        Place {
+    fn place(local_world_size: usize) -> WorkerRanks {
+        WorkerRanks {
             rank: 5,
             local_rank: 1,
             role_rank: 3,

@@ -1,6 +1,6 @@
 //! What becomes of workers, for those who keep a record of it.
 
-use crate::environment::Place;
+use crate::environment::WorkerRanks;
 use crate::failure::Failure;
 
 /// Keeps a record of what becomes of workers. It is called from where they are started and stopped, and must not wait.
@@ -16,7 +16,7 @@ pub struct WorkerEvent {
     /// Its state from now on.
     pub state: WorkerState,
     /// Which worker.
-    pub place: Place,
+    pub place: WorkerRanks,
     /// Its process.
     pub pid: u32,
     /// How often this node's workers had been started again after a failure.

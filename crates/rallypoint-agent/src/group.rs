@@ -23,7 +23,7 @@ use crate::decision::Event;
 use crate::descendants;
 use crate::disk;
 use crate::drain::{self, DRAIN_TIMEOUT};
-use crate::environment::Place;
+use crate::environment::WorkerRanks;
 use crate::events::{WorkerEvent, WorkerState};
 use crate::failure::{Exit, Failure, Sources, Written};
 use crate::log_file::LogFile;
@@ -55,7 +55,7 @@ pub(crate) struct Start<'a> {
     pub(crate) args: Vec<OsString>,
     pub(crate) environment: BTreeMap<&'static str, OsString>,
     pub(crate) without: &'a [&'a str],
-    pub(crate) place: Place,
+    pub(crate) place: WorkerRanks,
     pub(crate) prefix: String,
     /// The CPUs that it may run on; all that this process may, if there are none.
     pub(crate) cpus: BTreeSet<usize>,
@@ -82,7 +82,7 @@ pub(crate) struct Group {
 
 #[derive(Debug)]
 struct Worker {
-    place: Place,
+    place: WorkerRanks,
     child: Child,
     /// Also its process group. It stays ours until the group is done, since only then the process is waited for.
     pid: Pid,

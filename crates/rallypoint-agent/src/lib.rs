@@ -73,7 +73,7 @@ mod workers;
 pub use affinity::allowed_cpus;
 pub use agent::{Agent, Outcome, Phase, Success};
 pub use decision::WhenExhausted;
-pub use environment::{Common, DEFAULT_SIGNALS, NoGpu, Place, environment};
+pub use environment::{Common, DEFAULT_SIGNALS, NoGpu, WorkerRanks, environment};
 pub use error::AgentError;
 pub use events::{Events, WorkerEvent, WorkerState};
 pub use failure::{ErrorRecord, Exit, Failure, FailureReport};
@@ -94,5 +94,6 @@ pub use spec::{DEFAULT_EXIT_BARRIER_TIMEOUT, DEFAULT_GRACE, DEFAULT_MAX_DEPARTUR
 pub use stop::{Stop, StopListener, Stopper};
 pub use streams::{StreamChoice, StreamChoiceError, Streams};
 pub use time::rfc3339;
+pub use words::{change as describe_change, gone};
 pub use worker_store::{ServedStore, WorkerStore};
 pub use workers::Workers;

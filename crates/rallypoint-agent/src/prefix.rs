@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-use crate::environment::Place;
+use crate::environment::WorkerRanks;
 
 /// torchrun's macros.
 const MACROS: [&str; 4] = ["role_name", "rank", "local_rank", "hostname"];
@@ -44,7 +44,7 @@ impl FromStr for Prefix {
 impl Prefix {
     /// The prefix of one worker.
     #[must_use]
-    pub fn of(&self, place: &Place, role: &str, host: &str) -> String {
+    pub fn of(&self, place: &WorkerRanks, role: &str, host: &str) -> String {
         substitute(&self.0, |name| match name {
             "role_name" => Some(role.to_owned()),
             "local_rank" => Some(place.local_rank.to_string()),

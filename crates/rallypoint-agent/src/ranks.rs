@@ -9,7 +9,7 @@ use rallypoint_store::{Store, StoreError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::environment::Place;
+use crate::environment::WorkerRanks;
 
 const ROLE_INFO: &str = "torchelastic/role_info/";
 const ASSIGNED_RANKS: &str = "torchelastic/assigned_ranks/";
@@ -76,7 +76,7 @@ pub async fn agree(
     ours: &NodeWorkers,
     nodes: usize,
     identical: bool,
-) -> Result<Vec<Place>, RankError> {
+) -> Result<Vec<WorkerRanks>, RankError> {
     let local = ours.local_world_size;
     let assigned = if identical {
         Assigned(ours.rank * local, nodes * local, ours.rank * local, nodes * local)
@@ -84,7 +84,7 @@ pub async fn agree(
         exchange(store, ours, nodes).await?
     };
     let Assigned(first, world_size, first_of_role, role_world_size) = assigned;
-    let place = |local_rank| Place {
+    let place = |local_rank| WorkerRanks {
         rank: first + local_rank,
         local_rank,
         role_rank: first_of_role + local_rank,

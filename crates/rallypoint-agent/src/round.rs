@@ -19,7 +19,7 @@ use tracing::{debug, info, warn};
 use crate::agent::{Agent, Phase};
 use crate::decision::{Decision, Event, Rules, Stage, Verdict};
 use crate::descendants;
-use crate::environment::{Common, Place, environment};
+use crate::environment::{Common, WorkerRanks, environment};
 use crate::error::AgentError;
 use crate::failure::Failure;
 use crate::fence::Fence;
@@ -191,7 +191,11 @@ impl Round<'_> {
     }
 
     /// The ranks of this node's workers; none if the round is over before they are known.
-    async fn places(&mut self, met: &Rendezvous, stop: &mut StopListener) -> Result<Vec<Place>, AgentError> {
+    async fn places(
+        &mut self,
+        met: &Rendezvous,
+        stop: &mut StopListener,
+    ) -> Result<Vec<WorkerRanks>, AgentError> {
         let spec = self.agent.spec();
         let ours =
             NodeWorkers { role: spec.role.clone(), rank: met.rank, local_world_size: spec.local_world_size };
@@ -229,7 +233,7 @@ impl Round<'_> {
         met: &Rendezvous,
         ours: &NodeWorkers,
         identical: bool,
-    ) -> Result<(Vec<Place>, bool), RankError> {
+    ) -> Result<(Vec<WorkerRanks>, bool), RankError> {
         let (store, alone) = (&*met.store, met.world_size == 1);
         if self.agent_store && !alone && !identical {
             ServedStore::announce(store).await?;
@@ -301,7 +305,7 @@ impl Round<'_> {
     fn start(
         &self,
         met: &Rendezvous,
-        places: &[Place],
+        places: &[WorkerRanks],
         attempt: Attempt,
         stop: &StopListener,
     ) -> Result<Group, AgentError> {
@@ -365,12 +369,12 @@ impl Round<'_> {
                 biased;
                 signal = stop.asked() => Event::Asked(signal),
                 finished = group.finished() => finished,
-                notice = &mut told => Event::Told(notice),
+                notice = &mut told => Event::Notice(notice),
                 change = self.change() => self.with_reason(change, stop).await,
                 notice = fence.told(None) => {
                     self.told_by_etcd = false;
                     warn!("etcd does not answer, and another node says: {}; stopping the workers", notice.in_short());
-                    Event::Told(notice)
+                    Event::Notice(notice)
                 }
                 why = fence.cut_off() => Event::CutOff(why),
                 never = &mut restarts_return => match never {},
@@ -429,7 +433,7 @@ impl Round<'_> {
                     self.no_word(refusal.as_ref(), fence, stop).await
                 }
                 signal = stop.asked() => Event::Asked(signal),
-                notice = &mut told => Event::Told(notice),
+                notice = &mut told => Event::Notice(notice),
                 notice = fence.closed() => self.closed_by(notice),
                 change = self.change() => match change {
                     // Whoever closed it so had passed the barrier, which needs all. torchrun gives no reason, and
@@ -455,7 +459,7 @@ impl Round<'_> {
             _ = stop.asked() => None,
             said = self.board.said() => said,
         };
-        said.map_or(Event::Changed(change), Event::Told)
+        said.map_or(Event::Changed(change), Event::Notice)
     }
 
     /// Nobody says whether the other nodes have finished, as etcd does not answer, or refuses to take note of this one's

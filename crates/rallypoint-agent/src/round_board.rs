@@ -42,7 +42,8 @@ pub enum Finish {
     Without {
         /// Why.
         words: String,
-        /// Other nodes go on with the run, without this one.
+        /// The run is not this node's to close: others go on with it or wait for more nodes, or it is closed already, for
+        /// want of nodes.
         goes_on: bool,
     },
 }
@@ -193,12 +194,12 @@ impl RoundBoard {
             missed += usize::from(!self.store.check(&[&here]).await.ok()?);
         }
         let work = self.nodes.saturating_sub(arrived + missed);
-        let lost: Vec<&GroupChange> = standing.lost.iter().collect();
-        let lost = words::losses(&lost, lost.len());
+        let lost = words::gone(&standing.lost);
         if standing.over {
-            // Too few would wait for this node, which does not come.
+            // Others may come for those who are gone, and none for this node, which has finished.
             let spares = self.handler.spares().await.unwrap_or(0);
-            let goes_on = work + spares >= self.handler.progress().borrow().min_nodes;
+            let enough = work + spares + missed >= self.handler.progress().borrow().min_nodes;
+            let goes_on = work > 0 && (enough || self.close(lost.as_deref()).await);
             let again = "another node asks for another round".to_owned();
             let words = lost.map_or(again.clone(), |lost| format!("{lost}, {again}"));
             return Some(Finish::Without { words, goes_on });
@@ -207,10 +208,20 @@ impl RoundBoard {
             .then(|| Finish::Without { words: lost.unwrap_or_else(|| words::change(change)), goes_on: false })
     }
 
+    /// Closes the run: those who ask for another round would wait in vain. They are told why.
+    async fn close(&self, lost: Option<&str>) -> bool {
+        let few = format!("too few nodes are left for another round, as node {} has finished", self.rank);
+        let reason = lost.map_or(few.clone(), |lost| format!("{lost}, and {few}"));
+        let closed = self.handler.set_closed(&reason).await;
+        closed.inspect_err(|error| debug!(%error, "the run cannot be closed")).is_ok()
+    }
+
     /// How many nodes have finished.
     async fn arrived(&self) -> Result<usize, StoreError> {
-        let count =
-            if self.store.check(&[ARRIVED]).await? { self.store.get(ARRIVED).await? } else { Vec::new() };
+        let reads = self.store.clone_store();
+        // It is gone with the round, also between the two: then nobody writes it any more.
+        reads.set_timeout(self.pace());
+        let count = if reads.check(&[ARRIVED]).await? { reads.get(ARRIVED).await? } else { Vec::new() };
         Ok(std::str::from_utf8(&count).ok().and_then(|text| text.parse().ok()).unwrap_or(0))
     }
 

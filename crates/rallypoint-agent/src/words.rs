@@ -44,6 +44,12 @@ fn who(node: &str, rank: Option<usize>) -> String {
     }
 }
 
+/// Who of a group died and who left, in a few words.
+#[must_use]
+pub fn gone(lost: &[GroupChange]) -> Option<String> {
+    losses(&lost.iter().collect::<Vec<_>>(), lost.len())
+}
+
 /// Who died and who left; so many are gone in all.
 pub(crate) fn losses(lost: &[&GroupChange], gone: usize) -> Option<String> {
     let mut died = Vec::new();
@@ -83,7 +89,8 @@ fn list(words: &[String]) -> String {
 }
 
 /// What happened to the group.
-pub(crate) fn change(change: &GroupChange) -> String {
+#[must_use]
+pub fn change(change: &GroupChange) -> String {
     match change {
         GroupChange::Waiting { count: 1 } => "1 more node waits to get in".to_owned(),
         GroupChange::Waiting { count } => format!("{count} more nodes wait to get in"),

@@ -184,13 +184,13 @@ impl Error {
 }
 
 impl Error {
-    /// What is behind it, without what the causes repeat of each other.
+    /// What is behind it, without what the causes repeat of each other, and without what only programmers look for.
     fn causes(&self) -> Vec<String> {
         let mut causes: Vec<String> = Vec::new();
         let mut source = StdError::source(self);
         while let Some(cause) = source {
-            let text = cause.to_string();
-            if causes.last().is_none_or(|last| !last.contains(&text)) {
+            let text = plain(&cause.to_string());
+            if text != CONNECTOR && causes.last().is_none_or(|last| !last.contains(&text)) {
                 causes.push(text);
             }
             source = cause.source();
@@ -205,16 +205,38 @@ impl Error {
     }
 }
 
+/// What is tried where there is no request yet.
+pub(crate) const CONNECT: &str = "connect";
+
+/// What hyper's connector says above the cause.
+const CONNECTOR: &str = "tcp connect error";
+
+/// The system's words without their number: `Connection refused (os error 111)`.
+fn plain(cause: &str) -> String {
+    match cause.rsplit_once(" (os error ") {
+        Some((words, number)) if number.trim_end_matches(')').bytes().all(|byte| byte.is_ascii_digit()) => {
+            words.to_owned()
+        }
+        _ => cause.to_owned(),
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "etcd: {}", self.0.what)?;
-        if let Some(key) = &self.0.key {
-            write!(f, " {}", Key(key))?;
+        if let (ErrorKind::Unreachable, CONNECT, Some(endpoint)) =
+            (self.0.kind, self.0.what, &self.0.endpoint)
+        {
+            write!(f, "cannot reach etcd at {}", endpoint.strip_prefix("http://").unwrap_or(endpoint))?;
+        } else {
+            write!(f, "etcd: {}", self.0.what)?;
+            if let Some(key) = &self.0.key {
+                write!(f, " {}", Key(key))?;
+            }
+            if let Some(endpoint) = &self.0.endpoint {
+                write!(f, " at {endpoint}")?;
+            }
+            write!(f, ": {}", self.0.kind.as_str())?;
         }
-        if let Some(endpoint) = &self.0.endpoint {
-            write!(f, " at {endpoint}")?;
-        }
-        write!(f, ": {}", self.0.kind.as_str())?;
         if self.0.tries > 1 {
             write!(f, " ({} tries)", self.0.tries)?;
         }
@@ -246,5 +268,14 @@ mod tests {
             r#"etcd: put "/a\x00b" at http://etcd1:2379: no connection (3 tries): connection refused"#
         );
         assert_eq!(StdError::source(&error).unwrap().to_string(), "connection refused");
+    }
+
+    #[test]
+    fn whoever_cannot_connect_is_told_so_in_plain_words() {
+        let refused = std::io::Error::from_raw_os_error(111);
+        let error =
+            Error::new(ErrorKind::Unreachable, CONNECT).endpoint("http://etcd1:2379").because(refused);
+        assert_eq!(error.to_string(), "cannot reach etcd at etcd1:2379: Connection refused");
+        assert_eq!(plain("odd (os error x)"), "odd (os error x)");
     }
 }

@@ -10,6 +10,7 @@ use rallypoint_core::{Backoff, Endpoints};
 use tokio::time::Instant;
 use tracing::debug;
 
+use crate::error::CONNECT;
 use crate::{Error, ErrorKind, Reach, Result};
 
 /// How long one endpoint is waited for before the next is asked as well, when looking for one that answers.
@@ -91,7 +92,7 @@ impl Failover {
                     }
                 }
                 Ok(None) | Err(_) => {
-                    let silent = || Error::new(ErrorKind::Timeout, "connect");
+                    let silent = || Error::new(ErrorKind::Timeout, CONNECT);
                     return Err(worst.unwrap_or_else(silent).tries(count(self.endpoints)));
                 }
             }
@@ -255,7 +256,7 @@ mod tests {
         let connect = failover.connect(began + Duration::from_secs(5), |at| async move {
             match (at + 3 - first) % 3 {
                 0 => std::future::pending().await,
-                1 => Err(Error::new(ErrorKind::Unreachable, "connect")),
+                1 => Err(Error::new(ErrorKind::Unreachable, CONNECT)),
                 _ => Ok(()),
             }
         });
@@ -269,7 +270,7 @@ mod tests {
         let failover = over(2);
         let deadline = Instant::now() + Duration::from_secs(5);
         let connect = failover.connect(deadline, |at| async move {
-            Err(Error::new(if at == 0 { ErrorKind::Auth } else { ErrorKind::Unreachable }, "connect"))
+            Err(Error::new(if at == 0 { ErrorKind::Auth } else { ErrorKind::Unreachable }, CONNECT))
         });
         assert_eq!(connect.await.unwrap_err().kind(), ErrorKind::Auth);
         let silent = over(1);

@@ -4,6 +4,7 @@
 //! what failed for a passing reason, and never what is not safe to repeat. Both fail with one [`Error`], which
 //! says what was tried on which key at which endpoint, and why it failed.
 
+mod cause;
 mod error;
 mod failover;
 mod reach;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::Error;
+use crate::{Error, ErrorKind};
 
 /// A shorter silence is not worth a word.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -34,8 +34,9 @@ struct State {
 #[derive(Debug)]
 struct Silence {
     since: Instant,
-    /// Of the last try.
+    /// Of the last try; or of the last that was answered by a server without a leader, which is why the others do not help.
     why: String,
+    no_leader: Option<Instant>,
     /// When it was last said.
     said: Option<Instant>,
 }
@@ -92,8 +93,15 @@ impl State {
     fn unanswered(&mut self, since: Instant, now: Instant, why: &Error, endpoints: &str) -> Option<String> {
         // Others may have been answered in the meantime.
         let since = self.answered.map_or(since, |answered| answered.max(since));
-        let silence = self.silence.get_or_insert(Silence { since, why: String::new(), said: None });
-        silence.why = why.why();
+        let new = Silence { since, why: String::new(), no_leader: None, said: None };
+        let silence = self.silence.get_or_insert(new);
+        if why.kind() == ErrorKind::Busy {
+            silence.no_leader = Some(now);
+        }
+        let recent = |at: Instant| why.kind() == ErrorKind::Unreachable && now - at < PACE;
+        if !silence.no_leader.is_some_and(recent) {
+            silence.why = why.why();
+        }
         let lasts = now.saturating_duration_since(silence.since);
         let pace = if lasts > SLOW_PACE { SLOW_PACE } else { PACE };
         let due = match silence.said {
@@ -111,7 +119,6 @@ impl State {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
     use super::*;
-    use crate::ErrorKind;
 
     fn failed(kind: ErrorKind) -> Error {
         Error::new(kind, "get").because("a cause")
@@ -140,5 +147,19 @@ mod tests {
         assert_eq!(state.unanswered(at(0), at(10), &late, "a:1"), None);
         let line = state.unanswered(at(9), at(13), &late, "a:1").unwrap();
         assert_eq!(line, "etcd at a:1 has not answered for 5 s: no answer in time: a cause");
+    }
+
+    /// The dead members of a cluster refuse connections; the one that lives says what is wrong.
+    #[tokio::test(start_paused = true)]
+    async fn a_server_without_a_leader_tells_more_than_those_that_are_gone() {
+        let reach = Reach::new("a,b");
+        let begin = Instant::now();
+        let gone = Error::new(ErrorKind::Unreachable, "get");
+        reach.unanswered(begin, &Error::new(ErrorKind::Busy, "get"));
+        reach.unanswered(begin, &gone);
+        assert_eq!(reach.why().as_deref(), Some("the server is busy or has no leader"));
+        tokio::time::advance(PACE).await;
+        reach.unanswered(begin, &gone);
+        assert_eq!(reach.why().as_deref(), Some("no connection"));
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rallypoint_core::Backoff;
 use rallypoint_core::time::bounded;
 use rallypoint_etcd::{Error, ErrorKind, Reach};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 use tracing::{debug, info};
 
 use crate::error::{RendezvousError, Result};
@@ -15,7 +15,8 @@ use crate::error::{RendezvousError, Result};
 const HANGS_UP: Duration = Duration::from_secs(10);
 
 /// What `connect` gives; while no etcd answers at `endpoint` it is called again, for `patience`, and it is said what is
-/// waited for. What somebody has to mend, a wrong password for instance, is not waited out.
+/// waited for. What somebody has to mend, a wrong password for instance, is not waited out. Without any patience it is
+/// called once, and has its own time.
 pub async fn connect_within<T, F>(endpoint: &str, patience: Duration, connect: impl Fn() -> F) -> Result<T>
 where
     F: Future<Output = Result<T>>,
@@ -23,13 +24,17 @@ where
     let (begin, reach) = (Instant::now(), Reach::new(endpoint));
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
     let mut told = false;
+    let mut last: Option<RendezvousError> = None;
     loop {
-        let error = match connect().await {
-            Ok(made) => {
+        let most = if patience.is_zero() { Duration::MAX } else { patience };
+        let error = match timeout_at(begin + bounded(most), connect()).await {
+            Ok(Ok(made)) => {
                 reach.answered();
                 return Ok(made);
             }
-            Err(error) => error,
+            Ok(Err(error)) => error,
+            // What takes the connection and says nothing.
+            Err(_) => return Err(last.unwrap_or_else(|| silent(endpoint))),
         };
         let Some(why) = transient(&error) else { return Err(error) };
         let pause = backoff.next(fastrand::f64());
@@ -50,11 +55,48 @@ where
         debug!(%error, "trying again");
         reach.unanswered(begin, why);
         tokio::time::sleep(pause.min(left)).await;
+        last = Some(error);
     }
+}
+
+fn silent(endpoint: &str) -> RendezvousError {
+    let source = Error::new(ErrorKind::Timeout, "connect").into();
+    RendezvousError::Connection { endpoint: endpoint.to_owned(), source }
 }
 
 /// Why no etcd answers, if that may pass by itself.
 fn transient(error: &RendezvousError) -> Option<&Error> {
     let RendezvousError::Connection { source, .. } = error else { return None };
     source.downcast_ref::<Error>().filter(|error| error.is_transient())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+    use super::*;
+
+    /// Each try had its own five seconds, also when less than that was left.
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_says_nothing_is_waited_for_as_long_as_was_said() {
+        for seconds in [1, 6, 11] {
+            let (begin, patience) = (Instant::now(), Duration::from_secs(seconds));
+            let connect = async || {
+                tokio::time::sleep(Duration::from_secs(5)).await;
+                Err::<(), _>(silent("a:1"))
+            };
+            let error = connect_within("a:1", patience, connect).await.unwrap_err();
+            assert_eq!(begin.elapsed(), patience);
+            assert_eq!(
+                error.to_string(),
+                "the connection to etcd at a:1 has failed: etcd: connect: no answer in time"
+            );
+        }
+        let begin = Instant::now();
+        let once = connect_within("a:1", Duration::ZERO, async || {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            Err::<(), _>(silent("a:1"))
+        });
+        assert!(once.await.is_err());
+        assert_eq!(begin.elapsed(), Duration::from_secs(5));
+    }
 }

@@ -1,5 +1,30 @@
 //! How the nodes of a run find each other.
 //!
+//! A node meets the others, works, and meets again when somebody came, left or died:
+//!
+//! ```no_run
+//! use rallypoint_rendezvous::native::{NativeHandler, NativeSettings};
+//! use rallypoint_rendezvous::{FINISHED, Rendezvous, RendezvousHandler};
+//!
+//! # async fn work(_: &Rendezvous) {}
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let settings = NativeSettings::new("etcd1:2379,etcd2:2379,etcd3:2379", "job42", 2, 4)?;
+//! let node = NativeHandler::connect(settings).await?;
+//! loop {
+//!     let round = node.next_rendezvous().await?; // waits for at least 2 nodes, and for up to 4
+//!     println!("rank {} of {}, meet at {:?}", round.rank, round.world_size, round.master);
+//!     tokio::select! {
+//!         () = work(&round) => break,
+//!         change = node.changed() => println!("{change:?}"), // stop, and meet again
+//!     }
+//! }
+//! node.set_closed(FINISHED).await?; // for all nodes; leave() goes alone
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! `examples/rendezvous.rs` is a whole program of this kind.
+//!
 //! - [`RendezvousHandler`]: what every backend does; [`Rendezvous`] is what a node gets from it.
 //! - [`native`]: the backend `rallypoint`, on etcd v3.
 //! - [`RendezvousParameters`]: what a backend is told, by name, as torchrun hands it over.

@@ -6,7 +6,11 @@ use std::time::Duration;
 
 use rallypoint_core::Endpoints;
 use rallypoint_core::endpoint::DEFAULT_PORT;
+use rallypoint_core::text::nearest;
 use thiserror::Error;
+
+/// What torchrun puts among a backend's options by itself; none of it means anything to ours.
+pub const TORCHRUNS: [&str; 4] = ["rank", "is_host", "store_type", "keep_alive_interval"];
 
 /// The parameters of a backend.
 ///
@@ -160,6 +164,22 @@ impl RendezvousParameters {
     pub fn get_as_int(&self, key: &str) -> Result<Option<i64>, ParameterError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         integer(value).map(Some).ok_or_else(|| not_an_integer(key))
+    }
+
+    /// Refuses an option that is not among these and that torchrun does not give by itself.
+    pub(crate) fn check_names(&self, known: &[&str]) -> Result<(), ParameterError> {
+        for key in self.config.keys().map(String::as_str) {
+            if !known.contains(&key) && !TORCHRUNS.contains(&key) {
+                let meant = nearest(key, known.iter().copied());
+                let meant = meant.map_or_else(String::new, |name| format!(" did you mean '{name}'?"));
+                return refused(format!(
+                    "the rendezvous backend '{}' has no option '{key}';{meant} there are: {}",
+                    self.backend,
+                    known.join(", ")
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// The value of `key` in seconds; fractions are allowed, which PyTorch's backends do not.

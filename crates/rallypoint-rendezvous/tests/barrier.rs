@@ -79,7 +79,7 @@ async fn until<F: Future<Output = bool>>(mut holds: impl FnMut() -> F) {
     }
 }
 
-/// A node that only waits asks etcd for nothing, and is not told for that that etcd is silent.
+/// A node that only waits asks etcd for little, and is not told for that that etcd is silent.
 #[track_caller]
 fn is_in_contact(waits: &EtcdBarrier) {
     let moment = tokio::time::Instant::now();
@@ -318,6 +318,25 @@ async fn a_full_group_is_not_disturbed_and_a_spare_takes_a_place_that_gets_free(
     nodes[0].changed().await;
     let (met, other) = tokio::join!(nodes[0].next_rendezvous(), waiting);
     assert_eq!((met.unwrap().world_size, other.unwrap().unwrap().world_size), (2, 2));
+}
+
+/// Nothing was wrong, and the spare said at its timeout that there was no version; and when etcd was silent, that time had
+/// begun with the node.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_spare_waits_as_long_as_the_run_lives_and_for_etcd_as_long_as_everybody() {
+    let mut etcd = server(Version::V35);
+    let nodes = nodes(&etcd, 2, 2, 2).await;
+    all_meet(&nodes).await;
+    let mut given = parameters(&etcd.endpoint(), 2, 2);
+    given.config.insert("timeout".to_owned(), "2".to_owned());
+    let spare = EtcdBarrier::connect(&given).await.unwrap();
+    let mut waiting = spare.next_rendezvous();
+    let early = tokio::time::timeout(Duration::from_millis(2_200), &mut waiting).await;
+    assert!(early.is_err(), "{early:?}");
+    etcd.pause();
+    let error = waiting.await.unwrap_err().to_string();
+    assert!(error.contains(" has failed: it has not answered for "), "{error}");
+    etcd.resume();
 }
 
 /// Defect 12: PyTorch lets most errors through as they are.

@@ -12,18 +12,18 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// A connection whose requests have no name of the server that anybody could object to.
 #[derive(Debug)]
-pub(crate) struct Nameless<S> {
+pub(crate) struct WithoutAuthority<S> {
     inner: S,
     blank: Blank,
 }
 
-impl<S> Nameless<S> {
+impl<S> WithoutAuthority<S> {
     pub(crate) fn new(inner: S) -> Self {
-        Nameless { inner, blank: Blank::default() }
+        WithoutAuthority { inner, blank: Blank::default() }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Nameless<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WithoutAuthority<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -36,7 +36,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Nameless<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Nameless<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WithoutAuthority<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.inner).poll_write(cx, buf)
     }
@@ -86,14 +86,14 @@ enum Blank {
     /// So much is left of a frame of no interest, or of the rest of one.
     Skip(usize),
     /// In a frame of headers: so much is left of it, what is before the fields, and the place in the fields.
-    Fields { left: usize, ahead: usize, place: Place },
+    Fields { left: usize, ahead: usize, place: HpackState },
     /// Another protocol.
     Off,
 }
 
 /// Where in the fields of HPACK the next byte is.
 #[derive(Debug, Clone, Copy)]
-enum Place {
+enum HpackState {
     /// The first of a field.
     Start,
     /// In a number that goes on: its value so far, how far the next byte is shifted, and what it is.
@@ -188,40 +188,40 @@ impl Blank {
             return Blank::Skip(left);
         }
         let ahead = if flags & PADDED == 0 { 0 } else { 1 } + if flags & PRIORITY == 0 { 0 } else { 5 };
-        Blank::Fields { left, ahead, place: Place::Start }
+        Blank::Fields { left, ahead, place: HpackState::Start }
     }
 }
 
-impl Place {
+impl HpackState {
     /// Goes on by a byte, which it may change.
     fn pass(&mut self, byte: &mut u8) {
         *self = match *self {
-            Place::Start => match *byte {
+            HpackState::Start => match *byte {
                 // By the forms of a field, from the one known by its place in the table to the one kept out of it.
-                0x80.. => Place::number(*byte, 7, Number::Whole),
-                0x40.. => Place::number(*byte, 6, Number::NameIndex),
-                0x20.. => Place::number(*byte, 5, Number::Whole),
-                _ => Place::number(*byte, 4, Number::NameIndex),
+                0x80.. => HpackState::number(*byte, 7, Number::Whole),
+                0x40.. => HpackState::number(*byte, 6, Number::NameIndex),
+                0x20.. => HpackState::number(*byte, 5, Number::Whole),
+                _ => HpackState::number(*byte, 4, Number::NameIndex),
             },
-            Place::Number { value, shift, of } => {
+            HpackState::Number { value, shift, of } => {
                 let part = usize::from(*byte & 0x7f).checked_shl(shift).unwrap_or(0);
                 let value = value.saturating_add(part);
                 if *byte & 0x80 == 0 {
                     of.ended(value)
                 } else {
-                    Place::Number { value, shift: shift.saturating_add(7), of }
+                    HpackState::Number { value, shift: shift.saturating_add(7), of }
                 }
             }
-            Place::NameLength => Place::number(*byte, 7, Number::NameLength),
-            Place::ValueLength { blank } => {
+            HpackState::NameLength => HpackState::number(*byte, 7, Number::NameLength),
+            HpackState::ValueLength { blank } => {
                 if blank {
                     // No longer in Huffman's code.
                     *byte &= 0x7f;
                 }
-                Place::number(*byte, 7, Number::ValueLength { blank })
+                HpackState::number(*byte, 7, Number::ValueLength { blank })
             }
-            Place::Name(left) => Number::NameLength.ended(left - 1),
-            Place::Value { left, blank } => {
+            HpackState::Name(left) => Number::NameLength.ended(left - 1),
+            HpackState::Value { left, blank } => {
                 if blank {
                     *byte = FILLING;
                 }
@@ -231,23 +231,23 @@ impl Place {
     }
 
     /// A number that begins in the last bits of a byte.
-    fn number(byte: u8, bits: u32, of: Number) -> Place {
+    fn number(byte: u8, bits: u32, of: Number) -> HpackState {
         let all = (1 << bits) - 1;
         let value = usize::from(byte) & all;
-        if value == all { Place::Number { value, shift: 0, of } } else { of.ended(value) }
+        if value == all { HpackState::Number { value, shift: 0, of } } else { of.ended(value) }
     }
 }
 
 impl Number {
     /// What comes after it.
-    fn ended(self, value: usize) -> Place {
+    fn ended(self, value: usize) -> HpackState {
         match (self, value) {
-            (Number::Whole, _) | (Number::ValueLength { .. }, 0) => Place::Start,
-            (Number::NameIndex, 0) => Place::NameLength,
-            (Number::NameIndex, name) => Place::ValueLength { blank: name == AUTHORITY },
-            (Number::NameLength, 0) => Place::ValueLength { blank: false },
-            (Number::NameLength, left) => Place::Name(left),
-            (Number::ValueLength { blank }, left) => Place::Value { left, blank },
+            (Number::Whole, _) | (Number::ValueLength { .. }, 0) => HpackState::Start,
+            (Number::NameIndex, 0) => HpackState::NameLength,
+            (Number::NameIndex, name) => HpackState::ValueLength { blank: name == AUTHORITY },
+            (Number::NameLength, 0) => HpackState::ValueLength { blank: false },
+            (Number::NameLength, left) => HpackState::Name(left),
+            (Number::ValueLength { blank }, left) => HpackState::Value { left, blank },
         }
     }
 }

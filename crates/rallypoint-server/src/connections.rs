@@ -21,7 +21,7 @@ use tokio_rustls::TlsAcceptor;
 use tower_service::Service;
 
 use crate::admission::{Account, Budget};
-use crate::authority::Nameless;
+use crate::authority::WithoutAuthority;
 use crate::fair::Fair;
 use crate::grpc::{Grpc, ReplyBody};
 use crate::stopped::stopped;
@@ -41,17 +41,17 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Until the next try after the system had no room for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Tells the two protocols apart.
+/// Tells the two protocols apart. A gateway has only one.
 #[derive(Debug, Clone)]
 pub(crate) struct Front {
-    grpc: Grpc,
+    grpc: Option<Grpc>,
     http: axum::Router,
 }
 
 type Answer = http::Response<Either<ReplyBody, axum::body::Body>>;
 
 impl Front {
-    pub(crate) fn new(grpc: Grpc, http: axum::Router) -> Self {
+    pub(crate) fn new(grpc: Option<Grpc>, http: axum::Router) -> Self {
         Front { grpc, http }
     }
 
@@ -61,8 +61,8 @@ impl Front {
         mut request: http::Request<Incoming>,
         account: &Account,
     ) -> impl Future<Output = Result<Answer, Infallible>> + Send + Unpin + use<> {
-        if Grpc::is_for_us(&request) {
-            let reply = self.grpc.call(request, account);
+        if let Some(grpc) = self.grpc.as_ref().filter(|_| Grpc::is_for_us(&request)) {
+            let reply = grpc.call(request, account);
             return future::Either::Left(reply.map(|reply| Ok(reply.map(Either::Left))));
         }
         let mut http = self.http.clone();
@@ -167,7 +167,7 @@ where
         .keep_alive_timeout(KEEPALIVE_TIMEOUT);
     let of_requests = account.clone();
     let service = service_fn(move |request| front.call(request, &of_requests));
-    let connection = http.serve_connection(TokioIo::new(Nameless::new(Fair::new(socket))), service);
+    let connection = http.serve_connection(TokioIo::new(WithoutAuthority::new(Fair::new(socket))), service);
     tokio::pin!(connection);
     let silent = async {
         tokio::time::sleep(FIRST_REQUEST_TIMEOUT).await;

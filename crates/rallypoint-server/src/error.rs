@@ -60,6 +60,12 @@ pub enum ServerError {
         /// What the system said.
         source: io::Error,
     },
+    /// The cluster behind a gateway cannot be used.
+    #[error("cannot serve what is in the etcd")]
+    Etcd {
+        /// What the etcd said, or what is wrong with how it is to be reached.
+        source: rallypoint_etcd::Error,
+    },
     /// There is no thread for what writes to the disk.
     #[error("cannot start a thread")]
     Thread {

@@ -29,7 +29,8 @@
 //! - `durable`: what survives, where there is a folder for it.
 //! - `on_demand`: this server where nothing listens yet.
 //! - `managed`: a real etcd as a child process, or this server where there is none.
-//! - `v2`: the tree of the v2 API, plain data too. The two halves share no keys, as in etcd.
+//! - `v2`: the v2 API: its wire, and its tree, plain data too. The two halves share no keys, as in etcd.
+//! - `gateway`: the v2 API again, with its keys in a cluster of etcd.
 
 mod admission;
 mod authority;
@@ -39,6 +40,7 @@ mod durable;
 mod error;
 mod fair;
 mod files;
+mod gateway;
 mod grpc;
 mod http;
 mod identity;
@@ -47,6 +49,7 @@ mod managed;
 mod metrics;
 mod mvcc;
 mod on_demand;
+mod prometheus;
 mod serve;
 mod shared;
 mod state;
@@ -58,6 +61,7 @@ mod watch;
 pub use config::{Config, Numbering, Tls};
 pub use error::ServerError;
 pub use files::raise_file_limit;
+pub use gateway::GatewayConfig;
 pub use managed::{BINARY_VARIABLE, EtcdServer, EtcdServerError, EtcdServerOptions};
 pub use on_demand::OnDemand;
 pub use serve::Server;

@@ -14,6 +14,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::admission::Budget;
 use crate::connections::{Connections, Front};
 use crate::durable::{Folder, Halves, Journal, Opened, V2Batch, V3Batch, Writer};
+use crate::gateway::{Gateway, GatewayConfig};
 use crate::grpc::Grpc;
 use crate::identity::Identity;
 use crate::mvcc::{Retention, Store};
@@ -42,12 +43,22 @@ impl Server {
     /// called in. On return it can be connected to.
     pub fn bind(config: Config) -> Result<Server, ServerError> {
         let listener = listen(config.listen)?;
+        Ok(Server::start(Prepared::new(listener, config)?))
+    }
+
+    /// Serves the v2 API in front of a cluster of etcd, in the background as [`Server::bind`] does. What the
+    /// configuration says of data is for nothing: all of it is in the cluster.
+    pub async fn gateway(config: Config, gateway: GatewayConfig) -> Result<Server, ServerError> {
+        let listener = listen(config.listen)?;
+        Ok(Server::start(Prepared::gateway(listener, config, gateway).await?))
+    }
+
+    fn start(prepared: Prepared) -> Server {
         let (stop, mut told) = watch::channel(false);
-        let prepared = Prepared::new(listener, config)?;
         let (address, url) = (prepared.address, prepared.url.clone());
         let (connections, open) = watch::channel(0);
         let task = tokio::spawn(prepared.run(async move { stopped(&mut told).await }, connections));
-        Ok(Server { address, url, stop, open, task })
+        Server { address, url, stop, open, task }
     }
 
     /// Serves on a listener until `shutdown` is there and open requests have ended, or had their time to.
@@ -94,6 +105,11 @@ impl Server {
         self.ended().await
     }
 
+    /// Stops at once, as a drop does: no request ends well.
+    pub fn abort(&self) {
+        self.task.abort();
+    }
+
     /// Waits until it has ended. It does so by itself only when its data can no longer be kept.
     pub async fn ended(&mut self) -> Result<(), ServerError> {
         (&mut self.task).await.map_err(|source| ServerError::Ended { source })?
@@ -126,24 +142,50 @@ struct Prepared {
     url: String,
     tls: Option<TlsAcceptor>,
     config: Config,
-    /// Its folder has data of an earlier start.
-    goes_on: bool,
-    parts: Parts,
+    front: Front,
+    behind: Behind,
     stop: watch::Sender<bool>,
+}
+
+/// What is behind the front.
+enum Behind {
+    /// Its own data. Its folder may have some of an earlier start.
+    Data {
+        halves: Halves,
+        writer: Option<Writer>,
+        goes_on: bool,
+    },
+    Cluster {
+        gateway: Arc<Gateway>,
+        endpoints: String,
+    },
 }
 
 impl Prepared {
     fn new(listener: TcpListener, config: Config) -> Result<Self, ServerError> {
-        let address =
-            listener.local_addr().map_err(|source| ServerError::Listen { address: config.listen, source })?;
-        let tls = config.tls.as_ref().map(tls::acceptor).transpose()?;
-        let scheme = if tls.is_some() { "https" } else { "http" };
-        let url = format!("{scheme}://{address}");
+        let (address, tls, url) = place(&listener, &config)?;
         let data = config.data_dir.as_deref().map(Folder::open).transpose()?;
         let goes_on = matches!(data, Some((_, Opened::Something(_))));
         let (stop, stopping) = watch::channel(false);
-        let parts = parts(&url, &config, data, stopping)?;
-        Ok(Prepared { listener, address, url, tls, config, goes_on, parts, stop })
+        let Parts { front, halves, writer } = parts(&url, &config, data, stopping)?;
+        let behind = Behind::Data { halves, writer, goes_on };
+        Ok(Prepared { listener, address, url, tls, config, front, behind, stop })
+    }
+
+    async fn gateway(
+        listener: TcpListener,
+        config: Config,
+        gateway: GatewayConfig,
+    ) -> Result<Self, ServerError> {
+        let (address, tls, url) = place(&listener, &config)?;
+        let endpoints = gateway.etcd.endpoints.to_string();
+        let gateway = Gateway::start(gateway).await.map_err(|source| ServerError::Etcd { source })?;
+        let identity = Arc::new(Identity::new(config.name.clone(), client_urls(&url, &config)));
+        let keys = Arc::<Gateway>::clone(&gateway);
+        let front = Front::new(None, http1::router(keys, identity, http1::Limits::default()));
+        let behind = Behind::Cluster { gateway, endpoints };
+        let (stop, _) = watch::channel(false);
+        Ok(Prepared { listener, address, url, tls, config, front, behind, stop })
     }
 
     /// Tells `open` how many connections there are.
@@ -152,50 +194,93 @@ impl Prepared {
         shutdown: impl Future<Output = ()>,
         open: watch::Sender<usize>,
     ) -> Result<(), ServerError> {
-        let Prepared { listener, address, tls, config, goes_on, parts, stop, .. } = self;
-        let Parts { front, halves, mut writer } = parts;
-        match &config.data_dir {
-            Some(folder) => tracing::info!(
-                %address,
-                revision = halves.v3.read(|state| state.store.revision()),
-                "serving etcd's v3 and v2 protocols; all data is kept in {}, which {}",
-                folder.display(),
-                if goes_on { "has data of an earlier start" } else { "had no data" },
-            ),
-            None => tracing::info!(
-                %address,
-                "serving etcd's v3 and v2 protocols; all data is in memory and ends with this process"
-            ),
-        }
+        let Prepared { listener, address, tls, config, front, mut behind, stop, .. } = self;
+        behind.announce(address, &config);
         let budget = Budget::new(config.inflight_bytes, files::connections_within(config.max_connections));
         let connections = Connections { front, tls, budget, stopping: stop.subscribe() };
         let mut tasks = JoinSet::new();
-        let failed = async {
-            match &mut writer {
-                Some(writer) => writer.failed().await,
-                None => std::future::pending().await,
-            }
-        };
         let failed = tokio::select! {
             () = shutdown => None,
-            () = halves.v3.expire_leases() => None,
             () = connections.accept(&listener, &mut tasks, &open) => None,
-            failed = failed => failed,
+            failed = behind.work() => failed,
         };
 
         drop(listener);
         stop.send_replace(true);
-        halves.v3.write(|state| state.hub.close());
-        halves.v2.close();
+        behind.close();
         let ended = async { while tasks.join_next().await.is_some() {} };
         if tokio::time::timeout(config.stop_timeout, ended).await.is_err() {
             tracing::debug!(%address, "requests were cut off");
         }
-        if let Some(writer) = writer {
+        if let Behind::Data { writer: Some(writer), .. } = behind {
             writer.stop().await;
         }
         failed.map_or(Ok(()), Err)
     }
+}
+
+impl Behind {
+    fn announce(&self, address: SocketAddr, config: &Config) {
+        match (self, &config.data_dir) {
+            (Behind::Cluster { endpoints, .. }, _) => tracing::info!(
+                %address,
+                "serving etcd's v2 protocol; all data is in the etcd at {endpoints}"
+            ),
+            (Behind::Data { halves, goes_on, .. }, Some(folder)) => tracing::info!(
+                %address,
+                revision = halves.v3.read(|state| state.store.revision()),
+                "serving etcd's v3 and v2 protocols; all data is kept in {}, which {}",
+                folder.display(),
+                if *goes_on { "has data of an earlier start" } else { "had no data" },
+            ),
+            (Behind::Data { .. }, None) => tracing::info!(
+                %address,
+                "serving etcd's v3 and v2 protocols; all data is in memory and ends with this process"
+            ),
+        }
+    }
+
+    /// What goes on beside requests. It ends by itself only when data can no longer be kept.
+    async fn work(&mut self) -> Option<ServerError> {
+        let Behind::Data { halves, writer, .. } = self else { return std::future::pending().await };
+        let failed = async {
+            match writer {
+                Some(writer) => writer.failed().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = halves.v3.expire_leases() => None,
+            failed = failed => failed,
+        }
+    }
+
+    /// Ends the watches.
+    fn close(&self) {
+        match self {
+            Behind::Data { halves, .. } => {
+                halves.v3.write(|state| state.hub.close());
+                halves.v2.close();
+            }
+            Behind::Cluster { gateway, .. } => gateway.close(),
+        }
+    }
+}
+
+/// Where it listens, how it speaks there, and the URL of both.
+fn place(
+    listener: &TcpListener,
+    config: &Config,
+) -> Result<(SocketAddr, Option<TlsAcceptor>, String), ServerError> {
+    let address =
+        listener.local_addr().map_err(|source| ServerError::Listen { address: config.listen, source })?;
+    let tls = config.tls.as_ref().map(tls::acceptor).transpose()?;
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    Ok((address, tls, format!("{scheme}://{address}")))
+}
+
+fn client_urls(url: &str, config: &Config) -> Vec<String> {
+    if config.advertise.is_empty() { vec![url.to_owned()] } else { config.advertise.clone() }
 }
 
 /// What answers requests, the two halves behind it, and what keeps them on disk.
@@ -211,8 +296,7 @@ fn parts(
     data: Option<(Folder, Opened)>,
     stopping: watch::Receiver<bool>,
 ) -> Result<Parts, ServerError> {
-    let client_urls =
-        if config.advertise.is_empty() { vec![url.to_owned()] } else { config.advertise.clone() };
+    let client_urls = client_urls(url, config);
     let limits = Limits {
         request_bytes: config.max_request_bytes,
         txn_ops: config.max_txn_ops,
@@ -265,13 +349,17 @@ fn parts(
     };
     let shared = Arc::new(Shared::new(v3, identity.clone(), settings));
     let (numbers, quota) = (Arc::clone(&shared), Arc::clone(&shared));
-    let v3 = http1::V3 {
+    let v3 = v2::V3 {
         metrics: Box::new(move || metrics::v3(&numbers)),
         is_full: Box::new(move || quota.read(State::is_full)),
     };
-    let v2 = http1::Service::start(Arc::new(identity), v3, http1::Limits::default(), v2);
+    let identity = Arc::new(identity);
+    let v2 = v2::Service::start(Arc::clone(&identity), v3, v2);
     let grpc = Grpc::new(Arc::clone(&shared), message_bytes, stopping);
-    let front = Front::new(grpc, http1::router(Arc::clone(&v2)));
+    let front = Front::new(
+        Some(grpc),
+        http1::router(Arc::<v2::Service>::clone(&v2), identity, http1::Limits::default()),
+    );
     let halves = Halves { v3: shared, v2 };
     let writer = match data.zip(bell) {
         Some(((folder, engine), (bell, rung))) => {

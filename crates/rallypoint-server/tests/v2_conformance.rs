@@ -1,15 +1,18 @@
-//! Every rule of `v2_conformance.txt` holds on etcd 3.4, on etcd 3.5 and on this server.
+//! Every rule of `v2_conformance.txt` holds on etcd 3.4, on etcd 3.5, on this server and on a gateway.
 #![allow(clippy::unwrap_used, reason = "helpers of a test")]
 
 mod v2_support;
 
+use futures::future::join_all;
+use rallypoint_testkit::Version;
 use v2_support::{Answer, Target, is_alike};
 
 const RULES: &str = include_str!("v2_conformance.txt");
 
 #[tokio::test]
 async fn every_server_answers_as_written() {
-    for target in Target::all().await {
+    let gateways = join_all(Version::all().into_iter().map(Target::gateway)).await;
+    for target in Target::all().await.into_iter().chain(gateways) {
         let mut rules = 0;
         // The first part says how to read the rest.
         for rule in RULES.split("\n\n").skip(2) {

@@ -1,15 +1,16 @@
-//! python-etcd and PyTorch use this server without noticing that it is no etcd.
+//! python-etcd and PyTorch use this server, and a gateway, without noticing that it is no etcd.
 #![allow(clippy::unwrap_used, reason = "helpers of a test")]
 
 mod v2_support;
 
+use futures::future::join_all;
 use rallypoint_testkit::{Version, run_python};
 use v2_support::Target;
 
-/// Runs a script with the port of the server as its argument; it prints `ok` at its end.
+/// Runs a script with the port and the name of the server as its arguments; it prints `ok` at its end.
 async fn run(target: &Target, script: &'static str) {
-    let port = target.address.port().to_string();
-    let output = tokio::task::spawn_blocking(move || run_python(script, &[&port])).await.unwrap();
+    let (port, name) = (target.address.port().to_string(), target.name);
+    let output = tokio::task::spawn_blocking(move || run_python(script, &[&port, name])).await.unwrap();
     assert_eq!(output.lines().last(), Some("ok"), "{}: {output}", target.name);
 }
 
@@ -70,8 +71,12 @@ for event in client.eternal_watch("/w", index=index + 1, recursive=True):
 assert seen == ["w1", "w2", "w3"], seen
 for _ in range(1001):
     client.write("/flood", "x")
-cleared = fails(etcd.EtcdEventIndexCleared, client.watch, "/d/a", index=index)
-assert cleared.payload["index"] == client.read("/flood").etcd_index
+if sys.argv[2] == "gateway":
+    # Its past ends where that of the cluster does.
+    assert client.watch("/flood", index=index).value == "x"
+else:
+    cleared = fails(etcd.EtcdEventIndexCleared, client.watch, "/d/a", index=index)
+    assert cleared.payload["index"] == client.read("/flood").etcd_index
 
 # TTLs.
 ends = client.write("/ends", "x", ttl=20)
@@ -101,9 +106,9 @@ print("ok")
 
 #[tokio::test]
 async fn python_etcd_does_not_notice() {
-    for target in [Target::etcd(Version::V34).await, Target::embedded().await] {
-        run(&target, PYTHON_ETCD).await;
-    }
+    let servers =
+        [Target::etcd(Version::V34).await, Target::embedded().await, Target::gateway(Version::V35).await];
+    join_all(servers.iter().map(|target| run(target, PYTHON_ETCD))).await;
 }
 
 const ETCD_STORE: &str = r#"
@@ -141,7 +146,8 @@ print("ok")
 
 #[tokio::test]
 async fn the_etcd_store_of_pytorch_runs_on_it() {
-    run(&Target::embedded().await, ETCD_STORE).await;
+    let servers = [Target::embedded().await, Target::gateway(Version::V34).await];
+    join_all(servers.iter().map(|target| run(target, ETCD_STORE))).await;
 }
 
 const RENDEZVOUS: &str = r#"
@@ -194,5 +200,6 @@ print("ok")
 
 #[tokio::test]
 async fn the_etcd_rendezvous_backends_of_pytorch_run_on_it() {
-    run(&Target::embedded().await, RENDEZVOUS).await;
+    let servers = [Target::embedded().await, Target::gateway(Version::V35).await];
+    join_all(servers.iter().map(|target| run(target, RENDEZVOUS))).await;
 }

@@ -57,7 +57,7 @@ const WATCHERS: &str = "etcd_debugging_store_watchers";
 
 #[tokio::test]
 async fn headers_go_out_at_once_with_the_index_of_the_start() {
-    for target in Target::all().await {
+    for target in Target::every().await {
         target.put("/a", "value=1").await;
         let at = index(&target).await;
         let watch = target.watch("/a", "").await;
@@ -73,7 +73,7 @@ async fn headers_go_out_at_once_with_the_index_of_the_start() {
 
 #[tokio::test]
 async fn setting_the_same_value_fires_and_a_failed_compare_is_silent() {
-    for target in Target::all().await {
+    for target in Target::every().await {
         target.put("/a", "value=1").await;
         let at = index(&target).await;
         let watch = target.watch("/a", "").await;
@@ -86,7 +86,7 @@ async fn setting_the_same_value_fires_and_a_failed_compare_is_silent() {
 
 #[tokio::test]
 async fn a_watch_can_begin_in_the_past_now_and_in_the_future() {
-    for target in Target::all().await {
+    for target in Target::every().await {
         let at = index(&target).await;
         for value in ["1", "2"] {
             target.put("/d/a", &format!("value={value}")).await;
@@ -129,7 +129,7 @@ async fn after_a_thousand_events_the_past_is_cleared() {
 
 #[tokio::test]
 async fn hidden_nodes_are_seen_by_who_knows_their_name() {
-    for target in Target::all().await {
+    for target in Target::every().await {
         let at = index(&target).await;
         let (above, by_name) =
             (target.watch("/d", "recursive=true").await, target.watch("/d/_h", "recursive=true").await);
@@ -166,7 +166,7 @@ async fn the_end_of_a_directory_wakes_the_watchers_of_its_children_and_costs_one
 
 #[tokio::test]
 async fn a_ttl_of_zero_ends_at_once_and_is_told() {
-    for target in Target::all().await {
+    for target in Target::every().await {
         let at = index(&target).await;
         let mut stream = target.watch("/a", "stream=true").await;
         let set = target.put("/a", "value=1&ttl=0").await;
@@ -179,7 +179,7 @@ async fn a_ttl_of_zero_ends_at_once_and_is_told() {
 
 #[tokio::test]
 async fn a_refresh_wakes_nobody_and_puts_the_end_off() {
-    for target in Target::all().await {
+    for target in Target::every().await {
         target.put("/a", "value=1&ttl=100").await;
         let at = index(&target).await;
         let watch = target.watch("/a", "").await;
@@ -194,7 +194,7 @@ async fn a_refresh_wakes_nobody_and_puts_the_end_off() {
 
 #[tokio::test]
 async fn a_stream_goes_on() {
-    for target in Target::all().await {
+    for target in Target::every().await {
         let at = index(&target).await;
         let mut stream = target.watch("/d", "recursive=true&stream=true").await;
         for n in 1..=150 {

@@ -14,7 +14,7 @@ pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum StoreError {
     /// What was waited for did not come in time.
-    #[error("{what} timed out after {:.3} s, waiting for {}", after.as_secs_f64(), names(keys))]
+    #[error("{what} timeout after {:.3} s, waiting for {}", after.as_secs_f64(), names(keys))]
     Timeout {
         /// The operation.
         what: &'static str,

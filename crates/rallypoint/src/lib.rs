@@ -35,6 +35,8 @@ mod documents {
     mod store {}
     #[doc = include_str!("../../../docs/connecting.md")]
     mod connecting {}
+    #[doc = include_str!("../../../docs/gateway.md")]
+    mod gateway {}
     #[doc = include_str!("../../../docs/server.md")]
     mod server {}
     #[doc = include_str!("../../../docs/launcher.md")]

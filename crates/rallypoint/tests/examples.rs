@@ -2,8 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail")]
 
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use rallypoint_testkit::{Etcd, Version};
 
@@ -32,4 +33,29 @@ fn meet_says_what_is_wrong() {
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success());
     assert!(text.contains(&endpoint), "{text}");
+}
+
+#[test]
+fn who_is_left_of_a_rendezvous_does_the_rest() {
+    let etcd = Etcd::start(Version::V35);
+    let start = || {
+        let args = [&etcd.endpoint(), "job42", "2", "3", "200"];
+        let mut child =
+            Command::new(example("rendezvous")).args(args).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        (child, lines)
+    };
+    let [mut first, mut second, mut third] = [start(), start(), start()];
+    for (_, lines) in [&mut first, &mut second, &mut third] {
+        assert!(lines.next().unwrap().starts_with("round 1: rank "));
+    }
+    third.0.kill().unwrap();
+    third.0.wait().unwrap();
+    for (mut child, lines) in [first, second] {
+        let text: Vec<String> = lines.collect();
+        assert!(child.wait().unwrap().success(), "{text:?}");
+        assert!(text[0].starts_with("Died { node: "), "{text:?}");
+        assert!(text[1].starts_with("round 2: rank ") && text[1].ends_with(" of 2"), "{text:?}");
+        assert_eq!(text[2], "done", "{text:?}");
+    }
 }

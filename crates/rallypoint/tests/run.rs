@@ -56,6 +56,13 @@ fn the_first_command_of_the_readme_does_what_it_says() {
 }
 
 #[test]
+fn at_the_level_debug_it_is_the_launcher_that_speaks_and_not_http() {
+    let ended = Launcher::run(&["--log-level", "debug", "--", "true"]).expect(0);
+    assert!(!ended.with("DEBUG").is_empty(), "{}", ended.text());
+    assert_eq!(ended.with("frame="), Vec::<&str>::new());
+}
+
+#[test]
 fn lines_of_many_workers_stay_whole() {
     let script = "for i in $(seq 500); do printf 'aaaaaaaaaaaaaaaaaaaa'; printf 'bbbbbbbbbb\\n'; done";
     let ended = Launcher::run(&["--nproc-per-node", "4", "--", "sh", "-c", script]).expect(0);

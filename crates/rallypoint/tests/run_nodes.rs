@@ -16,7 +16,10 @@ fn free_endpoint() -> String {
 
 fn node(endpoint: &str, nodes: &str, more: &[&str]) -> Launcher {
     let args = ["--nnodes", nodes, "--rdzv-id", "job", "--rdzv-endpoint", endpoint];
-    let conf = ["--rdzv-conf", "last_call_timeout=1,lease_timeout=2"];
+    // PyTorch's has no leases.
+    let of_pytorch = more.windows(2).any(|pair| pair == ["--rdzv-backend", "etcd"]);
+    let conf = if of_pytorch { "last_call_timeout=1" } else { "last_call_timeout=1,lease_timeout=2" };
+    let conf = ["--rdzv-conf", conf];
     Launcher::start(&[&args[..], &conf[..], more].concat())
 }
 
@@ -188,11 +191,13 @@ fn the_death_of_a_whole_node_costs_the_others_no_restart() {
     assert!(followed > 0);
 }
 
-/// A worker of the first node that ends only when this file is there.
+/// A worker that ends only when this file is there. One that fails does so when all others can no longer be stopped.
 fn stubborn(path: &std::path::Path) -> String {
     format!(
-        "echo $WORLD_SIZE are here; trap 'while [ ! -e {0} ]; do sleep 0.05; done; exit 0' TERM INT; \
-         [ $LOCAL_RANK = 0 ] && [ -n \"$FAILS\" ] && exit 7; while :; do sleep 0.05; done",
+        "trap 'while [ ! -e {0} ]; do sleep 0.05; done; exit 0' TERM INT; : > {0}.$RANK; echo $WORLD_SIZE are here; \
+         [ $LOCAL_RANK = 0 ] && [ -n \"$FAILS\" ] && {{ \
+         until [ $(ls {0}.* | wc -l) = $WORLD_SIZE ]; do sleep 0.05; done; exit 7; }}; \
+         while :; do sleep 0.05; done",
         path.display()
     )
 }

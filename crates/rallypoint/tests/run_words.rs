@@ -495,12 +495,14 @@ fn what_cannot_work_is_told_before_anything_is_started() {
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     std::fs::create_dir(&logs).unwrap();
     let nodes = ["--nnodes", "2", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint];
-    let cases: [(&[&str], i32, &str); 6] = [
+    let cases: [(&[&str], i32, &str); 8] = [
         (&["--cacert", &pipe], 2, "--cacert"),
         (&["--user", "me", "--password-file", &pipe], 2, "it is no file"),
         (&["--cacert", &logs], 2, "it is no file"),
         (&["--rdzv-conf", "join_timout=10"], 2, "did you mean 'join_timeout'?"),
         (&["--rdzv-conf", "join_timeout=4 last_call_timeout=1"], 2, "separated by commas"),
+        (&["--rdzv-backend", "etcd", "--rdzv-conf", "join_timout=10"], 2, "did you mean 'join_timeout'?"),
+        (&["--rdzv-backend", "etcd", "--rdzv-conf", "join_timeout=abc"], 2, "'abc'"),
         (&["--nproc-per-node", "99999999999"], 2, "kernel.pid_max"),
     ];
     for (more, code, words) in cases {

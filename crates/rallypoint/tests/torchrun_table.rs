@@ -58,7 +58,8 @@ fn help() -> String {
 /// What the help says of a flag: from its line to the next flag's.
 fn help_of<'a>(help: &'a str, flag: &str) -> Option<&'a str> {
     let begins = |line: &str| {
-        let names = line.trim();
+        // What a flag means stands further in, and may begin with the name of another.
+        let names = Some(line.trim()).filter(|_| !line.starts_with("         ")).unwrap_or_default();
         let names =
             names.split_once(", ").filter(|(short, _)| short.len() == 2).map_or(names, |(_, long)| long);
         names.starts_with("--").then(|| names.split([' ', '=', '[']).next().unwrap().to_owned())

@@ -11,7 +11,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 # Whatever the backend, torchrun gives a timeout, and somebody may say who starts the server.
 _ALWAYS = ("timeout", "is_host")
 
-BARRIER = ("last_call_timeout", "etcd_prefix", "protocol", "cacert", "cert", "key", "worker_store")
+BARRIER = ("join_timeout", "last_call_timeout", "etcd_prefix", "protocol", "cacert", "cert", "key", "worker_store")
 
 DYNAMIC = (
     "api",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from rallypoint._rallypoint import Round
+from rallypoint._rallypoint import TorchRound
 from rallypoint.torch._log import logger
 from rallypoint.torch._translated import translated
 from rallypoint.torch.store import FOR_EVER, EtcdStore
@@ -19,11 +19,11 @@ class RoundStore(EtcdStore):
 
     # Others go on with the run, without this node.
     others_go_on = False
-    _round: Round
+    _round: TorchRound
     _run_id: str
 
     @classmethod
-    def of(cls, round: Round, run_id: str) -> RoundStore:
+    def of(cls, round: TorchRound, run_id: str) -> RoundStore:
         """The store of this round."""
         made = cls.over(round.store)
         made._round, made._run_id = round, run_id

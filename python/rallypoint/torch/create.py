@@ -6,7 +6,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler as _Rendezvou
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-from rallypoint._rallypoint import Rendezvous
+from rallypoint._rallypoint import TorchRendezvous
 from rallypoint.torch import _meeting
 from rallypoint.torch._translated import translated
 from rallypoint.torch._options import BARRIER, DYNAMIC, checked, is_secure, join_timeout, serves
@@ -43,7 +43,7 @@ def _create(params: RendezvousParameters, ours: str, known: tuple[str, ...] | No
     config = checked(params, known)
     agent_serves = serves(config)
     meeting = _meet(params, config)
-    rendezvous = Rendezvous(
+    rendezvous = TorchRendezvous(
         ours,
         meeting.endpoint,
         params.run_id,

@@ -1,13 +1,19 @@
 """Errors that are Rallypoint's and torch's at once, so that the handlers of either take them."""
 
+from typing import TYPE_CHECKING
+
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import api
 
 from rallypoint import errors
 
-# Younger than the oldest torch that this works with.
-_QueueEmptyError: type[Exception] = getattr(dist, "QueueEmptyError", dist.DistStoreError)
-_GracefulExitError: type[Exception] = getattr(api, "RendezvousGracefulExitError", api.RendezvousError)
+if TYPE_CHECKING:
+    from torch.distributed import QueueEmptyError as _QueueEmptyError
+    from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError as _GracefulExitError
+else:
+    # Younger than the oldest torch that this works with.
+    _QueueEmptyError = getattr(dist, "QueueEmptyError", dist.DistStoreError)
+    _GracefulExitError = getattr(api, "RendezvousGracefulExitError", api.RendezvousError)
 
 
 class StoreError(errors.StoreError, dist.DistStoreError):
@@ -18,7 +24,7 @@ class StoreTimeoutError(errors.StoreTimeoutError, dist.DistStoreError):
     __doc__ = errors.StoreTimeoutError.__doc__
 
 
-class QueueEmptyError(errors.QueueEmptyError, _QueueEmptyError):  # type: ignore[misc,valid-type]
+class QueueEmptyError(errors.QueueEmptyError, _QueueEmptyError):
     __doc__ = errors.QueueEmptyError.__doc__
 
 
@@ -54,5 +60,5 @@ class RendezvousStateError(errors.RendezvousStateError, api.RendezvousStateError
     __doc__ = errors.RendezvousStateError.__doc__
 
 
-class RendezvousGracefulExitError(errors.RendezvousGracefulExitError, _GracefulExitError):  # type: ignore[misc,valid-type]
+class RendezvousGracefulExitError(errors.RendezvousGracefulExitError, _GracefulExitError):
     __doc__ = errors.RendezvousGracefulExitError.__doc__

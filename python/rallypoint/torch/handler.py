@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler as _Rendezvou
 from torch.distributed.elastic.rendezvous import api
 
 from rallypoint import errors
-from rallypoint._rallypoint import NODE_FINISHED, LocalServer, Rendezvous, Round
+from rallypoint._rallypoint import NODE_FINISHED, LocalServer, TorchRendezvous, TorchRound
 from rallypoint.torch import _reason
 from rallypoint.torch._ends import Ends
 from rallypoint.torch._log import logger
@@ -38,7 +38,7 @@ class RendezvousHandler(_RendezvousHandler):
 
     def __init__(
         self,
-        rendezvous: Rendezvous,
+        rendezvous: TorchRendezvous,
         backend: str,
         run_id: str,
         server: LocalServer | None = None,
@@ -50,7 +50,7 @@ class RendezvousHandler(_RendezvousHandler):
         self._server = server
         # Whether this node serves the store that the workers meet at, if it has rank 0.
         self._serves = serves
-        self._round: Round | None = None
+        self._round: TorchRound | None = None
         self._store: RoundStore | None = None
         self._ends = Ends()
         # torchrun does not shut a handler down when it is told to end by a signal, so as not to close the run.
@@ -153,7 +153,7 @@ class RendezvousHandler(_RendezvousHandler):
             _add(error, f"what failed here followed from this: {first}")
         return first
 
-    def _tell_why(self, round: Round, frame: FrameType) -> None:
+    def _tell_why(self, round: TorchRound, frame: FrameType) -> None:
         """Why this node asks for another round."""
         failure = _reason.failure_before(frame, self._ends.of)
         if failure is not None:

@@ -22,7 +22,7 @@ FOR_EVER = timedelta(days=365 * 100)
 _kept: list[EtcdStore] = []
 
 
-class EtcdStore(dist.Store):
+class EtcdStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
     """A ``torch.distributed.Store`` that is kept in etcd.
 
     It goes wherever torch takes a store: under a ``PrefixStore``, into ``init_process_group(store=...)``, beneath
@@ -57,7 +57,7 @@ class EtcdStore(dist.Store):
     def over(cls, store: rallypoint.Store) -> Self:
         """A store for torch, on the data of this one. Keep it for as long as torch has it."""
         made = cls.__new__(cls)
-        dist.Store.__init__(made)
+        dist.Store.__init__(made)  # pyright: ignore[reportPrivateImportUsage]
         made._take(store)
         return made
 

@@ -8,6 +8,8 @@ use std::time::Instant;
 
 use rallypoint_testkit::torch_python;
 
+use crate::python::our_python;
+
 /// What each worker does: it says a word, and stays.
 const SCRIPT: &str = "echo here; exec sleep 600";
 
@@ -102,6 +104,12 @@ pub(crate) fn ours() -> Command {
     launcher(&here.with_file_name("rallypoint"), &["run", "--standalone"])
 }
 
+/// With its own rendezvous: `--standalone` is `c10d`.
 pub(crate) fn torchrun() -> Command {
     launcher(&torch_python(), &["-m", "torch.distributed.run", "--standalone"])
+}
+
+/// With our backend.
+pub(crate) fn torchrun_on_ours() -> Command {
+    launcher(&our_python(), &["-m", "torch.distributed.run", "--rdzv-backend=rallypoint"])
 }

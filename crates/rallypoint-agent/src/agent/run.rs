@@ -143,7 +143,7 @@ impl Agent {
                         }
                         None => {
                             let lost = self.handler.lost();
-                            match words::losses(&lost.iter().collect::<Vec<_>>(), lost.len()) {
+                            match words::gone(&lost) {
                                 Some(why) => AgentError::NotAgain { run_id, why, needed, here, after },
                                 None => RendezvousError::NotMet { run_id, needed, here, after }.into(),
                             }

@@ -61,7 +61,7 @@ impl Round<'_> {
     /// Another node has closed the run, because of that, and could not say so through etcd.
     pub(super) fn closed_by(&mut self, notice: Notice) -> Event {
         let reason = notice.in_short();
-        self.decision.handle(Event::Told(notice));
+        self.decision.handle(Event::Notice(notice));
         Event::Changed(GroupChange::Closed { reason })
     }
 
@@ -134,7 +134,7 @@ impl Round<'_> {
                 biased;
                 signal = stop.asked() => Event::Asked(signal),
                 notice = fence.closed() => self.closed_by(notice),
-                notice = fence.told(first.as_ref()) => Event::Told(notice),
+                notice = fence.told(first.as_ref()) => Event::Notice(notice),
                 why = fence.cut_off() => {
                     warn!("{why}");
                     Event::CutOff(why)
@@ -142,7 +142,7 @@ impl Round<'_> {
                 notice = &mut telling, if !all_answered => {
                     all_answered = true;
                     fence.tell(notice.clone());
-                    self.decision.handle(Event::Told(notice));
+                    self.decision.handle(Event::Notice(notice));
                     Event::AllAnswered
                 }
                 change = self.change() => {
@@ -151,7 +151,7 @@ impl Round<'_> {
                         && !all_answered
                         && let Ok(notice) = tokio::time::timeout(LOSS_IS_TOLD, &mut telling).await
                     {
-                        self.decision.handle(Event::Told(notice));
+                        self.decision.handle(Event::Notice(notice));
                     }
                     Event::Changed(change)
                 }

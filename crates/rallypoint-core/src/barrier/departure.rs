@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::context::Context;
-use super::etcd::{Failure, Place, Reply, Request, View};
+use super::etcd::{Failure, Reply, Request, VersionRank, View};
 use super::outbox::{Asked, Part};
 use super::pace::Pace;
 use super::record::Status;
@@ -15,6 +15,8 @@ use super::way::Footing;
 
 /// What leaving may take: the others find out anyhow.
 const TIME: Duration = Duration::from_secs(5);
+/// The same where etcd was silent for too long.
+const IN_VAIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Departure {
@@ -34,8 +36,8 @@ enum Stage {
 }
 
 impl Departure {
-    pub(super) fn new(now: Duration) -> Self {
-        let deadline = now + TIME;
+    pub(super) fn new(now: Duration, in_vain: bool) -> Self {
+        let deadline = now + if in_vain { IN_VAIN } else { TIME };
         let (asked, pace) = (Asked::default(), Pace::default());
         Departure { stage: Stage::Held, deadline, asked, pace, pause: None }
     }
@@ -75,7 +77,7 @@ impl Departure {
         let (Some(request), Stage::Leaving(footing)) = (self.asked.take(id), self.stage) else { return };
         match (request, reply) {
             (Request::ReadRecord, Ok(Reply::Record(view))) => self.go(cx, footing, view),
-            (Request::DeleteKeepAlive(Place { version, .. }), Ok(Reply::Refused)) => {
+            (Request::DeleteKeepAlive(VersionRank { version, .. }), Ok(Reply::Refused)) => {
                 self.ask(cx, Request::ListMembers { version });
             }
             (Request::DeleteKeepAlive(place), Ok(_)) => self.removed(cx, place),
@@ -93,7 +95,7 @@ impl Departure {
         }
     }
 
-    fn removed(&mut self, cx: &mut Context, place: Place) {
+    fn removed(&mut self, cx: &mut Context, place: VersionRank) {
         self.stage = Stage::Leaving(Footing::In { place, kept: false });
         self.ask(cx, Request::ReadRecord);
     }
@@ -108,8 +110,8 @@ impl Departure {
             (Some(over), _) if over.0.is_open(version) && over.0.joined() > before => {
                 self.ask(cx, Request::DeleteRecord { over });
             }
-            (_, Some(Place { version, rank })) => {
-                self.ask(cx, Request::DeleteKeepAlive(Place { version, rank }));
+            (_, Some(VersionRank { version, rank })) => {
+                self.ask(cx, Request::DeleteKeepAlive(VersionRank { version, rank }));
             }
             (Some(over), None)
                 if over.0.is(Status::Final, version) && matches!(footing, Footing::In { .. }) =>

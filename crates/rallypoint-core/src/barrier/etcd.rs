@@ -6,7 +6,7 @@ use super::Record;
 
 /// A node's place in a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place {
+pub struct VersionRank {
     /// The version.
     pub version: u64,
     /// The rank in it.
@@ -58,6 +58,8 @@ pub enum Request {
         /// The index of the one it is to replace.
         over: u64,
     },
+    /// Anything that it answers: whether it is there is all that is asked.
+    Greet,
     /// Make the folder of a version where none is.
     MakeVersion {
         /// The version.
@@ -71,18 +73,18 @@ pub enum Request {
     /// How the keep-alive of a place went, from this index on: etcd's history says.
     ReadEnding {
         /// The place.
-        place: Place,
+        place: VersionRank,
         /// The first index that counts.
         from: u64,
     },
     /// Write this node's keep-alive. Refused if another node's is there.
-    WriteKeepAlive(Place),
+    WriteKeepAlive(VersionRank),
     /// Put off the end of this node's keep-alive. Refused if it is gone, or another node's.
-    RenewKeepAlive(Place),
+    RenewKeepAlive(VersionRank),
     /// Let this node's keep-alive end after [`GRACE`](super::GRACE). Refused if it is gone, or another node's.
-    ExpireKeepAlive(Place),
+    ExpireKeepAlive(VersionRank),
     /// Remove this node's keep-alive. Refused if it is gone, or another node's.
-    DeleteKeepAlive(Place),
+    DeleteKeepAlive(VersionRank),
 }
 
 /// What came of a [`Request`].

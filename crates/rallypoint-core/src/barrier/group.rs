@@ -19,7 +19,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::context::Context;
-use super::etcd::{Ending, Failure, KeepAlive, Place, Reply, Request, Update, View, Watched, torch_ranks};
+use super::etcd::{
+    Ending, Failure, KeepAlive, Reply, Request, Update, VersionRank, View, Watched, torch_ranks,
+};
 use super::outbox::{Asked, Part};
 use super::output::{Change, NodeEvent, WatchId};
 use super::record::{Record, Status};
@@ -35,7 +37,7 @@ const SMALL: f64 = 64.0;
 
 #[derive(Debug)]
 pub(super) struct Group {
-    place: Place,
+    place: VersionRank,
     /// The record as it was seen last, final, and its index.
     seen: (Record, u64),
     /// The index from which on the group is final.
@@ -107,7 +109,7 @@ pub(super) enum Doubt {
 
 impl Group {
     /// Begins to watch a group whose record became final.
-    pub(super) fn new(cx: &mut Context, place: Place, record: &Record, index: u64) -> Self {
+    pub(super) fn new(cx: &mut Context, place: VersionRank, record: &Record, index: u64) -> Self {
         // All nodes of a group begin at the same moment; the list is as long as the group.
         let spread = Duration::from_millis(5) * u32::try_from(record.joined()).unwrap_or(u32::MAX);
         let at = cx.out.now + spread.min(Duration::from_secs(2)).mul_f64(cx.out.random());
@@ -395,7 +397,7 @@ impl Group {
             }
             _ => {
                 self.look = Look::Asking(Missing { rank, node });
-                let place = Place { rank, ..self.place };
+                let place = VersionRank { rank, ..self.place };
                 self.ask(cx, Request::ReadEnding { place, from: self.since });
             }
         }

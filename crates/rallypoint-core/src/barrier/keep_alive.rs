@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use super::KEEP_ALIVE_TTL;
 use super::context::Context;
-use super::etcd::{Failure, Place, Reply, Request, View, torch_ranks};
+use super::etcd::{Failure, Reply, Request, VersionRank, View, torch_ranks};
 use super::outbox::{Asked, Part};
 use super::output::Loss;
 use super::record::{Record, Status};
@@ -45,12 +45,12 @@ enum State {
     #[default]
     Off,
     Kept {
-        place: Place,
+        place: VersionRank,
         group: Option<Record>,
         due: Duration,
     },
     Renewing {
-        place: Place,
+        place: VersionRank,
         group: Option<Record>,
     },
     Returning(Box<Returning>),
@@ -59,7 +59,7 @@ enum State {
 /// On the way back.
 #[derive(Debug, Clone)]
 struct Returning {
-    place: Place,
+    place: VersionRank,
     /// The record of the group, once it is final.
     group: Option<Record>,
     /// The folder is there without a record, or with one that is being set up.
@@ -110,7 +110,7 @@ pub(super) enum Verdict {
 
 impl Keeper {
     /// Keeps the keep-alive of this place, which was written just now, or none.
-    pub(super) fn keep(&mut self, now: Duration, place: Option<Place>) {
+    pub(super) fn keep(&mut self, now: Duration, place: Option<VersionRank>) {
         if self.place() != place {
             self.asked.forget();
             self.backoff = Backoff::default();
@@ -333,7 +333,7 @@ impl Keeper {
         Verdict::Recovered(way.lost, way.view, way.torch)
     }
 
-    fn returns(&mut self, cx: &mut Context, place: Place, group: Option<Record>, lost: Option<Loss>) {
+    fn returns(&mut self, cx: &mut Context, place: VersionRank, group: Option<Record>, lost: Option<Loss>) {
         self.state = State::Returning(Box::new(Returning {
             place,
             group,
@@ -353,12 +353,12 @@ impl Keeper {
         self.state = State::Returning(Box::new(Returning { pause, ..returning }));
     }
 
-    fn kept(&mut self, cx: &mut Context, place: Place, group: Option<Record>) {
+    fn kept(&mut self, cx: &mut Context, place: VersionRank, group: Option<Record>) {
         self.backoff = Backoff::default();
         self.state = State::Kept { place, group, due: cx.out.now + INTERVAL };
     }
 
-    fn place(&self) -> Option<Place> {
+    fn place(&self) -> Option<VersionRank> {
         match &self.state {
             State::Off => None,
             State::Kept { place, .. } | State::Renewing { place, .. } => Some(*place),

@@ -9,7 +9,7 @@
 //! - `way`: from no place at all to a final version. `steps` takes its steps one by one; `creating`,
 //!   `seat` (with `last_call`) and `waiting` are the parts of it.
 //! - `group`: whether a group that has met is still whole. `keep_alive`: a node's keep-alive, and what is done when
-//!   etcd has lost it or more. `silence`: how long etcd was not heard of.
+//!   etcd has lost it or more. `silence`: how long etcd was not heard of. `patience`: how long a node waits.
 //! - `departure`, `closing`, `run_folder`: how a node goes, how a run ends, and why its folder does not.
 //! - `record`: what all nodes share, byte for byte as PyTorch writes it. `etcd`: the few words of etcd that the
 //!   machine speaks. `output`: what it wants done. `outbox`, `pace`, `context`: what the parts have in common.
@@ -47,6 +47,7 @@ mod node;
 mod outbox;
 mod output;
 mod pace;
+mod patience;
 mod record;
 mod run_folder;
 mod seat;
@@ -58,7 +59,7 @@ mod way;
 
 use std::time::Duration;
 
-pub use etcd::{Ending, Failure, KeepAlive, Place, Reply, Request, Update, View, Watched};
+pub use etcd::{Ending, Failure, KeepAlive, Reply, Request, Update, VersionRank, View, Watched};
 pub use node::Node;
 pub use output::{Change, Loss, NodeEvent, Output, WatchId};
 pub use record::{Record, RecordError, Status, to_python_json};

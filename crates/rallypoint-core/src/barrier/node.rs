@@ -10,6 +10,7 @@ use super::group::{Doubt, Group};
 use super::keep_alive::{Keeper, Verdict};
 use super::outbox::{Outbox, Part};
 use super::output::{Loss, NodeEvent, Output, WatchId};
+use super::patience::Patience;
 use super::run_folder::RunFolder;
 use super::settings::Settings;
 use super::silence::Silence;
@@ -28,6 +29,7 @@ pub struct Node {
     presence: Presence,
     closing: Closing,
     run_folder: RunFolder,
+    patience: Patience,
     progress: Option<NodeEvent>,
 }
 
@@ -59,13 +61,16 @@ impl Node {
             presence: Presence::Out,
             closing: Closing::default(),
             run_folder: RunFolder::default(),
+            patience: Patience::default(),
             progress: None,
         }
     }
 
-    /// Asks for a version after the last one this node was in.
-    pub fn join(&mut self, now: Duration) {
+    /// Asks for a version after the last one this node was in. It has this time; where it finds the group full, as long as
+    /// the run lives.
+    pub fn join(&mut self, now: Duration, time: Duration) {
         self.cx.out.now = now;
+        self.patience.begin(now, time);
         self.run_folder.start(&mut self.cx);
         match &mut self.presence {
             Presence::Leaving { rejoin, .. } => *rejoin = true,
@@ -77,10 +82,12 @@ impl Node {
     /// Leaves: the others are told at once.
     pub fn leave(&mut self, now: Duration) {
         self.cx.out.now = now;
+        self.patience.end();
         match &mut self.presence {
             Presence::Leaving { rejoin, .. } => *rejoin = false,
             presence => {
-                let leaving = Presence::Leaving { departure: Box::new(Departure::new(now)), rejoin: false };
+                let departure = Box::new(Departure::new(now, self.patience.was_in_vain()));
+                let leaving = Presence::Leaving { departure, rejoin: false };
                 if let Presence::Member(group) = std::mem::replace(presence, leaving) {
                     group.end(&mut self.cx);
                 }
@@ -129,6 +136,7 @@ impl Node {
             }
             Some(Part::Closing) => self.closing.handle_reply(&mut self.cx, id, reply),
             Some(Part::RunFolder) => self.run_folder.handle_reply(&mut self.cx, id, &reply),
+            Some(Part::Patience) => self.patience.handle_reply(id),
             None => {}
         }
         if went_back {
@@ -142,7 +150,10 @@ impl Node {
         self.cx.out.now = now;
         match update {
             Update::Failed => self.cx.silence.failed(),
-            _ => self.cx.silence.heard(now, self.keeper.is_on()),
+            _ => {
+                self.cx.silence.heard(now, self.keeper.is_on());
+                self.cx.out.heard();
+            }
         }
         if update == Update::FolderGone {
             // All keep-alives are gone with it, and their owners live.
@@ -175,6 +186,7 @@ impl Node {
         }
         self.closing.handle_timeout(&mut self.cx);
         self.run_folder.handle_timeout(&mut self.cx);
+        self.patience.handle_timeout(&mut self.cx);
         self.settle();
     }
 
@@ -193,13 +205,14 @@ impl Node {
         };
         let way = self.way.timeout();
         let others = [self.keeper.timeout(), self.closing.timeout(), self.run_folder.timeout()];
-        [way, presence].into_iter().chain(others).flatten().min()
+        [way, presence, self.patience.timeout(&self.cx)].into_iter().chain(others).flatten().min()
     }
 
     /// Etcd has replied to a request that was sent when this index was known. A write comes after whatever was
     /// known before it; says whether this one has not, so that the server holds an earlier state.
     fn heard(&mut self, reply: &Reply, known: u64) -> bool {
         self.cx.silence.heard(self.cx.out.now, self.keeper.is_on());
+        self.cx.out.heard();
         match *reply {
             Reply::Done { index: 0 } => false,
             Reply::Done { index } if index <= known => {
@@ -230,6 +243,7 @@ impl Node {
                 if matches!(self.presence, Presence::OnTheWay) {
                     self.cx.out.event(NodeEvent::Joined { place, world: record.joined() });
                     self.progress = None;
+                    self.patience.end();
                     self.cx.silence.met();
                     self.keeper.keep(self.cx.out.now, self.way.kept());
                     self.keeper.group_is(&mut self.cx, Some(&record));
@@ -240,6 +254,7 @@ impl Node {
             Outcome::Closed { reason } => {
                 if matches!(self.presence, Presence::OnTheWay) {
                     self.presence = Presence::Out;
+                    self.patience.end();
                     self.cx.out.event(NodeEvent::Refused { reason });
                 }
             }
@@ -298,6 +313,9 @@ impl Node {
         }
         if self.way.is_on() && matches!(self.presence, Presence::OnTheWay) {
             let progress = self.way.progress(self.cx.out.now, self.cx.settings.max);
+            if let NodeEvent::Progress { spare, .. } = progress {
+                self.patience.stands_by(self.cx.out.now, spare);
+            }
             if !self.progress.as_ref().is_some_and(|before| same_progress(before, &progress)) {
                 self.cx.out.event(progress.clone());
                 self.progress = Some(progress);

@@ -15,6 +15,7 @@ pub(super) enum Part {
     Departure,
     Closing,
     RunFolder,
+    Patience,
 }
 
 #[derive(Debug)]
@@ -24,6 +25,10 @@ pub(super) struct Outbox {
     /// The highest index that etcd has named.
     index: u64,
     next: u64,
+    /// When something was asked for last.
+    asked_at: Duration,
+    /// The first that was asked for since etcd was heard last.
+    unanswered_since: Option<Duration>,
     /// Whose requests are under way, and the index that was known when they were sent.
     pending: HashMap<u64, (Part, u64)>,
     outputs: VecDeque<Output>,
@@ -36,6 +41,8 @@ impl Outbox {
             random: fastrand::Rng::with_seed(seed),
             index: 0,
             next: 0,
+            asked_at: Duration::ZERO,
+            unanswered_since: None,
             pending: HashMap::new(),
             outputs: VecDeque::new(),
         }
@@ -67,6 +74,20 @@ impl Outbox {
         self.pending.remove(&id)
     }
 
+    /// Etcd has said something.
+    pub(super) fn heard(&mut self) {
+        self.unanswered_since = None;
+    }
+
+    pub(super) fn asked_at(&self) -> Duration {
+        self.asked_at
+    }
+
+    /// Since when nothing that was asked for was answered, nor anything else heard.
+    pub(super) fn unanswered_since(&self) -> Option<Duration> {
+        self.unanswered_since
+    }
+
     /// Etcd has named this index.
     pub(super) fn saw_index(&mut self, index: u64) {
         self.index = self.index.max(index);
@@ -85,6 +106,8 @@ pub(super) struct Asked(Option<(u64, Request)>);
 impl Asked {
     pub(super) fn ask(&mut self, out: &mut Outbox, part: Part, request: Request) {
         out.next += 1;
+        out.asked_at = out.now;
+        out.unanswered_since.get_or_insert(out.now);
         out.pending.insert(out.next, (part, out.index));
         out.outputs.push_back(Output::Request { id: out.next, request: Box::new(request.clone()) });
         self.0 = Some((out.next, request));

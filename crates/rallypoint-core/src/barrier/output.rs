@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::etcd::{Place, Request, Watched};
+use super::etcd::{Request, VersionRank, Watched};
 
 /// What whoever drives a [`Node`](super::Node) has to do.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,7 +44,7 @@ pub enum NodeEvent {
     /// A version with this node in it is final.
     Joined {
         /// Where.
-        place: Place,
+        place: VersionRank,
         /// With how many.
         world: usize,
     },
@@ -62,6 +62,11 @@ pub enum NodeEvent {
         last_call: Option<Duration>,
         /// The group is full.
         spare: bool,
+    },
+    /// The time that the node had for its way is over. It goes on: whoever drives it tells it to leave.
+    OutOfTime {
+        /// For how long etcd has not answered, if it has not answered the last that this node asked of it.
+        silent: Option<Duration>,
     },
     /// The run is closed: there will be no version for this node.
     Refused {

@@ -15,7 +15,7 @@
 use std::time::Duration;
 
 use super::context::Context;
-use super::etcd::{Place, Request, View};
+use super::etcd::{Request, VersionRank, View};
 use super::last_call::{self, LastCall};
 use super::pace::{self, Pace};
 use super::record::{Record, Status};
@@ -23,7 +23,7 @@ use super::{FROZEN_TTL, LAST_CALL_TTL};
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Seat {
-    place: Place,
+    place: VersionRank,
     /// The index at which the record was created that this node has joined.
     created: u64,
     /// The index of its last write there. A server with an earlier state may not have this node in it.
@@ -79,7 +79,7 @@ impl Seat {
     /// all be on their way.
     pub(super) fn new(cx: &Context, record: &Record, created: u64, index: u64, before: Option<u64>) -> Self {
         let rank = record.joined().saturating_sub(1);
-        let place = Place { version: record.version.unwrap_or_default(), rank };
+        let place = VersionRank { version: record.version.unwrap_or_default(), rank };
         let stage = if record.status == Status::Frozen {
             Stage::Confirming { written: false }
         } else if rank + 1 == cx.settings.min {
@@ -90,7 +90,7 @@ impl Seat {
         Seat { place, created, written_at: index, min: cx.settings.min, confirmed: Vec::new(), stage }
     }
 
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn place(&self) -> VersionRank {
         self.place
     }
 
@@ -218,7 +218,7 @@ impl Seat {
 
     /// The nodes of a frozen version know their ranks, so they can take turns.
     fn line_up(&self, cx: &mut Context, pace: &mut Pace, record: &Record) -> Next {
-        let key = |rank| cx.settings.keep_alive(Place { rank, ..self.place });
+        let key = |rank| cx.settings.keep_alive(VersionRank { rank, ..self.place });
         let before = (0..self.place.rank).filter(|rank| !record.has_confirmed(&key(*rank))).count();
         Next::Pause(pace.turn(before, cx.out.random()))
     }

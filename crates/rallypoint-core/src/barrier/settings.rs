@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Place;
+use super::VersionRank;
 
 /// What a node wants.
 #[derive(Debug, Clone)]
@@ -22,8 +22,8 @@ pub struct Settings {
 impl Settings {
     /// The key of the keep-alive of a place.
     #[must_use]
-    pub fn keep_alive(&self, place: Place) -> String {
-        let Place { version, rank } = place;
+    pub fn keep_alive(&self, place: VersionRank) -> String {
+        let VersionRank { version, rank } = place;
         format!("{}/rdzv/v_{version}/rank_{rank}", self.root)
     }
 }

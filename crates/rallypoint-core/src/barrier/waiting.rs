@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 
-use super::etcd::{KeepAlive, Place};
+use super::etcd::{KeepAlive, VersionRank};
 use super::{GRACE, Record};
 
 /// How long a spare leaves a full group with a missing member to itself.
@@ -45,9 +45,9 @@ pub(super) enum Role {
     /// Not a member of that version.
     Newcomer,
     /// A member that asks for a new version.
-    Member(Place),
+    Member(VersionRank),
     /// The same, whose keep-alive is no longer kept.
-    Expiring(Place),
+    Expiring(VersionRank),
 }
 
 /// What comes next.
@@ -56,7 +56,7 @@ pub(super) enum Next {
     /// Remove the record.
     End,
     /// Let the keep-alive of this node run out, then [`Waiting::expiring`].
-    Expire(Place),
+    Expire(VersionRank),
     /// Add this node to the number waiting, then [`Waiting::announced`].
     Announce,
     /// Wait for a change of the record or of the members, beside so many others that wait.

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use super::context::Context;
 use super::creating::Creating;
-use super::etcd::{Failure, Place, Reply, Request, Update, Watched};
+use super::etcd::{Failure, Reply, Request, Update, VersionRank, Watched};
 use super::output::NodeEvent;
 use super::record::Record;
 use super::seat::Seat;
@@ -38,9 +38,9 @@ pub(super) struct Way {
     stage: Stage,
     steps: Steps,
     /// The place in the last final version, until the node has another or has given it up.
-    past: Option<Place>,
+    past: Option<VersionRank>,
     /// The place whose keep-alive is to be kept.
-    kept: Option<Place>,
+    kept: Option<VersionRank>,
     /// The version whose end this node has seen.
     came_from: Option<u64>,
     /// The last version that was seen to have members of PyTorch's.
@@ -81,7 +81,7 @@ pub(super) enum Outcome {
     Going,
     /// The version is final, and this node in it.
     Met {
-        place: Place,
+        place: VersionRank,
         record: Record,
         index: u64,
     },
@@ -101,7 +101,7 @@ pub(super) enum Footing {
     },
     /// It has; `kept` if it has a keep-alive there.
     In {
-        place: Place,
+        place: VersionRank,
         kept: bool,
     },
 }
@@ -140,7 +140,7 @@ impl Way {
     }
 
     /// The place whose keep-alive is to be kept.
-    pub(super) fn kept(&self) -> Option<Place> {
+    pub(super) fn kept(&self) -> Option<VersionRank> {
         self.kept
     }
 

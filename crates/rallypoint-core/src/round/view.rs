@@ -26,7 +26,7 @@ pub(super) struct View {
     watching: Watching,
     leader: Fact<LeaderKey>,
     round: Fact<RoundKey>,
-    place: Fact<Option<Place>>,
+    place: Fact<Option<OwnRank>>,
     /// Which of the watches, of the group and of the place, etcd refuses.
     refused: [bool; 2],
     /// What etcd had of the run is gone, and nobody has taken note of it yet.
@@ -105,7 +105,7 @@ impl KnownRound {
 
 /// This node's place as it stands in etcd.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct OwnRank {
     pub(super) record: RankRecord,
     pub(super) modified: i64,
 }
@@ -153,7 +153,7 @@ impl View {
     }
 
     /// This node's place, whoever it was written for.
-    pub(super) fn place(&self) -> Option<&Place> {
+    pub(super) fn place(&self) -> Option<&OwnRank> {
         self.place.value.as_ref()
     }
 
@@ -361,9 +361,9 @@ fn round_of(entry: Option<&Entry>) -> RoundKey {
 }
 
 /// A place that cannot be read is none: the leader writes another with the next round.
-fn place_of(entry: Option<&Entry>) -> Option<Place> {
+fn place_of(entry: Option<&Entry>) -> Option<OwnRank> {
     let entry = entry?;
-    Some(Place { record: parse(entry).ok()?, modified: entry.mod_revision })
+    Some(OwnRank { record: parse(entry).ok()?, modified: entry.mod_revision })
 }
 
 /// A look at all that concerns a node.

@@ -27,7 +27,7 @@ impl Hand {
 
     fn joining(name: &'static str, min: usize, max: usize) -> Self {
         let mut hand = Hand::new(name, min, max);
-        hand.node.join(hand.now);
+        hand.node.join(hand.now, Duration::MAX);
         hand
     }
 
@@ -47,8 +47,8 @@ impl Hand {
                 Output::Watch { .. } | Output::Unwatch(_) => {}
             }
         }
-        // The run's folder is another matter.
-        self.asked.retain(|(_, request)| *request != Request::RenewRun);
+        // The run's folder is another matter, and so is whether etcd is there.
+        self.asked.retain(|(_, request)| !matches!(request, Request::RenewRun | Request::Greet));
     }
 
     /// What the node asks for next, after its timers where it waits for them.
@@ -58,7 +58,9 @@ impl Hand {
             if !self.asked.is_empty() {
                 return Some(self.asked.remove(0));
             }
-            self.now = self.now.max(self.node.poll_timeout()?);
+            // Its patience has no end.
+            let at = self.node.poll_timeout().filter(|at| *at < Duration::MAX)?;
+            self.now = self.now.max(at);
             self.node.handle_timeout(self.now);
         }
         None
@@ -235,7 +237,7 @@ fn a_rank_that_another_node_has_confirmed_is_not_ones_own() {
     other.sees(&mut server);
     other.goes_on(&mut server, 2);
     assert!(other.has_met() && mate.has_met());
-    other.node.join(other.now);
+    other.node.join(other.now, Duration::MAX);
     let (id, gone) = other.until(&mut server, |request| matches!(request, Request::DeleteKeepAlive(_)));
     other.answer(&mut server, id, &gone);
 
@@ -348,7 +350,7 @@ fn who_comes_back_to_a_version_of_other_nodes_is_a_newcomer() {
     let mut one = Hand::met_alone("one", &mut server);
     server.lose(false);
     Hand::met_alone("other", &mut server);
-    one.node.join(one.now);
+    one.node.join(one.now, Duration::MAX);
     one.goes_on(&mut server, 5);
     assert_eq!(server.record().map(|record| (record.status, record.waiting)), Some((Status::Final, Some(0))));
 }
@@ -361,7 +363,7 @@ fn who_has_become_a_newcomer_stays_one_when_the_version_is_put_back() {
     let mut one = Hand::met_alone("one", &mut server);
     server.lose(false);
     let mut other = Hand::met_alone("other", &mut server);
-    one.node.join(one.now);
+    one.node.join(one.now, Duration::MAX);
     one.goes_on(&mut server, 5);
     (one.now, other.now) = (Duration::from_secs(8000), Duration::from_secs(8000));
     server.advance(one.now);

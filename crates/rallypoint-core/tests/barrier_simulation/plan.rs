@@ -11,6 +11,8 @@ pub(crate) struct Plan {
     pub(crate) min: usize,
     pub(crate) max: usize,
     pub(crate) last_call: Duration,
+    /// What a node has to meet the others.
+    pub(crate) patience: Duration,
     /// Faults happen up to this time.
     pub(crate) faults_until: Duration,
     /// All must be well again at this time.
@@ -96,6 +98,7 @@ impl Plan {
             min,
             max,
             last_call: Duration::from_secs(3),
+            patience: Duration::MAX,
             faults_until: Duration::ZERO,
             end: Duration::from_secs(200),
             loss: 0.0,

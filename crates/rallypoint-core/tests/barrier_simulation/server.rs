@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use rallypoint_core::barrier::{
-    Ending, Failure, GRACE, KEEP_ALIVE_TTL, KeepAlive, Place, RUN_TTL, Record, Reply, Request, Update, View,
-    Watched,
+    Ending, Failure, GRACE, KEEP_ALIVE_TTL, KeepAlive, RUN_TTL, Record, Reply, Request, Update, VersionRank,
+    View, Watched,
 };
 
 /// What happened at an index.
 #[derive(Debug, Clone)]
 enum Happened {
     Record { record: Option<(Record, u64)>, created: u64 },
-    Gone { place: Place, ending: Ending },
+    Gone { place: VersionRank, ending: Ending },
     FolderGone,
 }
 
@@ -28,7 +28,7 @@ struct Data {
     /// When the folder of the run ends, if it is there.
     run_ends: Option<Duration>,
     versions: BTreeSet<u64>,
-    keep_alives: BTreeMap<Place, (Duration, Option<String>)>,
+    keep_alives: BTreeMap<VersionRank, (Duration, Option<String>)>,
 }
 
 /// What was done, for those who check whether what is told is true.
@@ -36,10 +36,10 @@ struct Data {
 pub(crate) enum Deed {
     RecordWritten(Record),
     RecordRemoved(Record),
-    Expired(Place),
-    Deleted(Place),
+    Expired(VersionRank),
+    Deleted(VersionRank),
     /// With these keep-alives of PyTorch's nodes.
-    FolderEnded(Vec<Place>),
+    FolderEnded(Vec<VersionRank>),
 }
 
 #[derive(Debug)]
@@ -83,12 +83,12 @@ impl Server {
         self.data.index
     }
 
-    pub(crate) fn is_kept(&self, place: Place) -> bool {
+    pub(crate) fn is_kept(&self, place: VersionRank) -> bool {
         self.data.keep_alives.contains_key(&place)
     }
 
     /// Whether the keep-alive of that place is another node's.
-    pub(crate) fn is_taken(&self, place: Place, name: &str) -> bool {
+    pub(crate) fn is_taken(&self, place: VersionRank, name: &str) -> bool {
         self.data.keep_alives.get(&place).is_some_and(|(_, owner)| owner.as_deref() != Some(name))
     }
 
@@ -127,8 +127,8 @@ impl Server {
         if self.data.record_ends.is_some_and(|end| end <= now) {
             self.write(None, None);
         }
-        let ended = |(place, (end, _)): (&Place, &(Duration, _))| (*end <= now).then_some(*place);
-        let ended: Vec<Place> = self.data.keep_alives.iter().filter_map(ended).collect();
+        let ended = |(place, (end, _)): (&VersionRank, &(Duration, _))| (*end <= now).then_some(*place);
+        let ended: Vec<VersionRank> = self.data.keep_alives.iter().filter_map(ended).collect();
         for place in ended {
             self.remove(place, Ending::Expired);
         }
@@ -157,6 +157,7 @@ impl Server {
             request,
             Request::ReadRecord
                 | Request::FindRun
+                | Request::Greet
                 | Request::ReadCounter
                 | Request::ListMembers { .. }
                 | Request::ReadEnding { .. }
@@ -190,7 +191,7 @@ impl Server {
             Request::FindRun => Reply::Run(self.has_run()),
             // A folder that ends in a simulation is one of an etcd that cannot put that off.
             Request::RenewRun if self.run_ttl < RUN_TTL => Reply::Refused,
-            Request::RenewRun => Reply::Done { index: 0 },
+            Request::RenewRun | Request::Greet => Reply::Done { index: 0 },
             Request::ReadCounter => Reply::Counter(self.data.counter),
             Request::SwapCounter { version, over } => {
                 if self.data.counter.is_none_or(|(_, index)| index != *over) {
@@ -206,7 +207,8 @@ impl Server {
                 Reply::Done { index: self.next() }
             }
             Request::ListMembers { version } => {
-                let range = Place { version: *version, rank: 0 }..Place { version: version + 1, rank: 0 };
+                let range =
+                    VersionRank { version: *version, rank: 0 }..VersionRank { version: version + 1, rank: 0 };
                 let members = self.data.keep_alives.range(range);
                 let members =
                     members.map(|(place, (_, node))| KeepAlive { rank: place.rank, node: node.clone() });
@@ -277,7 +279,7 @@ impl Server {
         })
     }
 
-    fn ending(&self, place: Place, from: u64) -> Ending {
+    fn ending(&self, place: VersionRank, from: u64) -> Ending {
         if from <= self.forgotten {
             return Ending::Unknown;
         }
@@ -311,7 +313,7 @@ impl Server {
         Reply::Done { index }
     }
 
-    fn remove(&mut self, place: Place, ending: Ending) -> Reply {
+    fn remove(&mut self, place: VersionRank, ending: Ending) -> Reply {
         if self.data.keep_alives.remove(&place).is_none() {
             return Reply::Refused;
         }

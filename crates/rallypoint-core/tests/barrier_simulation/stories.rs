@@ -98,3 +98,57 @@ fn the_end_of_the_folder_is_no_death_of_pytorchs_nodes() {
         assert!(told.iter().all(|event| matches!(event, NodeEvent::Recovered(_))), "seed {seed}: {told:?}");
     }
 }
+
+fn out_of_time(world: &World) -> Vec<(Duration, Option<Duration>)> {
+    let over = world.told.iter().filter_map(|(at, _, event)| match event {
+        NodeEvent::OutOfTime { silent } => Some((*at, *silent)),
+        _ => None,
+    });
+    over.collect()
+}
+
+/// Nothing was wrong, and the spare said that there was no version in time.
+#[test]
+fn a_spare_waits_as_long_as_the_run_lives() {
+    let patience = Duration::from_secs(8);
+    for seed in 0..50 {
+        let mut world = World::new(seed, Plan { patience, ..quiet(3, 2, 2) });
+        assert_eq!(world.run(), Ok(()), "seed {seed}");
+        assert_eq!((joined(&world), out_of_time(&world)), (2, Vec::new()), "seed {seed}");
+    }
+}
+
+/// It gave up as soon as etcd was away, as its time had counted from its beginning.
+#[test]
+fn a_spare_waits_for_etcd_as_long_as_everybody() {
+    let patience = Duration::from_secs(15);
+    for seed in 0..50 {
+        let mut world = World::new(seed, Plan { patience, end: Duration::from_secs(60), ..quiet(3, 2, 2) });
+        world.fault_at(20, Fault::Outage(Duration::from_secs(60)));
+        let _ = world.run();
+        let [(at, Some(silent))] = out_of_time(&world)[..] else {
+            panic!("seed {seed}: {:?}", out_of_time(&world))
+        };
+        // It asks every few seconds.
+        let (least, most) = (Duration::from_secs(20) + patience, Duration::from_secs(25) + patience);
+        assert!(at > least && at < most && silent >= patience, "seed {seed}: {at:?}, {silent:?}");
+    }
+}
+
+/// Who is no spare has its time and no more, also where etcd is silent.
+#[test]
+fn who_waits_for_too_few_nodes_gives_up_in_time() {
+    let patience = Duration::from_secs(15);
+    for (seed, outage) in (0..20).flat_map(|seed| [(seed, false), (seed, true)]) {
+        let mut world = World::new(seed, Plan { patience, end: Duration::from_secs(30), ..quiet(1, 2, 2) });
+        if outage {
+            world.fault_at(6, Fault::Outage(Duration::from_secs(60)));
+        }
+        let _ = world.run();
+        let [(at, silent)] = out_of_time(&world)[..] else {
+            panic!("seed {seed}: {:?}", out_of_time(&world))
+        };
+        assert!(at >= patience && at < patience + Duration::from_secs(1), "seed {seed}: {at:?}");
+        assert_eq!(silent.is_some(), outage, "seed {seed}: {silent:?}");
+    }
+}

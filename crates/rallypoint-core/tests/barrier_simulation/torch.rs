@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use rallypoint_core::barrier::{
-    FROZEN_TTL, KEEP_ALIVE_TTL, LAST_CALL_TTL, Place, Record, Reply, Request, SETUP_TTL, Status, View,
+    FROZEN_TTL, KEEP_ALIVE_TTL, LAST_CALL_TTL, Record, Reply, Request, SETUP_TTL, Status, VersionRank, View,
     Watched,
 };
 
@@ -25,7 +25,7 @@ pub(crate) enum Ask {
     },
     Sleep(Duration),
     Met {
-        place: Place,
+        place: VersionRank,
         world: usize,
     },
     Closed,
@@ -53,32 +53,32 @@ enum At {
         version: u64,
     },
     Joining {
-        place: Place,
+        place: VersionRank,
     },
     LastCall {
-        place: Place,
+        place: VersionRank,
         until: Duration,
     },
     Refreshing {
-        place: Place,
+        place: VersionRank,
         until: Duration,
         freezes: bool,
     },
     Peers {
-        place: Place,
+        place: VersionRank,
     },
     Confirm {
-        place: Place,
+        place: VersionRank,
     },
     KeepAlive {
-        place: Place,
+        place: VersionRank,
         record: Record,
     },
     Confirming {
-        place: Place,
+        place: VersionRank,
     },
     Final {
-        place: Place,
+        place: VersionRank,
     },
     Announce {
         version: u64,
@@ -98,7 +98,7 @@ enum At {
     /// Slept before it begins again.
     Retry,
     Works {
-        place: Place,
+        place: VersionRank,
     },
 }
 
@@ -110,7 +110,7 @@ pub(crate) struct Torch {
     last_call: Duration,
     root: String,
     /// What it keeps, until its thread ends.
-    pub(crate) keeps: Option<Place>,
+    pub(crate) keeps: Option<VersionRank>,
 }
 
 impl Torch {
@@ -194,7 +194,7 @@ impl Torch {
                 } else {
                     (new.joined() >= self.min).then_some(LAST_CALL_TTL)
                 };
-                self.at = At::Joining { place: Place { version, rank } };
+                self.at = At::Joining { place: VersionRank { version, rank } };
                 Ask::Compare { old: record, new: Some(new), ttl }
             }
             (At::Joining { place }, Reply::Refused) => self.read(At::Join { version: place.version }),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use rallypoint_core::barrier::{Change, KEEP_ALIVE_TTL, Place, Record, Status};
+use rallypoint_core::barrier::{Change, KEEP_ALIVE_TTL, Record, Status, VersionRank};
 
 use crate::server::Deed;
 
@@ -22,11 +22,11 @@ pub(crate) struct Truth {
     ended: BTreeSet<u64>,
     /// Final versions that somebody has counted up a number waiting in.
     announced: BTreeSet<u64>,
-    deleted: BTreeSet<Place>,
+    deleted: BTreeSet<VersionRank>,
     /// From when on it is no mistake to take the owner of a keep-alive for dead.
-    expired: BTreeMap<Place, Duration>,
+    expired: BTreeMap<VersionRank, Duration>,
     /// Keep-alives of PyTorch's nodes that went with the folder, and the histories that ended with it.
-    went_with_folder: BTreeMap<Place, BTreeSet<u32>>,
+    went_with_folder: BTreeMap<VersionRank, BTreeSet<u32>>,
     closed: bool,
     last: Option<Record>,
     /// The times that the record was lost with all else.
@@ -80,7 +80,7 @@ impl Truth {
     }
 
     /// The histories in which a keep-alive of PyTorch's was at that place until the folder ended; none if it never was.
-    pub(crate) fn went_with_folder(&self, place: Place) -> Option<&BTreeSet<u32>> {
+    pub(crate) fn went_with_folder(&self, place: VersionRank) -> Option<&BTreeSet<u32>> {
         self.went_with_folder.get(&place)
     }
 
@@ -120,7 +120,7 @@ impl Truth {
     /// counted from the beginning.
     fn all_gone(&mut self, now: Duration) {
         for (version, (size, _)) in std::mem::take(&mut self.met) {
-            let places = (0..size).map(|rank| Place { version, rank });
+            let places = (0..size).map(|rank| VersionRank { version, rank });
             self.expired.extend(places.map(|place| (place, now + KEEP_ALIVE_TTL)));
         }
         self.last = None;
@@ -200,22 +200,22 @@ impl Truth {
     }
 
     /// Whether a member that is gone may be counted out by now.
-    pub(crate) fn is_lost(&self, now: Duration, place: Place) -> bool {
+    pub(crate) fn is_lost(&self, now: Duration, place: VersionRank) -> bool {
         self.expired.get(&place).is_some_and(|at| *at <= now)
     }
 
-    fn owner(&self, place: Place) -> Option<usize> {
+    fn owner(&self, place: VersionRank) -> Option<usize> {
         self.met.get(&place.version).and_then(|(_, ranks)| ranks.get(&place.rank)).map(|who| who.node)
     }
 
     pub(crate) fn meets(
         &mut self,
         who: Who,
-        place: Place,
+        place: VersionRank,
         world: usize,
         allowed: std::ops::RangeInclusive<usize>,
     ) -> Result<(), String> {
-        let Place { version, rank } = place;
+        let VersionRank { version, rank } = place;
         self.known.insert(version);
         if who.history != self.history {
             // What it was told was so, and is lost.
@@ -248,13 +248,13 @@ impl Truth {
         &self,
         now: Duration,
         looked: Looked,
-        place: Place,
+        place: VersionRank,
         change: &Change,
         is_taken: bool,
         is_alive: impl Fn(usize) -> bool,
     ) -> Result<(), String> {
         let version = place.version;
-        let of = |rank: usize| Place { version, rank };
+        let of = |rank: usize| VersionRank { version, rank };
         let is_true = match change {
             Change::Closed { .. } => self.closed,
             Change::Waiting(_) => self.announced.contains(&version),

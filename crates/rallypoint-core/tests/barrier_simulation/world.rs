@@ -11,8 +11,8 @@ use std::collections::{BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 use rallypoint_core::barrier::{
-    Change, KEEP_ALIVE_TTL, Node, NodeEvent, Output, Place, Reply, Request, Settings, Status, Update, View,
-    WatchId, Watched,
+    Change, KEEP_ALIVE_TTL, Node, NodeEvent, Output, Reply, Request, Settings, Status, Update, VersionRank,
+    View, WatchId, Watched,
 };
 
 pub(crate) use events::Fault;
@@ -42,7 +42,7 @@ const ROOT: &str = "/p/run_r";
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
 enum Life {
     Going,
-    Met(Place),
+    Met(VersionRank),
     /// Its program does not come back.
     Hung,
     Over,
@@ -81,7 +81,7 @@ struct Process {
     /// When the folder was there, as it was told last; nothing if it was not.
     folder_at: Option<Duration>,
     /// The keep-alives that a node of PyTorch's has written, and in which history.
-    wrote: Vec<(Place, u32)>,
+    wrote: Vec<(VersionRank, u32)>,
 }
 
 /// When something happens, in which order, and where it is kept: what is sorted is small.
@@ -316,9 +316,9 @@ impl World {
                     && !self.stalled(node, Event::Program { node, place })
                 {
                     self.nodes[node].life = Life::Going;
-                    let now = self.now;
+                    let (now, time) = (self.now, self.plan.patience);
                     if let Brain::Ours(machine) = &mut self.nodes[node].brain {
-                        machine.join(now);
+                        machine.join(now, time);
                     }
                     self.drain(node)?;
                 }
@@ -360,9 +360,9 @@ impl World {
             folder_at: None,
             wrote: Vec::new(),
         });
-        let now = self.now;
+        let (now, time) = (self.now, self.plan.patience);
         match &mut self.nodes[node].brain {
-            Brain::Ours(machine) => machine.join(now),
+            Brain::Ours(machine) => machine.join(now, time),
             Brain::Torch(torch) => {
                 let ask = torch.begin();
                 return self.torch(node, ask);
@@ -458,6 +458,13 @@ impl World {
                 let most = if slow { Duration::from_secs(8) } else { Duration::from_millis(100) };
                 let at = self.now + self.random_time(most);
                 self.schedule(at, Event::Program { node, place });
+            }
+            NodeEvent::OutOfTime { .. } => {
+                self.truth.cause();
+                if let Brain::Ours(machine) = &mut self.nodes[node].brain {
+                    machine.leave(self.now);
+                }
+                self.nodes[node].leaves = true;
             }
             NodeEvent::Refused { .. } | NodeEvent::Left => self.nodes[node].life = Life::Over,
             NodeEvent::Recovered(_) | NodeEvent::Progress { .. } | NodeEvent::Closed => {}

@@ -7,9 +7,10 @@ use rallypoint_core::EtcdSettings;
 use reqwest::Method;
 
 use super::path::{form, path};
-use super::transport::{Body, MAX_FORM, Reply, Request, Transport};
+use super::transport::{Body, MAX_FORM, Reply, Request, Rest, Transport};
 use super::watch::{Polled, Watcher};
 use super::{Code, Delete, Get, Lookup, Put, Refusal, Response, Version};
+use crate::error::CONNECT;
 use crate::failover::{Failover, after};
 use crate::{Error, ErrorKind, Result};
 
@@ -55,7 +56,7 @@ impl Client {
         let client = Client::connect_lazily(settings)?;
         let Shared { transport, urls, failover } = &*client.shared;
         let deadline = after(client.settings().connect_timeout);
-        let request = version_request("connect");
+        let request = version_request(CONNECT);
         failover
             .connect(deadline, async |at| transport.send(&urls[at], &request, deadline).await.map(|_| ()))
             .await?;
@@ -82,6 +83,12 @@ impl Client {
     #[must_use]
     pub fn silent_for(&self) -> Option<Duration> {
         self.shared.failover.reach.silent_for()
+    }
+
+    /// Why the last try of a request was not answered, if none was since.
+    #[must_use]
+    pub fn why_silent(&self) -> Option<String> {
+        self.shared.failover.reach.why()
     }
 
     /// What it was connected with.
@@ -167,14 +174,19 @@ impl Client {
             fields.insert(0, ("recursive", "true"));
         }
         let mut request = self.request("watch", Method::GET, key, &form(&fields), None)?;
-        request.poll = Some(time);
-        let reply = self.send(&request).await?;
-        match reply.body {
-            Body::Quiet if reply.etcd_index + 1 < from => Ok(Polled::Behind),
-            Body::Quiet => Ok(Polled::Quiet),
-            Body::Cut => Ok(Polled::Cut),
-            Body::Whole(_) => self.response(&request, &reply).map(|event| Polled::Event(Box::new(event))),
+        request.poll = true;
+        let mut reply = self.send(&request).await?;
+        if let Body::Begun(response) = reply.body {
+            reply.body = match Transport::listen(&request, *response, time).await? {
+                // That nothing more was said is no answer.
+                Rest::Quiet if reply.etcd_index + 1 < from => return Ok(Polled::Behind),
+                Rest::Quiet => return Ok(Polled::Quiet),
+                Rest::Cut => return Ok(Polled::Cut),
+                Rest::Whole(body) => Body::Whole(body),
+            };
+            self.shared.failover.reach.answered();
         }
+        self.response(&request, &reply).map(|event| Polled::Event(Box::new(event)))
     }
 
     async fn keys(
@@ -216,7 +228,7 @@ impl Client {
                     path.push('?');
                     path.push_str(query);
                 }
-                Ok(Request { what, key, method, path, form, poll: None })
+                Ok(Request { what, key, method, path, form, poll: false })
             }
         }
     }
@@ -233,7 +245,7 @@ impl Client {
 
 fn version_request(what: &'static str) -> Request<'static> {
     let path = "/version".to_owned();
-    Request { what, key: "", method: Method::GET, path, form: None, poll: None }
+    Request { what, key: "", method: Method::GET, path, form: None, poll: false }
 }
 
 /// `prefix` as it begins the keys that the server names, so that what is left of them begins with a slash

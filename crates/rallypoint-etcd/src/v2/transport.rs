@@ -14,6 +14,8 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio::time::{Instant, timeout_at};
 
 use super::Refusal;
+use crate::cause::bottom;
+use crate::error::CONNECT;
 use crate::failover::after;
 use crate::tls::Pem;
 use crate::{Error, ErrorKind, Repeat, Result};
@@ -35,8 +37,8 @@ pub(super) struct Request<'a> {
     /// With its query.
     pub(super) path: String,
     pub(super) form: Option<String>,
-    /// For a poll, whose answer begins at once and goes on when something happens: how long to wait for that.
-    pub(super) poll: Option<Duration>,
+    /// A poll, whose answer begins at once and goes on when something happens.
+    pub(super) poll: bool,
 }
 
 impl Request<'_> {
@@ -62,7 +64,7 @@ impl Reply {
     pub(super) fn text(&self) -> &[u8] {
         match &self.body {
             Body::Whole(text) => text,
-            Body::Quiet | Body::Cut => b"",
+            Body::Begun(_) => b"",
         }
     }
 }
@@ -70,9 +72,17 @@ impl Reply {
 #[derive(Debug)]
 pub(super) enum Body {
     Whole(Vec<u8>),
-    /// A poll was answered, and nothing happened while it lasted.
+    /// Of a poll.
+    Begun(Box<reqwest::Response>),
+}
+
+/// How the answer to a poll went on.
+#[derive(Debug)]
+pub(super) enum Rest {
+    Whole(Vec<u8>),
+    /// Nothing happened while it lasted; or the server is not there any more, which nobody has said.
     Quiet,
-    /// A poll was answered, but broke off.
+    /// It broke off.
     Cut,
 }
 
@@ -84,7 +94,7 @@ pub(super) struct Transport {
 
 impl Transport {
     pub(super) fn new(settings: EtcdSettings) -> Result<Self> {
-        let wrong = || Error::new(ErrorKind::Settings, "connect");
+        let wrong = || Error::new(ErrorKind::Settings, CONNECT);
         settings.check().map_err(|error| wrong().because(error))?;
         let http = reqwest::Client::builder()
             // A proxy of the environment is for the world outside, not for the cluster.
@@ -113,29 +123,21 @@ impl Transport {
         let sending = self.build(url, request).send();
         let response = match timeout_at(deadline, sending).await {
             Ok(Ok(response)) => response,
-            Ok(Err(cause)) => return Err(error(failure(&cause)).because(cause.without_url())),
+            Ok(Err(cause)) => return Err(why(error(failure(&cause)), cause)),
             Err(_) => return Err(error(ErrorKind::Timeout)),
         };
         let status = response.status();
         let etcd_index = response.headers().get("x-etcd-index").and_then(index).unwrap_or_default();
 
-        let poll = request.poll.filter(|_| status.is_success());
-        let deadline = poll.map_or(deadline, after);
+        if request.poll && status.is_success() {
+            return Ok(Reply { etcd_index, body: Body::Begun(Box::new(response)) });
+        }
         let body = match timeout_at(deadline, read(response)).await {
             Ok(Ok(Some(body))) => body,
-            Ok(Ok(None)) => {
-                return Err(
-                    error(ErrorKind::Protocol).because(format!("it is larger than {MAX_REPLY} bytes"))
-                );
-            }
-            Err(_) if poll.is_some() => return Ok(Reply { etcd_index, body: Body::Quiet }),
-            Ok(Err(_)) if poll.is_some() => return Ok(Reply { etcd_index, body: Body::Cut }),
-            Ok(Err(cause)) => return Err(error(failure(&cause)).because(cause.without_url())),
+            Ok(Ok(None)) => return Err(too_large(error(ErrorKind::Protocol))),
+            Ok(Err(cause)) => return Err(why(error(failure(&cause)), cause)),
             Err(_) => return Err(error(ErrorKind::Timeout)),
         };
-        if poll.is_some() && body.is_empty() {
-            return Ok(Reply { etcd_index, body: Body::Cut });
-        }
         if status.is_success() {
             return Ok(Reply { etcd_index, body: Body::Whole(body) });
         }
@@ -145,6 +147,21 @@ impl Transport {
         let (kind, help) = unexpected(status);
         let text: String = String::from_utf8_lossy(&body).trim().chars().take(200).collect();
         Err(error(kind).because(format!("HTTP {status}{help}: {text:?}")))
+    }
+
+    /// Waits for the rest of the answer to a poll, for so long.
+    pub(super) async fn listen(
+        request: &Request<'_>,
+        response: reqwest::Response,
+        time: Duration,
+    ) -> Result<Rest> {
+        match timeout_at(after(time), read(response)).await {
+            Ok(Ok(Some(body))) if body.is_empty() => Ok(Rest::Cut),
+            Ok(Ok(Some(body))) => Ok(Rest::Whole(body)),
+            Ok(Ok(None)) => Err(too_large(request.error(ErrorKind::Protocol))),
+            Ok(Err(_)) => Ok(Rest::Cut),
+            Err(_) => Ok(Rest::Quiet),
+        }
     }
 
     fn build(&self, url: &str, request: &Request<'_>) -> reqwest::RequestBuilder {
@@ -162,6 +179,14 @@ impl Transport {
 
 fn index(header: &HeaderValue) -> Option<u64> {
     header.to_str().ok()?.parse().ok()
+}
+
+fn why(error: Error, cause: reqwest::Error) -> Error {
+    error.because(bottom(&cause.without_url()).to_string())
+}
+
+fn too_large(error: Error) -> Error {
+    error.because(format!("it is larger than {MAX_REPLY} bytes"))
 }
 
 /// The body, or nothing if it is too large.

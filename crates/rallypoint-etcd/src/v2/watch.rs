@@ -100,3 +100,37 @@ impl Watcher {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+    use rallypoint_core::EtcdSettings;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::super::Get;
+    use super::*;
+
+    /// The end of a poll that began before a silence was taken for an answer.
+    #[tokio::test]
+    async fn a_poll_that_hears_nothing_is_no_answer() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let client = Client::connect_lazily(EtcdSettings::new(&address.to_string()).unwrap()).unwrap();
+        let poll = async {
+            // Its answer begins; after that the server says nothing.
+            let mut polling = listener.accept().await.unwrap().0;
+            let _ = polling.read(&mut [0; 4096]).await.unwrap();
+            let head = "HTTP/1.1 200 OK\r\nX-Etcd-Index: 7\r\nTransfer-Encoding: chunked\r\n\r\n";
+            polling.write_all(head.as_bytes()).await.unwrap();
+            let asked = client.retrying_for(Duration::from_secs(1)).get("key", Get::new()).await;
+            assert_eq!(asked.unwrap_err().kind(), ErrorKind::Timeout);
+            assert!(client.why_silent().is_some());
+            polling
+        };
+        let (polled, _polling) =
+            tokio::join!(client.poll("key", false, 8, Duration::from_millis(1_500)), poll);
+        assert!(matches!(polled, Ok(Polled::Quiet)));
+        assert_eq!(client.why_silent().as_deref(), Some("no answer in time"));
+    }
+}

@@ -6,6 +6,7 @@ use std::error::Error as StdError;
 
 use tonic::{Code, ConnectError, Status};
 
+use crate::cause::bottom;
 use crate::{Error, ErrorKind};
 
 /// A failure of the gRPC client in the words of this crate, for who speaks to etcd without [`Client`](super::Client).
@@ -36,10 +37,12 @@ pub(super) struct Said(pub(super) etcd_client::Error);
 impl std::fmt::Display for Said {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.0 {
-            etcd_client::Error::GRpcStatus(status) if !status.message().is_empty() => {
-                f.write_str(status.message())
-            }
-            etcd_client::Error::GRpcStatus(status) => write!(f, "{}", status.code()),
+            etcd_client::Error::GRpcStatus(status) => match (status.message(), status.source()) {
+                (TRANSPORT, Some(source)) => write!(f, "{}", lost(source)),
+                ("", _) => write!(f, "{}", status.code()),
+                (message, _) => f.write_str(message),
+            },
+            etcd_client::Error::TransportError(error) => write!(f, "{}", lost(error)),
             other => write!(f, "{other}"),
         }
     }
@@ -48,13 +51,25 @@ impl std::fmt::Display for Said {
 impl StdError for Said {
     /// What is at the bottom of it: what lies between says no more.
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        let etcd_client::Error::GRpcStatus(status) = &self.0 else { return self.0.source() };
-        let mut source = status.source()?;
-        while let Some(next) = source.source() {
-            source = next;
+        match &self.0 {
+            etcd_client::Error::GRpcStatus(status) => status.source().map(bottom).filter(says_something),
+            etcd_client::Error::TransportError(_) => None,
+            other => other.source(),
         }
-        Some(source)
     }
+}
+
+/// What the libraries say of every failure that is not the server's.
+const TRANSPORT: &str = "transport error";
+
+fn says_something(error: &&(dyn StdError + 'static)) -> bool {
+    error.to_string() != TRANSPORT
+}
+
+/// What became of a connection.
+fn lost(error: &(dyn StdError + 'static)) -> String {
+    let cause = Some(bottom(error)).filter(says_something);
+    cause.map_or_else(|| "the connection was lost".to_owned(), ToString::to_string)
 }
 
 /// Whether a server said so: then its connection works.
@@ -194,6 +209,21 @@ mod tests {
         ] {
             assert_eq!(classify_status(&Status::new(code, message)), kind, "{code:?} {message}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_failure_of_the_transport_is_told_by_its_cause() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        drop(listener);
+        let refused = tonic::transport::Endpoint::from_shared(url).unwrap().connect().await.unwrap_err();
+        let error = raw_failure("connect", etcd_client::Error::TransportError(refused));
+        assert!(error.to_string().starts_with("etcd: connect: no connection: Connection refused"), "{error}");
+        let gone = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        let mut status = Status::unknown(TRANSPORT);
+        status.set_source(std::sync::Arc::new(gone));
+        let error = raw_failure("get", etcd_client::Error::GRpcStatus(status));
+        assert_eq!(error.to_string(), "etcd: get: interrupted before an answer came: broken pipe");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use etcd_client::{
 use rallypoint_core::EtcdSettings;
 use uuid::Uuid;
 
+use super::changes::Changes;
 use super::clusters::{TwoClusters, two_clusters};
 use super::connections::Connections;
 use super::lease::Lease;
@@ -151,6 +152,16 @@ impl Client {
     pub fn watch(&self, range: KeyRange, from: i64) -> Watch {
         // Revision 0 would mean "from now on", a now that moves with every reconnection.
         Watch::new(self.requests.clone(), &self.watches, range, Some(from.max(1)))
+    }
+
+    /// Every change of `range` from revision `from` on with what was before it, until the server stops telling.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    #[must_use]
+    pub fn changes(&self, range: &KeyRange, from: i64) -> Changes {
+        Changes::new(&self.requests, &self.watches, range, from.max(1))
     }
 
     /// Watches a range of keys from now on. The first update, which may be empty, tells that it has begun.

@@ -18,6 +18,7 @@ use super::classify::{Said, classify};
 use super::dial::Dial;
 use super::link::Link;
 use super::login::Login;
+use crate::error::CONNECT;
 use crate::failover::{Failover, after};
 use crate::tls::Pem;
 use crate::{Error, ErrorKind, Result};
@@ -76,12 +77,12 @@ impl Slot {
 impl Connections {
     pub(super) fn new(settings: EtcdSettings) -> Result<Self> {
         let wrong = |what| Error::new(ErrorKind::Settings, what);
-        settings.check().map_err(|error| wrong("connect").because(error))?;
+        settings.check().map_err(|error| wrong(CONNECT).because(error))?;
         let pem = settings.tls.as_ref().map(Pem::load).transpose()?;
 
         let slot = |url: String| -> Result<Slot> {
             let dial = Dial::new(&url, pem.as_ref(), settings.connect_timeout);
-            let dial = dial.map_err(|error| wrong("connect").endpoint(&url).because(error))?;
+            let dial = dial.map_err(|error| wrong(CONNECT).endpoint(&url).because(error))?;
             let (connection, adopted) = (Mutex::new(None), Mutex::new(None));
             Ok(Slot { url, dial, connection, adopted, making: tokio::sync::Mutex::new(()) })
         };
@@ -118,7 +119,7 @@ impl Connections {
         let mut tries = FuturesUnordered::new();
         let mut at = (self.failover.current() + past) % self.endpoints.len();
         let mut next = Instant::now();
-        let mut failure = Error::new(ErrorKind::Unreachable, "connect").endpoint(self.url(at));
+        let mut failure = Error::new(ErrorKind::Unreachable, CONNECT).endpoint(self.url(at));
         loop {
             tokio::select! {
                 () = sleep_until(next.min(deadline)) => {
@@ -143,7 +144,7 @@ impl Connections {
         let Slot { url, dial, .. } = &self.endpoints[index];
         let failed = |error| {
             let error = etcd_client::Error::TransportError(error);
-            Error::new(classify(&error), "connect").endpoint(url).because(Said(error))
+            Error::new(classify(&error), CONNECT).endpoint(url).because(Said(error))
         };
         let channel = dial.connect().await.map_err(failed)?;
         Ok(Link { index, url: url.clone(), channel })
@@ -171,7 +172,7 @@ impl Connections {
         let ask = async |at: usize| {
             let answer = timeout_at(deadline, self.answers(at)).await;
             answer.unwrap_or_else(|_| {
-                Err(Error::new(ErrorKind::Timeout, "connect").endpoint(&self.endpoints[at].url))
+                Err(Error::new(ErrorKind::Timeout, CONNECT).endpoint(&self.endpoints[at].url))
             })
         };
         self.failover.connect(deadline, ask).await
@@ -221,8 +222,7 @@ impl Connections {
         let channel = adopted.unwrap_or_else(|| slot.dial.connect_lazily());
         let options = ConnectOptions::new().with_require_leader(true);
         let client = etcd_client::Client::from_channel(self.login.channel(channel.clone()), Some(options));
-        let invalid =
-            |error| Error::new(classify(&error), "connect").endpoint(&slot.url).because(Said(error));
+        let invalid = |error| Error::new(classify(&error), CONNECT).endpoint(&slot.url).because(Said(error));
         let client = client.await.map_err(invalid)?;
         let connection = Arc::new(Connection {
             index,

@@ -42,9 +42,30 @@ pub enum Event {
     },
 }
 
+/// What happened to a key, and what it was before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// What happened.
+    pub event: Event,
+    /// The key before that. None if there was none, if nobody asked, and where etcd has compacted it away.
+    pub before: Option<Entry>,
+}
+
+impl Change {
+    /// The change as etcd sent it, its keys freed of the first `prefix` bytes.
+    pub(super) fn from_api(event: &etcd_client::Event, prefix: usize) -> Option<Change> {
+        let before = event.prev_kv().map(|kv| {
+            let mut entry = Entry::from(kv.clone());
+            entry.key.drain(..prefix.min(entry.key.len()));
+            entry
+        });
+        Some(Change { event: Event::from_api(event, prefix)?, before })
+    }
+}
+
 impl Event {
     /// The event as etcd sent it, its key freed of the first `prefix` bytes.
-    pub(super) fn from_api(event: &etcd_client::Event, prefix: usize) -> Option<Event> {
+    fn from_api(event: &etcd_client::Event, prefix: usize) -> Option<Event> {
         let mut entry = Entry::from(event.kv()?.clone());
         entry.key.drain(..prefix.min(entry.key.len()));
         Some(match event.event_type() {

@@ -7,6 +7,7 @@
 //!
 //! Requests and answers are `etcd-client`'s own types, re-exported in [`api`].
 
+mod changes;
 mod classify;
 mod client;
 mod clusters;
@@ -26,10 +27,11 @@ mod watch;
 mod watch_hub;
 mod watch_ids;
 
+pub use changes::Changes;
 pub use classify::raw_failure;
 pub use client::Client;
 pub use clusters::TwoClusters;
-pub use entry::{Entry, Event};
+pub use entry::{Change, Entry, Event};
 pub use lease::Lease;
 pub use lease_state::LeaseState;
 pub use range::KeyRange;

@@ -74,7 +74,7 @@ struct Fresh {
 impl Watch {
     pub(super) fn new(requests: Requests, hub: &WatchHub, range: KeyRange, from: Option<i64>) -> Self {
         let on_server = range.under(requests.settings().prefix.as_bytes());
-        let source = Source::Stream(hub.subscribe(on_server, from));
+        let source = Source::Stream(hub.subscribe(on_server, from, false));
         Watch { requests, hub: hub.clone(), range, source, not_before: Instant::now() }
     }
 
@@ -85,7 +85,10 @@ impl Watch {
         loop {
             match &mut self.source {
                 Source::Stream(subscription) => match subscription.messages.recv().await {
-                    Some(Ok(events)) => return Ok(WatchUpdate::Events(events)),
+                    Some(Ok(changes)) => {
+                        let events = changes.into_iter().map(|change| change.event).collect();
+                        return Ok(WatchUpdate::Events(events));
+                    }
                     Some(Err(error)) => return Err(self.failed(error)),
                     None => self.read_afresh(),
                 },
@@ -134,7 +137,7 @@ async fn read(requests: Requests, hub: WatchHub, range: KeyRange, not_before: In
     let revision = revision_of(answer.header())?;
     // At once, whatever its owner does meanwhile: the longer after the read, the less is it one history.
     let on_server = range.under(requests.settings().prefix.as_bytes());
-    let then = hub.subscribe(on_server, Some(revision + 1));
+    let then = hub.subscribe(on_server, Some(revision + 1), false);
     let entries = answer.take_kvs().into_iter().map(Entry::from).collect();
     Ok(Fresh { revision, entries, then })
 }

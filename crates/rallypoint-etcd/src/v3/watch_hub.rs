@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
 use super::connections::{Connection, Connections};
-use super::entry::Event;
+use super::entry::Change;
 use super::mailbox::Mailbox;
 use super::range::KeyRange;
 use super::watch_ids::{self, WatchIds};
@@ -78,11 +78,13 @@ struct Watcher {
     /// The highest revision that an answer to it has named, that to its creation apart: a write of the same moment may
     /// be told after it.
     highest: i64,
-    messages: mpsc::Sender<Result<Vec<Event>>>,
+    /// Whether to ask for what was before.
+    before: bool,
+    messages: mpsc::Sender<Result<Vec<Change>>>,
 }
 
 /// What the hub sends to a watch. The channel's end means: read afresh.
-type Messages = mpsc::Receiver<Result<Vec<Event>>>;
+type Messages = mpsc::Receiver<Result<Vec<Change>>>;
 
 /// A place in the hub, given back when dropped.
 #[derive(Debug)]
@@ -115,10 +117,11 @@ impl WatchHub {
     }
 
     /// Watches from this revision on; if there is none, from now on, of which an empty message tells.
-    pub(super) fn subscribe(&self, range: KeyRange, from: Option<i64>) -> Subscription {
+    pub(super) fn subscribe(&self, range: KeyRange, from: Option<i64>, before: bool) -> Subscription {
         let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
         let (sender, messages) = mpsc::channel(BACKLOG);
-        let watcher = Watcher { range, next_revision: from, created: false, highest: 0, messages: sender };
+        let watcher =
+            Watcher { range, next_revision: from, created: false, highest: 0, before, messages: sender };
         self.0.task.send(Command::Subscribe(id, watcher), |commands| {
             let (connections, pause) = (Arc::clone(&self.0.connections), self.0.pause.clone());
             let watchers = HashMap::new();
@@ -150,7 +153,7 @@ struct Task {
 type Requests = mpsc::UnboundedSender<Request>;
 
 enum Request {
-    Create(i64, KeyRange, Option<i64>),
+    Create(i64, KeyRange, Option<i64>, bool),
     Cancel(i64),
     Progress,
 }
@@ -230,7 +233,7 @@ impl Task {
         (self.heard, self.cluster, self.ids) = (false, 0, WatchIds::new());
         let mut watchers = self.watchers.iter();
         let (&id, first) = watchers.next().expect("a stream is opened only for watches");
-        let options = options(id, &first.range, first.next_revision);
+        let options = options(id, &first.range, first.next_revision, first.before);
         let mut client = connection.watch();
         self.ids.ask(id);
         let opening = client.watch(first.range.start.clone(), Some(options));
@@ -250,7 +253,8 @@ impl Task {
         for (&id, watcher) in watchers {
             self.ids.ask(id);
             // A stream that is over already shows in its answers.
-            let _ = requests.send(Request::Create(id, watcher.range.clone(), watcher.next_revision));
+            let create = Request::Create(id, watcher.range.clone(), watcher.next_revision, watcher.before);
+            let _ = requests.send(create);
         }
         self.answer_by = Some(self.limit());
         Ok((connection, requests, answers))
@@ -313,7 +317,7 @@ impl Task {
         let probe = self.watchers.values().next().filter(|_| self.ids.are_servers());
         let request = match probe {
             // A proxy has nothing to say of its progress.
-            Some(watcher) => Request::Create(watch_ids::PROBE, watcher.range.clone(), None),
+            Some(watcher) => Request::Create(watch_ids::PROBE, watcher.range.clone(), None, false),
             None => Request::Progress,
         };
         if let Request::Create(id, ..) = request {
@@ -328,7 +332,8 @@ impl Task {
                 if requests.is_some() {
                     self.ids.ask(id);
                 }
-                let request = Request::Create(id, watcher.range.clone(), watcher.next_revision);
+                let request =
+                    Request::Create(id, watcher.range.clone(), watcher.next_revision, watcher.before);
                 self.watchers.insert(id, watcher);
                 self.answer_by = self.answer_by.or(Some(self.limit()));
                 request
@@ -384,15 +389,15 @@ impl Task {
         }
         watcher.highest = revision;
         let prefix = self.connections.settings.prefix.len();
-        let events: Vec<Event> =
-            answer.events().iter().filter_map(|event| Event::from_api(event, prefix)).collect();
-        let Some(last) = events.last() else {
+        let changes: Vec<Change> =
+            answer.events().iter().filter_map(|event| Change::from_api(event, prefix)).collect();
+        let Some(last) = changes.last() else {
             // No events up to here: a later reconnection need not start further back.
             watcher.next_revision = watcher.next_revision.max(Some(revision + 1));
             return Ok(());
         };
-        watcher.next_revision = Some(last.revision() + 1);
-        if watcher.messages.try_send(Ok(events)).is_err() {
+        watcher.next_revision = Some(last.event.revision() + 1);
+        if watcher.messages.try_send(Ok(changes)).is_err() {
             // Too slow, or gone.
             self.read_afresh(id, requests);
         }
@@ -438,8 +443,8 @@ fn interrupted(on: &Connection, reason: &str) -> Error {
 async fn send_requests(mut sender: WatchRequestSender, mut queue: mpsc::UnboundedReceiver<Request>) {
     while let Some(request) = queue.recv().await {
         let sent = match request {
-            Request::Create(id, range, from) => {
-                let options = options(id, &range, from);
+            Request::Create(id, range, from, before) => {
+                let options = options(id, &range, from, before);
                 sender.watch(range.start, Some(options)).await
             }
             Request::Cancel(id) => sender.cancel(id).await,
@@ -451,9 +456,10 @@ async fn send_requests(mut sender: WatchRequestSender, mut queue: mpsc::Unbounde
     }
 }
 
-fn options(id: i64, range: &KeyRange, from: Option<i64>) -> WatchOptions {
+fn options(id: i64, range: &KeyRange, from: Option<i64>, before: bool) -> WatchOptions {
     let options = WatchOptions::new().with_watch_id(id).with_progress_notify();
     let options = options.with_start_revision(from.unwrap_or(0));
+    let options = if before { options.with_prev_key() } else { options };
     if range.end.is_empty() { options } else { options.with_range(range.end.clone()) }
 }
 

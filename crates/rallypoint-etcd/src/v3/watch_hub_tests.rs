@@ -22,7 +22,8 @@ impl Rig {
         let on = connections.current().await.expect("it connects with the first request");
         let (messages, told) = mpsc::channel(BACKLOG);
         let range = KeyRange::key("k");
-        let watcher = Watcher { range, next_revision: Some(5), created: false, highest: 0, messages };
+        let watcher =
+            Watcher { range, next_revision: Some(5), created: false, highest: 0, before: false, messages };
         let (requests, sent) = mpsc::unbounded_channel();
         let task = Task {
             connections,
@@ -82,7 +83,7 @@ async fn a_cut_ends_what_knows_a_revision_and_leaves_what_begins_with_the_next_s
     let mut rig = Rig::new().await;
     let (messages, _told) = mpsc::channel(1);
     let range = KeyRange::key("k");
-    let later = Watcher { range, next_revision: None, created: false, highest: 0, messages };
+    let later = Watcher { range, next_revision: None, created: false, highest: 0, before: false, messages };
     rig.task.watchers.insert(2, later);
     rig.task.distrust();
     assert_eq!(rig.task.watchers.keys().collect::<Vec<_>>(), [&2]);

@@ -10,6 +10,10 @@ use uuid::Uuid;
 
 use crate::parameters::{ParameterError, RendezvousParameters};
 
+/// The options by name.
+const OPTIONS: [&str; 8] =
+    ["join_timeout", "timeout", "last_call_timeout", "etcd_prefix", "protocol", "cacert", "cert", "key"];
+
 /// Everything that the barrier is told.
 #[derive(Debug, Clone)]
 pub(super) struct Config {
@@ -23,6 +27,7 @@ pub(super) struct Config {
 
 impl Config {
     pub(super) fn new(parameters: &RendezvousParameters) -> Result<Self, ParameterError> {
+        parameters.check_names(&OPTIONS)?;
         let tls = match parameters.get("protocol") {
             None | Some("http") => None,
             Some("https") => Some(tls(parameters, "cacert", "cert", "key")),
@@ -32,6 +37,10 @@ impl Config {
             let seconds = parameters.get_as_int(key)?;
             Ok(seconds.map_or(default, |seconds| Duration::from_secs(seconds.try_into().unwrap_or(0))))
         };
+        let timeout = match parameters.seconds("join_timeout")? {
+            Some(timeout) => timeout,
+            None => seconds("timeout", DEFAULT_TIMEOUT)?,
+        };
         let prefix = parameters.get("etcd_prefix").unwrap_or(DEFAULT_PREFIX);
         let slash = if prefix.ends_with('/') { "" } else { "/" };
         let mut etcd = etcd_settings(parameters)?;
@@ -40,7 +49,7 @@ impl Config {
             etcd,
             run_id: parameters.run_id.clone(),
             local_addr: parameters.local_addr.clone(),
-            timeout: seconds("timeout", DEFAULT_TIMEOUT)?,
+            timeout,
             machine: Settings {
                 node: Uuid::new_v4().simple().to_string(),
                 min: parameters.min_nodes,
@@ -90,6 +99,13 @@ mod tests {
     }
 
     #[test]
+    fn join_timeout_comes_before_timeout_which_torchrun_always_gives() {
+        let both = config(&[("timeout", "900"), ("join_timeout", "1.5")]).unwrap();
+        assert_eq!(both.timeout, Duration::from_millis(1500));
+        assert!(config(&[("join_timeout", "soon")]).unwrap_err().0.contains("'join_timeout'"));
+    }
+
+    #[test]
     fn what_is_wrong_is_said_as_pytorch_says_it() {
         let refused = |key, value| config(&[(key, value)]).unwrap_err().0;
         assert_eq!(refused("protocol", "HTTPS"), "The etcd protocol must be HTTP or HTTPS.");
@@ -98,6 +114,8 @@ mod tests {
             "The rendezvous configuration option 'timeout' does not represent a valid integer value."
         );
         assert!(refused("last_call_timeout", "soon").contains("'last_call_timeout'"));
+        assert!(refused("last_cal_timeout", "1").contains("did you mean 'last_call_timeout'?"));
+        assert!(config(&[("rank", "0")]).is_ok(), "torchrun gives it by itself");
     }
 
     #[test]

@@ -5,8 +5,9 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
 use rallypoint_core::barrier::{
-    Change, Failure, Loss, Node, NodeEvent, Output, Place, Reply, Update, WatchId,
+    Change, Failure, Loss, Node, NodeEvent, Output, Reply, Update, VersionRank, WatchId,
 };
+use rallypoint_core::text::are;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
@@ -19,7 +20,7 @@ use crate::handler::{GroupChange, Progress};
 /// What the handler asks of the task.
 #[derive(Debug)]
 pub(super) enum Command {
-    Join { done: oneshot::Sender<Result<Joined, NoVersion>> },
+    Join { time: Duration, done: oneshot::Sender<Result<Joined, NoVersion>> },
     Close { reason: String, done: oneshot::Sender<Result<()>> },
     Leave { done: oneshot::Sender<()> },
 }
@@ -27,7 +28,7 @@ pub(super) enum Command {
 /// A final version with this node in it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Joined {
-    pub(super) place: Place,
+    pub(super) place: VersionRank,
     pub(super) world: usize,
 }
 
@@ -36,6 +37,10 @@ pub(super) struct Joined {
 pub(super) enum NoVersion {
     Closed {
         reason: String,
+    },
+    /// The time is over; if etcd has been silent, for how long.
+    OutOfTime {
+        silent: Option<Duration>,
     },
     Failed(RendezvousError),
     /// The node was told to leave.
@@ -46,7 +51,7 @@ pub(super) enum NoVersion {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Group {
     /// This node's place, while it is a member.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<VersionRank>,
     /// Why the last group is no longer as it was.
     pub(super) change: Option<GroupChange>,
 }
@@ -124,14 +129,14 @@ impl Driver {
     fn command(&mut self, command: Command) {
         let now = self.began.elapsed();
         match command {
-            Command::Join { done } => {
+            Command::Join { time, done } => {
                 let whole = self.group.borrow().change.is_none();
                 match self.undelivered.take().filter(|_| whole) {
                     Some(joined) => self.undelivered = done.send(Ok(joined)).err().and_then(Result::ok),
                     None => {
                         self.joining = Some(done);
                         self.group.send_modify(|group| group.place = None);
-                        self.node.join(now);
+                        self.node.join(now, time);
                     }
                 }
             }
@@ -227,7 +232,7 @@ impl Driver {
             NodeEvent::Changed(change) => {
                 match &change {
                     Change::Closed { reason } => debug!(run, reason, "the run is closed"),
-                    _ => info!(run, ?change, "the group is not as it was: it has to meet again"),
+                    change => info!(run, "{}: the group meets again", in_words(change)),
                 }
                 self.group.send_modify(|group| group.change = Some(translate_change(change)));
             }
@@ -237,6 +242,11 @@ impl Driver {
                     let round = version.unwrap_or(progress.round);
                     *progress = Progress { round, joined, last_call, spare, ..progress.clone() };
                 });
+            }
+            NodeEvent::OutOfTime { silent } => {
+                if let Some(joining) = self.joining.take() {
+                    let _ = joining.send(Err(NoVersion::OutOfTime { silent }));
+                }
             }
             NodeEvent::Refused { reason } => {
                 if let Some(joining) = self.joining.take() {
@@ -254,6 +264,17 @@ impl Driver {
                 }
             }
         }
+    }
+}
+
+fn in_words(change: &Change) -> String {
+    match change {
+        Change::Waiting(count) => are(*count, "node", "waiting to get in"),
+        Change::Died { rank, .. } => format!("node {rank} died"),
+        Change::Left { rank: Some(rank), .. } => format!("node {rank} left"),
+        Change::Left { .. } => "a node asks for another round".to_owned(),
+        Change::Excluded => "this node has lost its place".to_owned(),
+        Change::Closed { .. } => "the run is closed".to_owned(),
     }
 }
 

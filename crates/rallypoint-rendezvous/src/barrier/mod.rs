@@ -66,6 +66,14 @@ pub struct EtcdBarrier {
 }
 
 impl EtcdBarrier {
+    /// The backend's name.
+    pub const NAME: &str = NAME;
+
+    /// That the parameters can work, before anything is connected to.
+    pub fn check(parameters: &RendezvousParameters) -> std::result::Result<(), ParameterError> {
+        Config::new(parameters).map(|_| ())
+    }
+
     /// Connects to etcd and makes the folders of the run, where they are missing.
     pub async fn connect(parameters: &RendezvousParameters) -> Result<Self> {
         let config = Config::new(parameters)?;
@@ -129,9 +137,26 @@ impl EtcdBarrier {
         let run_id = self.config.run_id.clone();
         match reason {
             NoVersion::Closed { reason } => RendezvousError::Closed { run_id, reason },
+            NoVersion::OutOfTime { silent: Some(silent) } => {
+                let why = self.wire.client.why_silent().map(|why| format!(": {why}")).unwrap_or_default();
+                let silent = format!("it has not answered for {} s{why}", silent.as_secs());
+                RendezvousError::connection(&self.config.etcd.endpoints, silent)
+            }
+            NoVersion::OutOfTime { silent: None } => {
+                let Progress { joined, min_nodes: needed, .. } = *self.progress.borrow();
+                RendezvousError::NotMet { run_id, needed, here: joined.max(1), after: self.config.timeout }
+            }
             NoVersion::Failed(error) => error,
             NoVersion::Left => RendezvousError::GracefulExit { run_id },
         }
+    }
+
+    /// A node that nobody waits for any more must not be counted on.
+    async fn out_of_time(&self, silent: Option<Duration>) -> RendezvousError {
+        let error = self.no_version(NoVersion::OutOfTime { silent });
+        let left = self.leave().await;
+        debug!(?left, "out of time");
+        error
     }
 
     /// The data and the master of a group that has met; nothing if the group broke up before they were known.
@@ -185,30 +210,17 @@ impl RendezvousHandler for EtcdBarrier {
 
     async fn next_rendezvous(&self) -> Result<Rendezvous> {
         let _turn = self.turn.lock().await;
-        let after = self.config.timeout;
-        let deadline = Instant::now() + after.min(Duration::from_secs(100 * 365 * 24 * 3600));
         loop {
-            let outcome = self.command(|done| Command::Join { done });
-            match tokio::time::timeout_at(deadline, outcome).await {
-                Ok(Ok(Ok(joined))) => {
+            let outcome = self.command(|done| Command::Join { time: self.config.timeout, done });
+            match outcome.await {
+                Ok(Ok(joined)) => {
                     if let Some(met) = self.settle(joined).await? {
                         return Ok(met);
                     }
                 }
-                Ok(Ok(Err(reason))) => return Err(self.no_version(reason)),
-                Ok(Err(_)) => return Err(self.no_version(NoVersion::Left)),
-                Err(_) => {
-                    let Progress { joined, min_nodes: needed, .. } = *self.progress.borrow();
-                    // A node that nobody waits for any more must not be counted on.
-                    let left = self.leave().await;
-                    debug!(?left, "out of time");
-                    if let Some(silent) = self.wire.client.silent_for() {
-                        let silent = format!("it has not answered for {} s", silent.as_secs());
-                        return Err(RendezvousError::connection(&self.config.etcd.endpoints, silent));
-                    }
-                    let run_id = self.config.run_id.clone();
-                    return Err(RendezvousError::NotMet { run_id, needed, here: joined.max(1), after });
-                }
+                Ok(Err(NoVersion::OutOfTime { silent })) => return Err(self.out_of_time(silent).await),
+                Ok(Err(reason)) => return Err(self.no_version(reason)),
+                Err(_) => return Err(self.no_version(NoVersion::Left)),
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use rallypoint_core::barrier::{Ending, Place, Update, Watched};
+use rallypoint_core::barrier::{Ending, Update, VersionRank, Watched};
 use rallypoint_etcd::v2::{self, Response, Watcher};
 
 use super::wire::{Wire, ending, same};
@@ -22,7 +22,7 @@ impl Watching {
             Watched::Record => watch(&wire.state()),
             Watched::Version(_) => watch(&wire.rdzv()).recursive(),
             Watched::Members { version, ranks } => match ranks.as_slice() {
-                [rank] => watch(&wire.keep_alive(Place { version: *version, rank: *rank })),
+                [rank] => watch(&wire.keep_alive(VersionRank { version: *version, rank: *rank })),
                 _ => watch(&wire.version(*version)).recursive(),
             },
         };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rallypoint_core::barrier::{
-    Ending, GRACE, KEEP_ALIVE_TTL, KeepAlive, Place, RUN_TTL, Record, Reply, Request, View,
+    Ending, GRACE, KEEP_ALIVE_TTL, KeepAlive, RUN_TTL, Record, Reply, Request, VersionRank, View,
 };
 use rallypoint_etcd::v2::{Action, Client, Code, Delete, Get, Lookup, Node, Put, Response, Watched};
 use rallypoint_etcd::{Error, ErrorKind};
@@ -61,7 +61,7 @@ impl Wire {
         format!("{}/rdzv/v_{version}", self.root)
     }
 
-    pub(super) fn keep_alive(&self, place: Place) -> String {
+    pub(super) fn keep_alive(&self, place: VersionRank) -> String {
         format!("{}/rank_{}", self.version(place.version), place.rank)
     }
 
@@ -95,6 +95,7 @@ impl Wire {
             Request::MakeRun { counter } => self.make_run(*counter).await.map(|()| Reply::Done { index: 0 }),
             Request::FindRun => Ok(Reply::Run(self.find(&self.root).await?.node.is_some())),
             Request::RenewRun => self.renew_run().await,
+            Request::Greet => self.find(&self.counter()).await.map(|_| Reply::Done { index: 0 }),
             Request::ReadCounter => self.read_counter().await,
             Request::SwapCounter { version, over } => {
                 self.write(&self.counter(), Put::value(&version.to_string()).prev_index(*over)).await
@@ -166,7 +167,7 @@ impl Wire {
     }
 
     /// How the keep-alive of a place went, from an index on.
-    async fn read_ending(&self, place: Place, from: u64) -> Result<Reply> {
+    async fn read_ending(&self, place: VersionRank, from: u64) -> Result<Reply> {
         let mut watcher = self.client.watch(&self.keep_alive(place), from);
         loop {
             match watcher.past().await.map_err(|error| self.failed(error))? {
@@ -179,7 +180,7 @@ impl Wire {
         }
     }
 
-    async fn write_keep_alive(&self, place: Place) -> Result<Reply> {
+    async fn write_keep_alive(&self, place: VersionRank) -> Result<Reply> {
         let put = Put::value(&self.mark).ttl(KEEP_ALIVE_TTL).prev_exist(false);
         match self.write(&self.keep_alive(place), put).await? {
             // It may be this node's own.
@@ -189,7 +190,7 @@ impl Wire {
     }
 
     /// By its value, which no other node's has.
-    async fn renew_keep_alive(&self, place: Place) -> Result<Reply> {
+    async fn renew_keep_alive(&self, place: VersionRank) -> Result<Reply> {
         let put = Put::refresh(KEEP_ALIVE_TTL).prev_value(&self.mark);
         self.write(&self.keep_alive(place), put).await
     }

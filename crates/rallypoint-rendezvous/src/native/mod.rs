@@ -20,9 +20,10 @@ pub(crate) use identity::local_address;
 pub use operator::{NodeState, NodeStatus, RunStatus, Unreadable, close, runs, status};
 pub use rallypoint_core::round::{Lost, MasterRecord, RankPolicy, RunSettings, Why, default_lease};
 pub use settings::{
-    DEFAULT_JOIN_TIMEOUT, DEFAULT_ROOT, LONGEST_NAME, NativeSettings, OPTIONS, TORCHRUNS, check_run_id,
-    run_prefix,
+    DEFAULT_JOIN_TIMEOUT, DEFAULT_ROOT, LONGEST_NAME, NativeSettings, OPTIONS, check_run_id, run_prefix,
 };
+
+pub use crate::parameters::TORCHRUNS;
 
 /// The backend's name.
 pub const BACKEND: &str = "rallypoint";

@@ -6,7 +6,6 @@ use rallypoint_core::round::{
     DEFAULT_CLOSED_TTL, DEFAULT_LAST_CALL, DEFAULT_RUN_TTL, RankPolicy, RunSettings, SHORTEST_LEASE,
     default_lease,
 };
-use rallypoint_core::text::nearest;
 use rallypoint_core::time::bounded;
 use rallypoint_core::{Credentials, EtcdSettings, TlsSettings};
 
@@ -22,9 +21,6 @@ const RUN_LEASES: u32 = 3;
 const LONGEST_LEASE: Duration = Duration::from_secs(9_000_000_000);
 /// Where all runs are, under the prefix of the [`EtcdSettings`].
 pub const DEFAULT_ROOT: &str = "rallypoint/";
-
-/// What torchrun puts among a backend's options by itself; none of it means anything to this one.
-pub const TORCHRUNS: [&str; 4] = ["rank", "is_host", "store_type", "keep_alive_interval"];
 
 /// What a node of the native backend is started with.
 ///
@@ -131,19 +127,7 @@ impl NativeSettings {
 
     /// What torchrun hands over. An option that there is not is refused by name.
     pub fn from_parameters(parameters: &RendezvousParameters) -> Result<Self, ParameterError> {
-        for key in parameters.config.keys() {
-            let known = OPTIONS.iter().any(|(name, _)| name == key) || TORCHRUNS.contains(&key.as_str());
-            if !known {
-                let names: Vec<_> = OPTIONS.iter().map(|(name, _)| *name).collect();
-                let meant = nearest(key, names.iter().copied());
-                let meant = meant.map_or_else(String::new, |name| format!(" did you mean '{name}'?"));
-                return Err(ParameterError(format!(
-                    "the rendezvous backend '{}' has no option '{key}';{meant} there are: {}",
-                    parameters.backend,
-                    names.join(", ")
-                )));
-            }
-        }
+        parameters.check_names(&OPTIONS.map(|(name, _)| name))?;
         let (min, max) = (parameters.min_nodes, parameters.max_nodes);
         let endpoints = parameters.endpoints()?.to_string();
         let mut settings = NativeSettings::new(&endpoints, &parameters.run_id, min, max)?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::mvcc::{Place, Record};
+use crate::mvcc::{Record, RecordKey};
 use crate::v2;
 
 /// One change of the v3 half.
@@ -18,7 +18,7 @@ pub(crate) enum Change {
         id: i64,
     },
     /// Versions that nobody can ask for any more.
-    Forgotten(Vec<Place>),
+    Forgotten(Vec<RecordKey>),
 }
 
 /// What is to be on disk together. A half that has not changed is left out.

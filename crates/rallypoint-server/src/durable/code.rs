@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::mvcc::{Place, Record};
+use crate::mvcc::{Record, RecordKey};
 use crate::v2::{Content, Node, Time};
 
 /// What was read is not what was written.
@@ -28,7 +28,7 @@ pub(crate) fn write_record(record: &Record, out: &mut Vec<u8>) {
     out.extend_from_slice(value);
 }
 
-pub(crate) fn read_record((mod_revision, place): Place, mut bytes: &[u8]) -> Result<Record, Malformed> {
+pub(crate) fn read_record((mod_revision, place): RecordKey, mut bytes: &[u8]) -> Result<Record, Malformed> {
     let mut number = || Ok(i64::from_le_bytes(take(&mut bytes)?));
     let (create_revision, version, lease) = (number()?, number()?, number()?);
     let length = u32::from_le_bytes(take(&mut bytes)?) as usize;

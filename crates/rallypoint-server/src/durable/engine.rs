@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use super::change::{Batch, Change, Ids, Loaded, LoadedV3, V2Batch, V3Batch};
 use super::code::{self, Malformed};
-use crate::mvcc::Place;
+use crate::mvcc::RecordKey;
 use crate::v2;
 
 /// Raised when what is written changes its meaning.
@@ -19,7 +19,7 @@ const FORMAT: u64 = 1;
 const CACHE_BYTES: usize = 16 << 20;
 
 /// Versions of keys by their places.
-const RECORDS: TableDefinition<'_, Place, &[u8]> = TableDefinition::new("v3 records");
+const RECORDS: TableDefinition<'_, RecordKey, &[u8]> = TableDefinition::new("v3 records");
 /// TTLs of leases by their ids. Which keys hang on them is in the records.
 const LEASES: TableDefinition<'_, i64, i64> = TableDefinition::new("v3 leases");
 /// Nodes by their paths.

@@ -14,9 +14,9 @@ use super::folder::Folder;
 use super::journal::{Lost, Promise};
 use super::room::Room;
 use crate::ServerError;
-use crate::http::Service;
 use crate::shared::Shared;
 use crate::state::State;
+use crate::v2::Service;
 use crate::v2::Untold;
 
 /// How often a full disk is looked at.

@@ -8,7 +8,7 @@ use etcd_client::proto::{
 
 use super::rope::{Field, Form, Rope};
 use crate::mvcc::{DeleteDone, Done, Found, PutDone, TxnDone};
-use crate::watch::Told;
+use crate::watch::WatchEvent;
 
 /// Fields of `etcdserverpb`.
 const RANGE_KVS: Field = 2;
@@ -65,8 +65,8 @@ pub(super) fn txn(header: PbResponseHeader, done: TxnDone) -> Rope {
 }
 
 /// One event, as a field of a [`PbWatchResponse`].
-pub(super) fn event(told: Told) -> Rope {
-    let Told { record, prev } = told;
+pub(super) fn event(told: WatchEvent) -> Rope {
+    let WatchEvent { record, prev } = told;
     let (kind, form) = if record.is_deletion() {
         (EventType::Delete, Form::Deletion)
     } else {
@@ -85,7 +85,7 @@ pub(super) fn event(told: Told) -> Rope {
 /// Messages of a watch with these events. Where it asked for fragments each is below a size, though no event is cut.
 pub(super) fn events(
     response: &PbWatchResponse,
-    events: Vec<Told>,
+    events: Vec<WatchEvent>,
     fragment_bytes: Option<usize>,
 ) -> Vec<Rope> {
     let max_bytes = fragment_bytes.unwrap_or(usize::MAX);

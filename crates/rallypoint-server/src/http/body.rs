@@ -11,7 +11,7 @@ use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use tokio::time::timeout;
 
-use super::service::Limits;
+use super::Limits;
 use crate::admission::{Account, Full, Share, counted};
 use crate::v2::{Code, Error};
 

@@ -1,48 +1,43 @@
 //! What clients and monitors ask about the server itself.
 
-use axum::extract::Request;
 use axum::response::Response;
+use http::request::Parts;
 use http::{Method, StatusCode, header};
 use serde_json::{Value, json};
 
-use super::service::Service;
-use super::{metrics, reply};
-use crate::identity::ETCD_VERSION;
-use crate::v2::{Action, Stats};
+use super::{Site, metrics, reply};
+use crate::v2::{Action, Counts};
 
 /// Serves every path but those of keys.
-pub(super) fn serve(service: &Service, path: &[u8], request: &Request) -> Response {
-    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
-    let from_cluster = |response| reply::from_cluster(&service.identity, response);
+pub(super) async fn serve(site: &Site, path: &[u8], head: &Parts) -> Response {
+    let host = head.headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    let from_cluster = |response| reply::from_cluster(site.keys.cluster_id(), response);
     let response = match path {
-        b"/v2/machines" => reply::text(client_urls(service, host).join(", ")),
-        b"/v2/members" | b"/v2/members/" => {
-            from_cluster(line(&json!({ "members": [member(service, host)] })))
-        }
-        b"/v2/members/leader" => from_cluster(line(&member(service, host))),
-        b"/v2/stats/self" => object(&self_stats(service)),
-        b"/v2/stats/leader" => object(&json!({ "leader": id(service), "followers": {} })),
-        b"/v2/stats/store" => object(&store_stats(service)),
-        b"/version" => object(&json!({ "etcdserver": ETCD_VERSION, "etcdcluster": cluster_version() })),
-        b"/health" => health(service),
-        b"/metrics" => metrics::serve(service),
+        b"/v2/machines" => reply::text(client_urls(site, host).join(", ")),
+        b"/v2/members" | b"/v2/members/" => from_cluster(line(&json!({ "members": [member(site, host)] }))),
+        b"/v2/members/leader" => from_cluster(line(&member(site, host))),
+        b"/v2/stats/self" => object(&self_stats(site)),
+        b"/v2/stats/leader" => object(&json!({ "leader": id(site), "followers": {} })),
+        b"/v2/stats/store" => object(&store_stats(site)),
+        b"/version" => object(&versions(&site.keys.version())),
+        b"/health" => health(site).await,
+        b"/metrics" => metrics::serve(site),
         _ => return reply::not_found(),
     };
     let allowed: &[Method] = match path {
         b"/v2/machines" => &[Method::GET, Method::HEAD],
         _ => &[Method::GET],
     };
-    reply::allow(request.method(), allowed).map_or_else(|refused| *refused, |()| response)
+    reply::allow(&head.method, allowed).map_or_else(|refused| *refused, |()| response)
 }
 
-/// A server that takes nothing more in is not well, as etcd has it.
-fn health(service: &Service) -> Response {
-    let is_full = (service.v3.is_full)() || service.store().is_full();
-    let (status, health, reason) = match is_full {
-        true => (StatusCode::SERVICE_UNAVAILABLE, "false", "ALARM NOSPACE"),
-        false => (StatusCode::OK, "true", ""),
+async fn health(site: &Site) -> Response {
+    let ill = site.keys.ill().await;
+    let (status, health) = match ill {
+        Some(_) => (StatusCode::SERVICE_UNAVAILABLE, "false"),
+        None => (StatusCode::OK, "true"),
     };
-    reply::json(status, json!({ "health": health, "reason": reason }).to_string())
+    reply::json(status, json!({ "health": health, "reason": ill.unwrap_or_default() }).to_string())
 }
 
 fn object(value: &Value) -> Response {
@@ -53,24 +48,24 @@ fn line(value: &Value) -> Response {
     reply::json(StatusCode::OK, format!("{value}\n"))
 }
 
-fn id(service: &Service) -> String {
-    format!("{:x}", service.identity.member_id)
+fn id(site: &Site) -> String {
+    format!("{:x}", site.identity.member_id)
 }
 
-/// The release without its patch.
-fn cluster_version() -> String {
-    let minor = ETCD_VERSION.rsplit_once('.').map_or(ETCD_VERSION, |(minor, _)| minor);
-    format!("{minor}.0")
+/// The release of the server, and that of the cluster, which has no patch.
+fn versions(release: &str) -> Value {
+    let minor = release.rsplit_once('.').map_or(release, |(minor, _)| minor);
+    json!({ "etcdserver": release, "etcdcluster": format!("{minor}.0") })
 }
 
-fn member(service: &Service, host: Option<&str>) -> Value {
-    let urls = client_urls(service, host);
+fn member(site: &Site, host: Option<&str>) -> Value {
+    let urls = client_urls(site, host);
     // No peers to talk to: what stands there is for show.
-    json!({ "id": id(service), "name": service.identity.name, "peerURLs": urls, "clientURLs": urls })
+    json!({ "id": id(site), "name": site.identity.name, "peerURLs": urls, "clientURLs": urls })
 }
 
-fn client_urls(service: &Service, host: Option<&str>) -> Vec<String> {
-    service.identity.client_urls.iter().map(|url| reachable(url, host)).collect()
+fn client_urls(site: &Site, host: Option<&str>) -> Vec<String> {
+    site.identity.client_urls.iter().map(|url| reachable(url, host)).collect()
 }
 
 /// The URL as this client can reach it. A server that listens everywhere has a URL that leads nowhere; but
@@ -88,24 +83,21 @@ fn host_name(host: &str) -> &str {
     }
 }
 
-fn self_stats(service: &Service) -> Value {
-    let (started, uptime) = (service.started.to_string(), service.now().since(service.started));
+fn self_stats(site: &Site) -> Value {
+    let (started, uptime) = (site.started.to_string(), site.clock.now().since(site.started));
     json!({
-        "name": service.identity.name,
-        "id": id(service),
+        "name": site.identity.name,
+        "id": id(site),
         "state": "StateLeader",
         "startTime": started,
-        "leaderInfo": { "leader": id(service), "uptime": format!("{uptime:?}"), "startTime": started },
+        "leaderInfo": { "leader": id(site), "uptime": format!("{uptime:?}"), "startTime": started },
         "recvAppendRequestCnt": 0,
         "sendAppendRequestCnt": 0,
     })
 }
 
-fn store_stats(service: &Service) -> Value {
-    let (stats, watchers): (Stats, usize) = {
-        let store = service.store();
-        (store.stats().clone(), store.hub().count())
-    };
+fn store_stats(site: &Site) -> Value {
+    let Counts { stats, watchers, .. } = site.keys.counts();
     let mut json = serde_json::Map::new();
     for (action, name) in [
         (Action::Get, "gets"),
@@ -155,6 +147,6 @@ mod tests {
 
     #[test]
     fn the_version_of_the_cluster_has_no_patch() {
-        assert!(cluster_version().ends_with(".0") && cluster_version().matches('.').count() == 2);
+        assert_eq!(versions("3.5.30"), json!({ "etcdserver": "3.5.30", "etcdcluster": "3.5.0" }));
     }
 }

@@ -7,30 +7,27 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::response::Response;
 use bytes::Bytes;
-use futures::stream;
+use futures::{StreamExt as _, stream};
 use http::{Method, StatusCode, header};
 
-use super::service::{Answered, Service};
-use super::{body, reply};
+use super::{Site, body, login, reply};
 use crate::admission::{Account, Share, counted};
-use crate::durable::{Lost, kept};
-use crate::identity::RAFT_TERM;
-use crate::v2::{self, Answer, Code, Error, Event, Path, Watch};
+use crate::v2::{self, Answer, Answered, Error, Event, Events, Path};
 
 /// Serves a request on `key`, whose escapes are undone.
-pub(super) async fn serve(service: &Arc<Service>, key: &[u8], request: Request) -> Response {
+pub(super) async fn serve(site: &Site, key: &[u8], request: Request) -> Response {
     let allowed = [Method::HEAD, Method::GET, Method::PUT, Method::POST, Method::DELETE];
     if let Err(response) = reply::allow(request.method(), &allowed) {
         return *response;
     }
-    let response = answer(service, key, request).await.unwrap_or_else(|error| {
+    let response = answer(site, key, request).await.unwrap_or_else(|error| {
         let response = reply::json(error.status(), error.to_json());
         reply::with_number(response, "x-etcd-index", error.index)
     });
-    reply::from_cluster(&service.identity, response)
+    reply::from_cluster(site.keys.cluster_id(), response)
 }
 
-async fn answer(service: &Arc<Service>, key: &[u8], request: Request) -> Result<Response, Error> {
+async fn answer(site: &Site, key: &[u8], request: Request) -> Result<Response, Error> {
     let (head, incoming) = request.into_parts();
     let account = head.extensions.get::<Account>().expect("every connection has one");
     let mut share = body::take(account, 0)?;
@@ -38,7 +35,7 @@ async fn answer(service: &Arc<Service>, key: &[u8], request: Request) -> Result<
     // Go reads no form from other methods.
     let writes = matches!(head.method, Method::PUT | Method::POST);
     let form = if writes && v2::is_form(content_type)? {
-        body::read(&service.limits, incoming, &mut share).await?
+        body::read(&site.limits, incoming, &mut share).await?
     } else {
         Bytes::new()
     };
@@ -46,30 +43,18 @@ async fn answer(service: &Arc<Service>, key: &[u8], request: Request) -> Result<
     let request = v2::Request::parse(&head.method, Path::clean(key), query.as_bytes(), &form)?;
     drop(form);
     let no_value = request.no_value;
-    let (answered, ticket) = service.apply(request);
-    // A watch is ended with its body, whatever becomes of the wait.
-    let response = answered.and_then(|answered| respond(service, account, share, answered, no_value));
-    kept(ticket).await.map_err(lost)?;
-    response
-}
-
-/// An answer that tells of what could not be kept.
-fn lost(lost: Lost) -> Error {
-    let cause = match lost {
-        Lost::NoSpace => "etcdserver: mvcc: database space exceeded",
-        Lost::Stopped => "etcdserver: server stopped",
-    };
-    Error::new(Code::Internal, cause, 0)
+    let login = login::of(&head.headers);
+    let answered = site.keys.apply(request, login).await?;
+    respond(account, share, answered, no_value)
 }
 
 fn respond(
-    service: &Arc<Service>,
     account: &Account,
     mut share: Share,
     answered: Answered,
     no_value: bool,
 ) -> Result<Response, Error> {
-    let Answered { answer, index, raft_index } = answered;
+    let Answered { answer, index, raft_index, raft_term } = answered;
     let response = match answer {
         Answer::Event(event) => {
             let status = if event.is_new_node() { StatusCode::CREATED } else { StatusCode::OK };
@@ -77,12 +62,12 @@ fn respond(
         }
         Answer::Watch(watch) => {
             share.shrink_to(body::REQUEST_BYTES);
-            reply::json(StatusCode::OK, events(Arc::clone(service), account.clone(), share, watch))
+            reply::json(StatusCode::OK, body_of(account.clone(), share, watch))
         }
     };
     let response = reply::with_number(response, "x-etcd-index", index);
     let response = reply::with_number(response, "x-raft-index", raft_index);
-    Ok(reply::with_number(response, "x-raft-term", RAFT_TERM))
+    Ok(reply::with_number(response, "x-raft-term", raft_term))
 }
 
 /// The answer to a request, which is counted before it is built.
@@ -96,8 +81,8 @@ fn event_body(event: &Event, no_value: bool, mut share: Share) -> Result<Body, E
 
 /// The events of a watch, a line each, until it has had its one or was cut off. When the client goes, so does
 /// the watch.
-fn events(service: Arc<Service>, account: Account, share: Share, watch: Watch) -> Body {
-    let watching = Watching { service, watch, account, sending: None, _share: share };
+fn body_of(account: Account, share: Share, events: Events) -> Body {
+    let watching = Watching { events, account, sending: None, _share: share };
     Body::from_stream(stream::unfold(watching, |mut watching| async {
         let piece = watching.next_piece().await?;
         Some((Ok::<_, Infallible>(piece), watching))
@@ -105,8 +90,7 @@ fn events(service: Arc<Service>, account: Account, share: Share, watch: Watch) -
 }
 
 struct Watching {
-    service: Arc<Service>,
-    watch: Watch,
+    events: Events,
     account: Account,
     /// The rest of an event, and what was taken for it.
     sending: Option<(Bytes, Arc<Share>)>,
@@ -124,17 +108,11 @@ impl Watching {
                 return Some(counted(piece, Arc::clone(share)));
             }
             self.sending = None;
-            let event = self.watch.next().await?;
+            let event = self.events.next().await?;
             let mut share = self.account.take(event.weight_below()).ok()?;
             let json = event.to_json();
             share.resize(json.len()).ok()?;
             self.sending = Some((json, Arc::new(share)));
         }
-    }
-}
-
-impl Drop for Watching {
-    fn drop(&mut self) {
-        self.service.unwatch(&self.watch.place);
     }
 }

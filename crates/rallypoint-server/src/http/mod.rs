@@ -1,17 +1,18 @@
 //! The HTTP/1.1 side, a thin shell: the v2 API and what monitors ask for.
 //!
-//! [`keys`] turns requests on keys into calls of the store and events into bodies, [`info`] answers what is
-//! about the server itself, [`metrics`] writes Prometheus' text, [`service`] holds the store with its clock
-//! and ends what has a TTL, [`reply`] has what they share.
+//! [`keys`] turns requests on keys into calls of whoever holds them and events into bodies, [`info`] answers what is
+//! about the server itself, [`metrics`] writes Prometheus' text, [`login`] reads who a client is, [`reply`] has what
+//! they share.
 
 mod body;
 mod info;
 mod keys;
+mod login;
 mod metrics;
 mod reply;
-mod service;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -19,27 +20,54 @@ use axum::response::Response;
 
 use crate::admission::Account;
 use crate::identity::Identity;
-use crate::v2::{self, unescape_percent};
-pub(crate) use service::{Limits, Service, V3};
+use crate::v2::{self, Clock, Keys, Service, Time, V3, unescape_percent};
 
-/// Everything that is not gRPC.
-pub(crate) fn router(service: Arc<Service>) -> Router {
-    // Not axum's routes: etcd matches paths after it has undone their escapes.
-    Router::new().fallback(dispatch).with_state(service)
+/// What a client may ask for at most.
+#[derive(Debug, Clone)]
+pub(crate) struct Limits {
+    /// The bytes of a body.
+    pub(crate) body: usize,
+    /// How long a body may take to arrive.
+    pub(crate) body_time: Duration,
 }
 
-async fn dispatch(State(service): State<Arc<Service>>, request: Request) -> Response {
+impl Default for Limits {
+    fn default() -> Self {
+        // A form of 10 MiB is etcd's limit on v2.
+        Limits { body: 10 << 20, body_time: Duration::from_secs(60) }
+    }
+}
+
+/// What is served, and as whom.
+#[derive(Debug)]
+struct Site {
+    keys: Arc<dyn Keys>,
+    identity: Arc<Identity>,
+    limits: Limits,
+    clock: Clock,
+    started: Time,
+}
+
+/// Everything that is not gRPC.
+pub(crate) fn router(keys: Arc<dyn Keys>, identity: Arc<Identity>, limits: Limits) -> Router {
+    let clock = Clock::new();
+    let site = Site { keys, identity, limits, started: clock.now(), clock };
+    // Not axum's routes: etcd matches paths after it has undone their escapes.
+    Router::new().fallback(dispatch).with_state(Arc::new(site))
+}
+
+async fn dispatch(State(site): State<Arc<Site>>, request: Request) -> Response {
     let Ok(path) = unescape_percent(request.uri().path().as_bytes()) else { return reply::bad_request() };
     if let Some(clean) = unclean(&path) {
         return reply::moved(&clean, request.uri().query());
     }
     match path.as_slice() {
-        b"/v2/keys" => keys::serve(&service, b"", request).await,
+        b"/v2/keys" => keys::serve(&site, b"", request).await,
         [b'/', b'v', b'2', b'/', b'k', b'e', b'y', b's', b'/', ..] => {
             let key = &path[b"/v2/keys".len()..];
-            keys::serve(&service, key, request).await
+            keys::serve(&site, key, request).await
         }
-        path => info::serve(&service, path, &request),
+        path => info::serve(&site, path, &request.into_parts().0).await,
     }
 }
 
@@ -59,7 +87,8 @@ pub fn v2_alone(client_url: String, max_watchers: usize, max_body: usize, max_he
     let store = v2::Limits { watchers: max_watchers, ..v2::Limits::default() };
     let v3 = V3 { metrics: Box::new(String::new), is_full: Box::new(|| false) };
     let limits = Limits { body: max_body, ..Limits::default() };
-    let service = Service::start(identity.into(), v3, limits, v2::Store::new(store));
+    let identity = Arc::new(identity);
+    let service = Service::start(Arc::clone(&identity), v3, v2::Store::new(store));
     // All connections have one account.
-    router(service).layer(axum::Extension(Account::alone(max_held)))
+    router(service, identity, limits).layer(axum::Extension(Account::alone(max_held)))
 }

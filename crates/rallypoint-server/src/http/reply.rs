@@ -5,8 +5,6 @@ use axum::response::Response;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 
-use crate::identity::Identity;
-
 const CLUSTER_ID_HEADER: HeaderName = HeaderName::from_static("x-etcd-cluster-id");
 
 /// What needs no escape in a path, as Go sees it.
@@ -30,9 +28,11 @@ pub(super) fn json(status: StatusCode, body: impl Into<Body>) -> Response {
     with_type(status, "application/json", body)
 }
 
-/// An answer that says which cluster it is from, as most do.
-pub(super) fn from_cluster(identity: &Identity, mut response: Response) -> Response {
-    response.headers_mut().insert(CLUSTER_ID_HEADER, text_value(&format!("{:x}", identity.cluster_id)));
+/// An answer that says which cluster it is from, as most do, if that is known.
+pub(super) fn from_cluster(cluster_id: u64, mut response: Response) -> Response {
+    if cluster_id != 0 {
+        response.headers_mut().insert(CLUSTER_ID_HEADER, text_value(&format!("{cluster_id:x}")));
+    }
     response
 }
 

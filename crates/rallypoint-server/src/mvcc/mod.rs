@@ -19,5 +19,5 @@ pub(crate) use error::Error;
 pub(crate) use range::{Found, Reading};
 pub(crate) use record::Record;
 pub(crate) use span::Span;
-pub(crate) use store::{Place, Retention, Store};
+pub(crate) use store::{RecordKey, Retention, Store};
 pub(crate) use txn::{DeleteDone, Done, PutDone, TxnDone, delete, put, txn};

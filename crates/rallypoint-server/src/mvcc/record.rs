@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::Place;
+use super::RecordKey;
 
 /// One version of one key, or its deletion. Shared by the index, the log and whoever is being told of it.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub(crate) struct Record {
 
 impl Record {
     /// Where it is among all changes.
-    pub(crate) fn at(&self) -> Place {
+    pub(crate) fn at(&self) -> RecordKey {
         (self.mod_revision, self.place)
     }
 

@@ -40,14 +40,14 @@ pub(crate) struct Store {
     /// Up to here readers see. It is the revision, but where that has yet to reach the disk.
     visible: i64,
     /// What was forgotten and is still on disk, where the store is kept there.
-    forgotten: Option<Vec<Place>>,
+    forgotten: Option<Vec<RecordKey>>,
     /// Nothing before it can be read. Negative until the first compaction.
     compacted: i64,
     retention: Retention,
 }
 
 /// Where a change is among all: its revision, and its place there.
-pub(crate) type Place = (i64, u32);
+pub(crate) type RecordKey = (i64, u32);
 
 /// How far [`Store::scan`] came.
 #[derive(Debug)]
@@ -134,13 +134,13 @@ impl Store {
     }
 
     /// What was forgotten since the last call, and is still on disk.
-    pub(crate) fn take_forgotten(&mut self) -> Vec<Place> {
+    pub(crate) fn take_forgotten(&mut self) -> Vec<RecordKey> {
         self.forgotten.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Every version of every key, and what else watchers can ask for. No order.
     #[cfg(test)]
-    pub(crate) fn all(&self) -> Vec<Place> {
+    pub(crate) fn all(&self) -> Vec<RecordKey> {
         let mut all: Vec<_> = self.index.values().flatten().chain(&self.log).map(|it| it.at()).collect();
         all.sort_unstable();
         all.dedup();

@@ -1,37 +1,25 @@
-//! The v2 API without IO: a tree of files and directories with an index, TTLs, a history and watchers.
+//! The v2 API: what is said on the wire, and who can hold the keys.
 //!
-//! Bytes of a request become a [`Request`] in [`request`] (with [`form`] and [`path`]); [`Store::apply`]
-//! carries it out at a time that the caller gives, and answers with an [`event::Event`], a [`Watch`] or an
-//! [`Error`]; [`event`] and [`error`] write them as etcd does, byte for byte. What ends does so when the
-//! caller calls [`Store::expire`]; [`Store::next_end`] says when that is due.
+//! - [`wire`]: requests, events and errors, as bytes and as values. Pure.
+//! - [`Keys`]: whoever holds the keys and answers. The HTTP side knows nothing else of it.
+//! - [`memory`]: the keys in a tree in memory, with an index, TTLs, a history and watchers. The other one is the
+//!   gateway, whose keys are in a cluster.
 //!
 //! All is as in etcd 3.4, but for a few things nobody can want: a stream of the past gets all events and not
 //! just the first, the end of a node is told to its streams once and not twice, a TTL longer than etcd can
 //! count never ends, and there are limits to depth, memory and watchers.
 
-mod change;
-mod error;
-mod event;
-mod form;
-mod history;
-mod hub;
-mod json;
-mod keep;
-mod path;
-mod request;
+mod clock;
+mod keys;
+mod memory;
 mod stats;
-mod store;
-mod time;
-mod tree;
+mod wire;
 
-pub(crate) use change::{Change, Kept, Untold};
-pub(crate) use error::{Code, Error};
-pub(crate) use event::{Action, Event};
-pub(crate) use form::{is_form, unescape_percent};
-pub(crate) use hub::{Place, Watch};
-pub(crate) use path::Path;
-pub(crate) use request::Request;
+pub(crate) use clock::Clock;
+pub(crate) use keys::{Answer, Answered, Counts, Events, Keys, Login};
+pub(crate) use memory::{
+    Answer as Stored, Change, Content, History, Hub, Kept, Limits, Node, Service, Store, Untold, V3, Watch,
+    is_told,
+};
 pub(crate) use stats::Stats;
-pub(crate) use store::{Answer, Limits, Store};
-pub(crate) use time::Time;
-pub(crate) use tree::{Content, Node};
+pub(crate) use wire::{Action, Code, Error, Event, Op, Path, Request, Time, View, is_form, unescape_percent};

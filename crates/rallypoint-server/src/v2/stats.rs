@@ -1,6 +1,6 @@
 //! How often what was done.
 
-use super::event::Action;
+use super::wire::Action;
 
 /// Counts since the start.
 #[derive(Debug, Default, Clone)]
@@ -21,6 +21,11 @@ impl Stats {
     pub(crate) fn count(&mut self, action: Action, success: bool) {
         let count = &mut self.counts[action as usize];
         *if success { &mut count.success } else { &mut count.fail } += 1;
+    }
+
+    /// Counted by somebody else.
+    pub(crate) fn set_success(&mut self, action: Action, success: u64) {
+        self.counts[action as usize].success = success;
     }
 
     pub(crate) fn of(&self, action: Action) -> Count {

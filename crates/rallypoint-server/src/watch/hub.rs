@@ -133,14 +133,14 @@ pub(crate) enum Message {
     Events {
         id: i64,
         revision: i64,
-        events: Vec<Told>,
+        events: Vec<WatchEvent>,
         fragment: bool,
     },
 }
 
 /// One event.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct WatchEvent {
     pub(crate) record: Arc<Record>,
     pub(crate) prev: Option<Arc<Record>>,
 }
@@ -385,7 +385,7 @@ impl Hub {
                     .filter(|change| watcher.prev_kv && !change.is_creation())
                     .and_then(|change| store.get_at(&change.key, change.mod_revision - 1));
                 bytes += change.weight() + prev.map_or(0, |prev| prev.weight());
-                events.push(Told { record: Arc::clone(change), prev: prev.cloned() });
+                events.push(WatchEvent { record: Arc::clone(change), prev: prev.cloned() });
             }
         }
         if bytes > room {

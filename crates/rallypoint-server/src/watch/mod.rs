@@ -7,4 +7,4 @@
 mod hub;
 mod index;
 
-pub(crate) use hub::{Filter, Hub, Message, Polled, StreamKey, Told, WatchRequest};
+pub(crate) use hub::{Filter, Hub, Message, Polled, StreamKey, WatchEvent, WatchRequest};

@@ -5,7 +5,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rallypoint_server::{Config, Numbering, Server};
+use rallypoint_core::EtcdSettings;
+use rallypoint_server::{Config, GatewayConfig, Numbering, Server};
 use rallypoint_testkit::{Etcd, Version};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Method, Response};
@@ -29,6 +30,8 @@ pub(crate) struct Target {
 enum Runs {
     Etcd(Etcd),
     Embedded(Server),
+    /// With what is behind it, unless somebody else has that.
+    Gateway(Server, Option<Etcd>),
     /// Ends with the runtime of the test.
     Task,
 }
@@ -75,6 +78,42 @@ impl Target {
         Target { name: "embedded", address, client: client(), _runs: Runs::Embedded(server) }
     }
 
+    /// A gateway to a real etcd that has no v2.
+    pub(crate) async fn gateway(version: Version) -> Self {
+        let etcd = tokio::task::spawn_blocking(move || Etcd::start(version)).await.unwrap();
+        let mut target = Self::gateway_to(&etcd.endpoint()).await;
+        if let Runs::Gateway(_, behind) = &mut target._runs {
+            *behind = Some(etcd);
+        }
+        target
+    }
+
+    /// A gateway to what somebody else has started.
+    pub(crate) async fn gateway_to(endpoints: &str) -> Self {
+        let mut settings = EtcdSettings::new(endpoints).unwrap();
+        settings.prefix = "/v2/".to_owned();
+        let config = Config::on(SocketAddr::from(([127, 0, 0, 1], 0)));
+        let server = Server::gateway(config, GatewayConfig::to(settings)).await.unwrap();
+        let address = server.address();
+        Target { name: "gateway", address, client: client(), _runs: Runs::Gateway(server, None) }
+    }
+
+    /// Ends a server of ours at once, as if it were killed.
+    pub(crate) fn end(&self) {
+        match &self._runs {
+            Runs::Gateway(server, _) | Runs::Embedded(server) => server.abort(),
+            _ => panic!("{} cannot be ended", self.name),
+        }
+    }
+
+    /// The etcd behind a gateway.
+    pub(crate) fn behind(&self) -> &Etcd {
+        match &self._runs {
+            Runs::Gateway(_, Some(etcd)) => etcd,
+            _ => panic!("nothing of its own is behind {}", self.name),
+        }
+    }
+
     /// Ours, its v2 half alone, with limits that a test can reach.
     pub(crate) async fn embedded_with(limits: Limits) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -85,10 +124,16 @@ impl Target {
         Target { name: "embedded", address, client: client(), _runs: Runs::Task }
     }
 
-    /// One of each kind.
+    /// One of each kind that holds keys itself.
     pub(crate) async fn all() -> [Self; 3] {
         let (v34, v35) = tokio::join!(Self::etcd(Version::V34), Self::etcd(Version::V35));
         [v34, v35, Self::embedded().await]
+    }
+
+    /// One of each kind.
+    pub(crate) async fn every() -> [Self; 4] {
+        let ([v34, v35, embedded], gateway) = tokio::join!(Self::all(), Self::gateway(Version::V35));
+        [v34, v35, embedded, gateway]
     }
 
     pub(crate) fn url(&self, path: &str) -> String {
@@ -165,7 +210,7 @@ impl Target {
     }
 }
 
-fn client() -> Client {
+pub(crate) fn client() -> Client {
     // reqwest wants one even for plain HTTP. Another test of the process may have been first.
     let _ = rustls::crypto::ring::default_provider().install_default();
     Client::builder().redirect(Policy::none()).no_proxy().build().unwrap()

@@ -58,14 +58,14 @@ pub(super) struct Once {
     /// The lease to put places on, where they need none of their own.
     given: Option<i64>,
     next_place: AtomicU64,
-    free: Mutex<Vec<Place>>,
+    free: Mutex<Vec<IdempotencyKey>>,
     lease: tokio::sync::Mutex<Option<Lease>>,
     /// Where it was made; the last handle may be dropped on a thread that has no runtime.
     runtime: Option<Handle>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct IdempotencyKey {
     key: Vec<u8>,
     /// The revision of this store's last write to it; 0 before the first.
     revision: i64,
@@ -103,15 +103,20 @@ impl Once {
         Ok(outcome)
     }
 
-    fn take_place(&self, layout: &Layout) -> Place {
+    fn take_place(&self, layout: &Layout) -> IdempotencyKey {
         let free = self.free.lock().expect("no code panics while it holds this lock").pop();
         free.unwrap_or_else(|| {
             let number = self.next_place.fetch_add(1, Ordering::Relaxed);
-            Place { key: layout.operation(&self.store, number), revision: 0 }
+            IdempotencyKey { key: layout.operation(&self.store, number), revision: 0 }
         })
     }
 
-    async fn run_in(&self, place: &mut Place, write: &Write<'_>, deadline: Deadline) -> Result<Outcome> {
+    async fn run_in(
+        &self,
+        place: &mut IdempotencyKey,
+        write: &Write<'_>,
+        deadline: Deadline,
+    ) -> Result<Outcome> {
         // Never the same twice, not even in two processes that were one before a fork.
         let id = Uuid::new_v4();
         let mut backoff = Backoff::default();
@@ -265,7 +270,7 @@ enum Refusal {
     Final,
 }
 
-fn transaction(place: &Place, write: &Write<'_>, id: Uuid, lease: i64, refusal: &Refusal) -> Txn {
+fn transaction(place: &IdempotencyKey, write: &Write<'_>, id: Uuid, lease: i64, refusal: &Refusal) -> Txn {
     let unchanged = || Compare::mod_revision(place.key.clone(), CompareOp::Equal, place.revision);
     let record =
         |value: &[u8]| TxnOp::put(place.key.clone(), value, Some(PutOptions::new().with_lease(lease)));

@@ -39,9 +39,9 @@ fn seeds(usual: u64) -> Vec<u64> {
 }
 
 /// Tells the seed of a story that fails.
-struct Told(u64);
+struct SeedReport(u64);
 
-impl Drop for Told {
+impl Drop for SeedReport {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!(
@@ -179,7 +179,7 @@ impl Server {
 
 /// Does hostile things, and sees after each that another client is served as ever.
 fn story(seed: u64) {
-    let _told = Told(seed);
+    let _told = SeedReport(seed);
     let mut random = Rng::with_seed(seed);
     let mut server = Server { machine: Machine::new(LIMITS), unread: BTreeMap::new(), next: 0 };
     let witness = server.open();
@@ -261,7 +261,7 @@ fn hostile_bytes_do_no_harm_to_others_and_what_is_held_is_bounded() {
 #[test]
 fn it_does_not_matter_how_hostile_bytes_are_cut() {
     for seed in seeds(200) {
-        let _told = Told(seed);
+        let _told = SeedReport(seed);
         let mut random = Rng::with_seed(seed);
         let mut bytes = validate();
         (0..random.usize(1..30)).for_each(|_| bytes.extend(hostile(&mut random)));

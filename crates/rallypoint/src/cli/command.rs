@@ -1,7 +1,7 @@
 //! The command `rallypoint`.
 
 use std::ffi::{OsStr, OsString};
-use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -11,11 +11,12 @@ use rallypoint_rendezvous::Registry;
 
 use super::bench::{self, Bench};
 use super::exit::{Problem, one_line, say};
+use super::gateway::{self, Gateway};
 use super::run::{self, Run};
 use super::status::{self, Close, Status};
 use super::variables::{self, Variable};
-use super::{LogFormat, failed, serve, start_log};
-use crate::server::{Config, Tls};
+use super::{LogFormat, failed, listen_address, serve, start_log};
+use crate::server::{Config, Server, Tls};
 
 /// Brings the nodes of a distributed training job together, on etcd.
 #[derive(Parser)]
@@ -45,6 +46,8 @@ fn built() -> String {
 enum Command {
     Run(Run),
     Serve(Serve),
+    #[command(mut_arg("endpoint", gateway::own_endpoint))]
+    Gateway(Gateway),
     Status(Status),
     Close(Close),
     Bench(Bench),
@@ -107,18 +110,6 @@ struct Man {
     part: Option<String>,
 }
 
-/// An address, or the first of a name; that of version 4 where it has both, as what it is called by most often.
-fn listen_address(given: &str) -> Result<SocketAddr, String> {
-    let example = "it has the form 127.0.0.1:2379, [::1]:2379 or localhost:2379";
-    if !given.contains(':') {
-        return Err(format!("the port is missing; {example}"));
-    }
-    let found: Vec<SocketAddr> =
-        given.to_socket_addrs().map_err(|error| format!("{error}; {example}"))?.collect();
-    let first = found.iter().find(|address| address.is_ipv4()).or(found.first());
-    first.copied().ok_or_else(|| format!("that name has no address; {example}"))
-}
-
 /// Runs the command with its arguments, the first of which is its own name; returns the exit code.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     run_with(arguments, None)
@@ -159,6 +150,7 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, python: Option<Os
             run::run(&Run { python, variables, unread: unread.unwrap_or_default(), ..options })
         }
         Command::Serve(options) => run_server(options),
+        Command::Gateway(options) => gateway::gateway(options).unwrap_or_else(|problem| problem.report()),
         Command::Status(options) => wait_for(status::status(&options)),
         Command::Close(options) => wait_for(status::close(&options)),
         Command::Bench(options) => bench::run(&options),
@@ -305,7 +297,7 @@ fn run_server(options: Serve) -> u8 {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error),
     };
-    match runtime.block_on(serve(config)) {
+    match runtime.block_on(serve(async { Server::bind(config) })) {
         Ok(()) => 0,
         Err(error) => failed(&*error),
     }

@@ -10,7 +10,7 @@ use rallypoint_etcd::ErrorKind;
 use rallypoint_etcd::v3::Client;
 use tracing::warn;
 
-use super::exit::{NO_SERVER, Place, Problem, advice, chain, no_etcd, speaks_otherwise};
+use super::exit::{EndpointFlags, NO_SERVER, Problem, advice, chain, no_etcd, speaks_otherwise};
 
 /// An endpoint that begins so is only ever connected to; no server is started there.
 pub(crate) const ETCD_SCHEME: &str = "etcd://";
@@ -142,13 +142,13 @@ impl Connection {
         let connected = Client::connect(settings).await.map_err(|error| {
             let endpoint = self.endpoints();
             if self.is_plain() && speaks_otherwise(&error) {
-                return no_etcd(endpoint, Place::Operator);
+                return no_etcd(endpoint, EndpointFlags::Operator);
             }
             let text = match error.kind() {
                 ErrorKind::Timeout => format!(
                     "{endpoint} takes connections and says nothing: it is no etcd, or one that hangs; check --endpoint"
                 ),
-                _ => format!("{}{}", chain(&error), advice(Some(&error), Place::Operator)),
+                _ => format!("{}{}", chain(&error), advice(Some(&error), EndpointFlags::Operator)),
             };
             Problem::new(NO_SERVER, text)
         });

@@ -41,7 +41,8 @@ pub(crate) const NODE_RANK: &str = "node-rank-";
 pub(crate) const TABLE: &str = "\
 Examples:
   rallypoint run --standalone --nproc-per-node 4 train.py --lr 0.1
-  rallypoint run --nnodes 2:4 --nproc-per-node gpu --rdzv-endpoint etcd1:2379 --rdzv-id job42 train.py
+  rallypoint run --nnodes 2:4 --nproc-per-node gpu \\
+      --rdzv-endpoint etcd1:2379 --rdzv-id job42 train.py
 
 Exit codes:
   0     the workers of all nodes have succeeded
@@ -57,11 +58,11 @@ Exit codes:
 
 /// Where a command meets others, in the flags that its user knows it by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum EndpointFlags {
     /// `--rdzv-endpoint`, and the run has a name.
     Endpoint,
     /// `--rdzv-endpoint` of a command that was written for torchrun, which need not name the run.
-    Nameless,
+    Unnamed,
     /// The same on a server that one of the nodes runs, and that ends with the run.
     Embedded,
     /// `--master-addr`: node 0 has the server.
@@ -70,56 +71,56 @@ pub(crate) enum Place {
     Operator,
 }
 
-impl Place {
+impl EndpointFlags {
     /// Where the server is one of the nodes'.
     pub(crate) fn embedded(self) -> Self {
-        if self == Place::Endpoint { Place::Embedded } else { self }
+        if self == EndpointFlags::Endpoint { EndpointFlags::Embedded } else { self }
     }
 
     /// The flags that say where it is.
     pub(crate) fn flags(self) -> &'static str {
         match self {
-            Place::Endpoint | Place::Embedded | Place::Nameless => "--rdzv-endpoint",
-            Place::Master => "--master-addr and --master-port",
-            Place::Operator => "--endpoint",
+            EndpointFlags::Endpoint | EndpointFlags::Embedded | EndpointFlags::Unnamed => "--rdzv-endpoint",
+            EndpointFlags::Master => "--master-addr and --master-port",
+            EndpointFlags::Operator => "--endpoint",
         }
     }
 
     /// The one that has the port.
     pub(crate) fn port(self) -> &'static str {
-        if self == Place::Master { "--master-port" } else { self.flags() }
+        if self == EndpointFlags::Master { "--master-port" } else { self.flags() }
     }
 
     /// What to look at where nobody answers there.
     fn nobody(self) -> &'static str {
         match self {
-            Place::Endpoint | Place::Embedded | Place::Nameless => {
+            EndpointFlags::Endpoint | EndpointFlags::Embedded | EndpointFlags::Unnamed => {
                 "; check --rdzv-endpoint, and that an etcd runs there"
             }
-            Place::Master => "; check --master-addr and --master-port, and that node 0 runs there",
-            Place::Operator => "; check --endpoint, and that an etcd runs there",
+            EndpointFlags::Master => "; check --master-addr and --master-port, and that node 0 runs there",
+            EndpointFlags::Operator => "; check --endpoint, and that an etcd runs there",
         }
     }
 
     /// What to look at where the certificate is another's.
     fn other_name(self) -> &'static str {
         match self {
-            Place::Endpoint | Place::Embedded | Place::Nameless => {
+            EndpointFlags::Endpoint | EndpointFlags::Embedded | EndpointFlags::Unnamed => {
                 "; name the etcd in --rdzv-endpoint as its certificate does"
             }
-            Place::Master => "; name node 0 in --master-addr as its certificate does",
-            Place::Operator => "; name the etcd in --endpoint as its certificate does",
+            EndpointFlags::Master => "; name node 0 in --master-addr as its certificate does",
+            EndpointFlags::Operator => "; name the etcd in --endpoint as its certificate does",
         }
     }
 
     /// What to look at where too few have come.
     fn too_few(self) -> &'static str {
         match self {
-            Place::Endpoint | Place::Embedded | Place::Operator => {
+            EndpointFlags::Endpoint | EndpointFlags::Embedded | EndpointFlags::Operator => {
                 "; check that all nodes use this --rdzv-id and --rdzv-endpoint"
             }
-            Place::Nameless => "; check that all nodes use this --rdzv-endpoint",
-            Place::Master => {
+            EndpointFlags::Unnamed => "; check that all nodes use this --rdzv-endpoint",
+            EndpointFlags::Master => {
                 "; check that all nodes use this --master-addr and --master-port, and each a --node-rank of its own"
             }
         }
@@ -128,9 +129,11 @@ impl Place {
     /// What to do about a run that is over.
     fn over(self) -> &'static str {
         match self {
-            Place::Endpoint | Place::Operator => "; start a new one with another --rdzv-id",
-            Place::Embedded => "; start all nodes again",
-            Place::Nameless | Place::Master => "; start all nodes again, or name the new run with --rdzv-id",
+            EndpointFlags::Endpoint | EndpointFlags::Operator => "; start a new one with another --rdzv-id",
+            EndpointFlags::Embedded => "; start all nodes again",
+            EndpointFlags::Unnamed | EndpointFlags::Master => {
+                "; start all nodes again, or name the new run with --rdzv-id"
+            }
         }
     }
 }
@@ -152,7 +155,7 @@ impl Problem {
     }
 
     /// With what to do, where that is known from the kind.
-    pub(crate) fn rendezvous(error: &RendezvousError, place: Place) -> Self {
+    pub(crate) fn rendezvous(error: &RendezvousError, place: EndpointFlags) -> Self {
         if let Some(advice) = limit(error, ulimit::files) {
             return Problem::new(NODE, format!("cannot meet the other nodes: {advice}"));
         }
@@ -194,7 +197,7 @@ impl Problem {
         Problem::new(code, format!("{}{advice}", chain(error)))
     }
 
-    pub(crate) fn agent(error: &AgentError, place: Place) -> Self {
+    pub(crate) fn agent(error: &AgentError, place: EndpointFlags) -> Self {
         if let AgentError::Rendezvous(error) = error {
             return Problem::rendezvous(error, place);
         }
@@ -315,7 +318,7 @@ pub(crate) fn speaks_otherwise(error: &rallypoint_etcd::Error) -> bool {
 }
 
 /// What is said of that.
-pub(crate) fn no_etcd(endpoint: &str, place: Place) -> Problem {
+pub(crate) fn no_etcd(endpoint: &str, place: EndpointFlags) -> Problem {
     let flags = place.flags();
     let text =
         format!("what listens at {endpoint} is no etcd, or one that wants TLS (--cacert); check {flags}");
@@ -323,7 +326,7 @@ pub(crate) fn no_etcd(endpoint: &str, place: Place) -> Problem {
 }
 
 /// What to do about a connection that did not come about.
-pub(crate) fn advice(error: Option<&rallypoint_etcd::Error>, place: Place) -> &'static str {
+pub(crate) fn advice(error: Option<&rallypoint_etcd::Error>, place: EndpointFlags) -> &'static str {
     match error.map(rallypoint_etcd::Error::kind) {
         Some(ErrorKind::Auth | ErrorKind::PermissionDenied) => {
             "; check --user and its password, and what that user may do"
@@ -346,17 +349,22 @@ fn limit(error: &(dyn Error + 'static), advice: fn(&std::io::Error) -> Option<St
 }
 
 /// An error with its causes, in one line.
-pub(crate) fn chain(error: &dyn Error) -> String {
+pub fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
-    let mut cause = error.source();
+    let mut cause = unsaid_cause(error);
     while let Some(error) = cause {
         let part = error.to_string();
         if !text.contains(&part) {
             text.push_str(&format!(": {part}"));
         }
-        cause = error.source();
+        cause = unsaid_cause(error);
     }
     text.replace('\n', " ")
+}
+
+/// An error of etcd's client says its causes itself, in plainer words.
+fn unsaid_cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
+    error.source().filter(|_| !error.is::<rallypoint_etcd::Error>())
 }
 
 /// What clap has to say, in one line: what is wrong, and the nearest thing that is right.
@@ -396,10 +404,10 @@ mod tests {
             let error = RendezvousError::Closed { run_id: "job".to_owned(), reason: reason.to_owned() };
             Problem::rendezvous(&error, place).text
         };
-        assert!(closed("enough", Place::Endpoint).ends_with("another --rdzv-id"));
-        assert!(closed("enough", Place::Endpoint.embedded()).ends_with("; start all nodes again"));
+        assert!(closed("enough", EndpointFlags::Endpoint).ends_with("another --rdzv-id"));
+        assert!(closed("enough", EndpointFlags::Endpoint.embedded()).ends_with("; start all nodes again"));
         let ended = format!("node1 {SERVER_ENDED}");
-        assert!(closed(&ended, Place::Endpoint).ends_with("; start all nodes again"));
+        assert!(closed(&ended, EndpointFlags::Endpoint).ends_with("; start all nodes again"));
     }
 
     #[test]

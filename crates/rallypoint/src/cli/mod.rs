@@ -4,6 +4,7 @@ pub mod bench;
 pub mod command;
 mod connection;
 mod exit;
+mod gateway;
 mod run;
 mod status;
 mod ulimit;
@@ -11,12 +12,15 @@ mod variables;
 
 use std::error::Error;
 use std::io::IsTerminal;
+use std::net::{SocketAddr, ToSocketAddrs as _};
 
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-use crate::server::{Config, Server, raise_file_limit};
+pub use exit::chain;
+
+use crate::server::{Server, ServerError, raise_file_limit};
 
 /// How diagnostics are written, always to stderr.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -39,8 +43,11 @@ where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
     check_level(level)?;
-    let filter =
-        EnvFilter::try_new(level).map_err(|error| format!("{level:?} is not a log level: {error}"))?;
+    // Each frame of HTTP/2 would be a line of its own. Whoever wants them says `trace`, or names the part.
+    let quiet =
+        if level.trim().eq_ignore_ascii_case("debug") { ",h2=info,hyper_util=info,tower=info" } else { "" };
+    let filter = EnvFilter::try_new(format!("{level}{quiet}"));
+    let filter = filter.map_err(|error| format!("{level:?} is not a log level: {error}"))?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_target(false);
     match format {
         LogFormat::Json => log.json().init(),
@@ -63,7 +70,9 @@ fn check_level(level: &str) -> Result<(), String> {
 
 /// Serves until Ctrl-C or SIGTERM; a second one ends it at once. SIGHUP, which means to daemons that they are to read
 /// their configuration again, does not end it.
-pub async fn serve(config: Config) -> Result<(), Box<dyn Error>> {
+pub async fn serve(
+    starting: impl Future<Output = Result<Server, ServerError>>,
+) -> Result<(), Box<dyn Error>> {
     raise_file_limit();
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -75,7 +84,10 @@ pub async fn serve(config: Config) -> Result<(), Box<dyn Error>> {
             _ = terminate.recv() => {}
         }
     };
-    let mut server = Server::bind(config)?;
+    let mut server = tokio::select! {
+        server = starting => server?,
+        () = told() => return Ok(()),
+    };
     loop {
         tokio::select! {
             () = told() => break,
@@ -90,9 +102,21 @@ pub async fn serve(config: Config) -> Result<(), Box<dyn Error>> {
     }
 }
 
+/// An address, or the first of a name; that of version 4 where it has both, as what it is called by most often.
+fn listen_address(given: &str) -> Result<SocketAddr, String> {
+    let example = "it has the form 127.0.0.1:2379, [::1]:2379 or localhost:2379";
+    if !given.contains(':') {
+        return Err(format!("the port is missing; {example}"));
+    }
+    let found: Vec<SocketAddr> =
+        given.to_socket_addrs().map_err(|error| format!("{error}; {example}"))?.collect();
+    let first = found.iter().find(|address| address.is_ipv4()).or(found.first());
+    first.copied().ok_or_else(|| format!("that name has no address; {example}"))
+}
+
 /// One line with the causes, and the exit code of a failure.
 #[must_use]
-pub fn failed(error: &dyn Error) -> u8 {
+pub fn failed(error: &(dyn Error + 'static)) -> u8 {
     eprintln!("error: {}", exit::chain(error));
     1
 }

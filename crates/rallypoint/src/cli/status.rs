@@ -10,7 +10,7 @@ use rallypoint_rendezvous::native::{self, DEFAULT_ROOT, NodeState, RunStatus, Un
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::connection::Connection;
-use super::exit::{NO_SERVER, NODE, Place, Problem, advice, chain};
+use super::exit::{EndpointFlags, NO_SERVER, NODE, Problem, advice, chain};
 use super::variables::yes_or_no;
 
 /// No such run on this etcd.
@@ -159,7 +159,7 @@ async fn watch(client: &Client, range: KeyRange) -> rallypoint_etcd::Result<Watc
 fn failed(error: &rallypoint_etcd::Error) -> Problem {
     let advice = match error.is_transient() {
         true => "",
-        false => advice(Some(error), Place::Operator),
+        false => advice(Some(error), EndpointFlags::Operator),
     };
     Problem::new(NO_SERVER, format!("{}{advice}", chain(error)))
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rallypoint_core::barrier::{
-    Failure, Loss, NodeEvent, Place, Record, Reply, Request, Status, Update, WatchId,
+    Failure, Loss, NodeEvent, Record, Reply, Request, Status, Update, VersionRank, WatchId,
 };
 
 use super::{Hand, server, view, writes};
@@ -25,7 +25,7 @@ fn met_with_torch(server: &mut Server) -> (Hand, u64, Request) {
     one.sees(server);
     let (id, confirm) = one.until(server, writes(Status::Frozen));
     one.answer(server, id, &confirm);
-    let torch = Place { version: 1, rank: 1 };
+    let torch = VersionRank { version: 1, rank: 1 };
     assert!(server.serve(one.now, None, &Request::WriteKeepAlive(torch)).is_ok());
     change(server, &|record| record.with_confirmed("/r/rdzv/v_1/rank_1"));
     one.sees(server);
@@ -66,7 +66,7 @@ fn a_node_of_pytorchs_is_known_from_every_list() {
 fn a_node_of_pytorchs_is_known_from_a_list_without_this_node() {
     let mut server = server();
     let (mut one, id, list) = met_with_torch(&mut server);
-    let own = Request::DeleteKeepAlive(Place { version: 1, rank: 0 });
+    let own = Request::DeleteKeepAlive(VersionRank { version: 1, rank: 0 });
     assert!(matches!(server.serve(one.now, Some("one"), &own), Ok(Reply::Done { .. })));
     one.answer(&mut server, id, &list);
     server.lose(false);

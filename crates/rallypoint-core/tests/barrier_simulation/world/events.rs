@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rallypoint_core::barrier::{Failure, Place, Record, Reply, Request, Update};
+use rallypoint_core::barrier::{Failure, Record, Reply, Request, Update, VersionRank};
 
 #[derive(Debug, Clone)]
 pub(super) enum Message {
@@ -63,11 +63,11 @@ pub(super) enum Event {
     },
     Program {
         node: usize,
-        place: Place,
+        place: VersionRank,
     },
     Renew {
         node: usize,
-        place: Place,
+        place: VersionRank,
     },
     Fault(Fault),
     Second,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rallypoint_core::barrier::{Place, Reply, Request, WatchId};
+use rallypoint_core::barrier::{Reply, Request, VersionRank, WatchId};
 
 use super::{Brain, Event, Fault, Life, Message, World};
 use crate::torch::{self, Ask};
@@ -57,7 +57,7 @@ impl World {
     }
 
     /// The thread of a node of PyTorch's, which ends with the first error.
-    pub(super) fn renew(&mut self, node: usize, place: Place) {
+    pub(super) fn renew(&mut self, node: usize, place: VersionRank) {
         if self.nodes[node].life == Life::Dead || self.stalled(node, Event::Renew { node, place }) {
             return;
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use rallypoint_core::barrier::{Place, Status};
+use rallypoint_core::barrier::{Status, VersionRank};
 
 use super::{Brain, LOSS_SHOWS, Life, Process, World};
 
@@ -35,7 +35,7 @@ impl World {
     /// went with the folder nobody puts back. Ours know it if they looked at the members while it was there, and have seen
     /// the end of the folder; and who comes to a full group makes it meet again. When its owner met does not matter: it may
     /// have heard that the version is final after the keep-alive was gone.
-    fn is_kept(&self, place: Place) -> bool {
+    fn is_kept(&self, place: VersionRank) -> bool {
         let ours = |node: &&Process| {
             matches!(node.life, Life::Met(other) if other.version == place.version) && !is_torch(node)
         };
@@ -59,11 +59,11 @@ impl World {
             return false;
         };
         let Some(version) = record.version else { return false };
-        let was_torch = |place: Place| {
+        let was_torch = |place: VersionRank| {
             let mut wrote = self.nodes.iter().flat_map(|node| &node.wrote);
             wrote.any(|(wrote, history)| *wrote == place && *history != self.truth.history())
         };
-        let mut places = (0..record.joined()).map(|rank| Place { version, rank });
+        let mut places = (0..record.joined()).map(|rank| VersionRank { version, rank });
         let living = self.living();
         let mut ours = living.iter().filter(|node| !is_torch(node));
         record.waiting == Some(0)
@@ -101,7 +101,7 @@ impl World {
             Life::Met(place) => Some(place),
             _ => None,
         });
-        let kept = (0..record.joined()).all(|rank| self.is_kept(Place { version, rank }));
+        let kept = (0..record.joined()).all(|rank| self.is_kept(VersionRank { version, rank }));
         // Who is in a version that etcd has lost, and whose place another one has in the next of that number, is in none.
         let ousted = |node: &&Process| match node.life {
             Life::Met(place) => !is_torch(node) && self.server.is_taken(place, &node.name),

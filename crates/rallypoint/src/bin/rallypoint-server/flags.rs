@@ -152,7 +152,8 @@ const NO_MEANING_SWITCHES: &[&str] = &[
 const NOT_SERVED: &[&str] = &["client-crl-file", "client-cert-allowed-hostname", "tls-min-version"];
 
 fn command() -> Command {
-    let value = |name: &'static str| Arg::new(name).long(name).env(variable(name)).num_args(1);
+    let value =
+        |name: &'static str| Arg::new(name).long(name).env(variable(name)).num_args(1).value_name("VALUE");
     // Go's switches stand alone or have their value after an equals sign.
     let switch = |name: &'static str| {
         value(name)
@@ -163,6 +164,7 @@ fn command() -> Command {
             .value_name("true|false")
     };
     let mut command = Command::new("rallypoint-server")
+        .next_line_help(true)
         .version(env!("CARGO_PKG_VERSION"))
         .about("Serves etcd's v3 and v2 protocols, in memory or in a folder, under etcd's own flags")
         .after_help(

@@ -6,6 +6,7 @@ mod log;
 use std::process::ExitCode;
 
 use rallypoint::cli::{failed, serve};
+use rallypoint::server::Server;
 
 fn main() -> ExitCode {
     let flags = match flags::parse(std::env::args_os()) {
@@ -23,7 +24,7 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error).into(),
     };
-    match runtime.block_on(serve(flags.config)) {
+    match runtime.block_on(serve(async { Server::bind(flags.config) })) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failed(&*error).into(),
     }

@@ -24,7 +24,7 @@ pub use self::aftermath::{Idle, MassDeath, idle, mass_death};
 use self::counts::Counts;
 use self::progress::Progress;
 use super::connection::Connection;
-use super::exit::{NODE, Place, Problem};
+use super::exit::{EndpointFlags, NODE, Problem};
 use super::variables::yes_or_no;
 
 /// Connections that all nodes share unless told otherwise; as many carry the raw requests of the floor.
@@ -121,7 +121,7 @@ async fn measure(options: &Rendezvous) -> Result<Measured, Problem> {
     settings.lease = options.lease.map_or(settings.lease, |lease| Duration::from_secs(lease.into()));
     let connections = (options.connections as usize).min(nodes);
     limits::make_room(nodes, connections).map_err(|problem| Problem::new(NODE, problem))?;
-    let failed = |error: RendezvousError| Problem::rendezvous(&error, Place::Operator);
+    let failed = |error: RendezvousError| Problem::rendezvous(&error, EndpointFlags::Operator);
     let progress = Progress::told();
     progress.now(format!("connecting to {}", settings.etcd.endpoints));
     // What is wrong with the endpoint is told as to any operator.

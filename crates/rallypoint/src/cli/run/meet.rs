@@ -14,7 +14,7 @@ use rallypoint_rendezvous::{ParameterError, Registry, RendezvousParameters};
 use super::options::Run;
 use super::server::Serves;
 use super::worker_store::StoreServer;
-use crate::cli::exit::{NODE_RANK, Place, Problem};
+use crate::cli::exit::{EndpointFlags, NODE_RANK, Problem};
 
 /// torchrun's defaults: where rank 0 is, and the ports of its two backends.
 const MASTER_ADDR: &str = "127.0.0.1";
@@ -58,7 +58,7 @@ pub(crate) struct Meet {
     /// What the user should know at once.
     pub(crate) warned: Option<String>,
     /// The place to meet, in the user's own flags.
-    pub(crate) place: Place,
+    pub(crate) place: EndpointFlags,
     /// What has no effect, and why.
     pub(crate) without_effect: Vec<(String, String)>,
 }
@@ -187,7 +187,7 @@ impl Meet {
             config: RendezvousParameters::parse_config(&options.rdzv_conf).map_err(refused)?,
             said: None,
             warned: None,
-            place: Place::Endpoint,
+            place: EndpointFlags::Endpoint,
             without_effect: Vec::new(),
         })
     }
@@ -244,7 +244,7 @@ impl Meet {
         if asked.by_master() {
             let address = asked.master_addr.as_deref().unwrap_or(MASTER_ADDR);
             options.connection.endpoint = endpoint(address, asked.master_port.unwrap_or(MASTER_PORT));
-            self.place = Place::Master;
+            self.place = EndpointFlags::Master;
             if asked.master_addr.is_none() {
                 self.warned = Some(format!(
                     "there is no --master-addr, so it is {MASTER_ADDR}, as under torchrun: nodes on other machines cannot reach that; give all nodes the address of node 0"
@@ -284,8 +284,8 @@ impl Meet {
             let place = Some(options.connection.endpoints()).filter(|endpoint| !endpoint.is_empty());
             self.said = place.map(|endpoint| asked.said(endpoint));
             self.nameless = options.rdzv_id.trim().is_empty();
-            if self.nameless && self.place == Place::Endpoint {
-                self.place = Place::Nameless;
+            if self.nameless && self.place == EndpointFlags::Endpoint {
+                self.place = EndpointFlags::Unnamed;
             }
             if self.nameless {
                 options.rdzv_id = NO_NAME.to_owned();
@@ -361,7 +361,7 @@ mod tests {
 
         // torchrun's address, which is of use on one machine alone.
         let (run, meet) = meant("--nnodes 2 --node-rank 1 --master-port 7000").unwrap();
-        assert_eq!((run.connection.endpoints(), meet.place), ("127.0.0.1:7000", Place::Master));
+        assert_eq!((run.connection.endpoints(), meet.place), ("127.0.0.1:7000", EndpointFlags::Master));
         assert!(meet.warned.unwrap().contains("no --master-addr"));
         assert!(meet.said.unwrap().starts_with("--master-port means"));
 

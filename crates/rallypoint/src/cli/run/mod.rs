@@ -34,7 +34,7 @@ use rallypoint_agent::{
 use rallypoint_core::time::bounded;
 use rallypoint_etcd::ErrorKind;
 use rallypoint_rendezvous::native::{BACKEND, DEFAULT_JOIN_TIMEOUT, NativeSettings};
-use rallypoint_rendezvous::{Registry, RendezvousHandler, RendezvousParameters};
+use rallypoint_rendezvous::{EtcdBarrier, Registry, RendezvousHandler, RendezvousParameters};
 use rustix::process::{Pid, Signal};
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -53,7 +53,8 @@ use self::timer::TimerFile;
 use self::worker_store::StoreServer;
 use self::writer::Lost;
 use super::exit::{
-    CLOSED, NO_SERVER, NODE, Place, Problem, SIGNAL, WORKERS_FAILED, cause, no_etcd, say, speaks_otherwise,
+    CLOSED, EndpointFlags, NO_SERVER, NODE, Problem, SIGNAL, WORKERS_FAILED, cause, no_etcd, say,
+    speaks_otherwise,
 };
 use super::variables::{Unread, named};
 use super::{LogFormat, start_log_to};
@@ -404,11 +405,13 @@ fn parameters(
 fn check_parameters(options: &Run, meet: &Meet, run_id: &str) -> Result<(), Problem> {
     // Where they meet is found later.
     let parameters = parameters(options, meet.config.clone(), "localhost", run_id)?;
-    if parameters.backend == BACKEND {
-        let checked = NativeSettings::from_parameters(&parameters);
-        checked.map_err(|error| Problem::rendezvous(&error.into(), meet.place))?;
-    }
-    Ok(())
+    let checked = match parameters.backend.as_str() {
+        BACKEND => NativeSettings::from_parameters(&parameters).map(|_| ()),
+        EtcdBarrier::NAME => EtcdBarrier::check(&parameters),
+        // Which there is not, as the registry says.
+        _ => Ok(()),
+    };
+    checked.map_err(|error| Problem::rendezvous(&error.into(), meet.place))
 }
 
 /// Where the nodes meet, and this node's way there.
@@ -462,7 +465,7 @@ async fn reach(options: &Run, meet: &Meet, run_id: &str) -> Result<Reached, Prob
 async fn connect(
     parameters: &RendezvousParameters,
     meeting: &Meeting,
-    place: Place,
+    place: EndpointFlags,
     deadline: Instant,
 ) -> Result<Arc<dyn RendezvousHandler>, Problem> {
     let patience = match meeting.taken {

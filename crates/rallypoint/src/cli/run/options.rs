@@ -394,7 +394,8 @@ fn rdzv_conf() -> String {
     text.push_str(
         "- is_host: true or false: whether this node may start the server\n\
          - worker_store: the same as --worker-store\n\n\
-         Of the backend `etcd`: timeout, last_call_timeout, etcd_prefix, protocol, cacert, cert, key, worker_store.",
+         Of the backend `etcd`: join_timeout (or timeout), last_call_timeout, etcd_prefix, protocol, cacert, cert, key, \
+         worker_store.",
     );
     text
 }

@@ -6,7 +6,7 @@ use rallypoint_core::{Endpoint, Endpoints};
 use tracing::info;
 
 use crate::cli::connection::Connection;
-use crate::cli::exit::{NO_SERVER, NODE, Place, Problem, chain};
+use crate::cli::exit::{EndpointFlags, NO_SERVER, NODE, Problem, chain};
 use crate::server::{Config, OnDemand, Server, ServerError};
 
 /// Whether the embedded server may run on this node.
@@ -39,7 +39,11 @@ pub(crate) fn alone() -> Result<Meeting, Problem> {
 }
 
 /// Starts the embedded server if the endpoint is on this node, nothing listens there, and the user does not forbid it.
-pub(crate) async fn find(connection: &Connection, serves: Serves, place: Place) -> Result<Meeting, Problem> {
+pub(crate) async fn find(
+    connection: &Connection,
+    serves: Serves,
+    place: EndpointFlags,
+) -> Result<Meeting, Problem> {
     let endpoints: Endpoints = connection
         .endpoints()
         .parse()
@@ -71,7 +75,7 @@ pub(crate) async fn find(connection: &Connection, serves: Serves, place: Place) 
 }
 
 /// The nodes have no place to meet: the others, who wait for this server, end with the same code.
-fn cannot_serve(error: &ServerError, place: Place) -> Problem {
+fn cannot_serve(error: &ServerError, place: EndpointFlags) -> Problem {
     let flag = place.port();
     Problem::new(NO_SERVER, format!("{}; choose another {flag}, or start an etcd yourself", chain(error)))
 }

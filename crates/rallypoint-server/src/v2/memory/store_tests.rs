@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use http::Method;
 
-use super::super::request::Request;
 use super::*;
+use crate::v2::wire::Request;
 
 /// A tree and the time it lives in.
 struct World {

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use super::event::Event;
-use super::path::Path;
 use super::tree::Node;
 use crate::durable::Journal;
+use crate::v2::wire::{Event, Path};
 
 /// One change of the tree.
 #[derive(Debug)]

@@ -2,14 +2,22 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use futures::future::BoxFuture;
+use futures::stream::StreamExt as _;
+use futures::{FutureExt as _, stream};
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
-use crate::durable::{Promise, Ticket, V2Batch};
-use crate::identity::Identity;
-use crate::v2::{Answer, Error, Kept, Place, Request, Store, Time, Untold};
+use super::change::{Kept, Untold};
+use super::hub::Watch;
+use super::store::{Answer, Store};
+use crate::durable::{Lost, Promise, Ticket, V2Batch, kept};
+use crate::identity::{ETCD_VERSION, Identity, RAFT_TERM};
+use crate::prometheus::metric;
+use crate::v2::clock::Clock;
+use crate::v2::keys::{self, Answered, Counts, Events, Keys, Login};
+use crate::v2::wire::{Code, Error, Request};
 
 /// What the v3 half says of itself.
 pub(crate) struct V3 {
@@ -19,28 +27,12 @@ pub(crate) struct V3 {
     pub(crate) is_full: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
-/// What a client may ask for at most.
-#[derive(Debug, Clone)]
-pub(crate) struct Limits {
-    /// The bytes of a body.
-    pub(crate) body: usize,
-    /// How long a body may take to arrive.
-    pub(crate) body_time: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        // A form of 10 MiB is etcd's limit on v2.
-        Limits { body: 10 << 20, body_time: Duration::from_secs(60) }
-    }
-}
-
 /// The v2 half of the server. What has a TTL is ended by a task of its own, for as long as this lives.
 pub(crate) struct Service {
-    pub(super) identity: Arc<Identity>,
-    pub(super) limits: Limits,
-    pub(super) v3: V3,
-    pub(super) started: Time,
+    /// To hand itself to its watches.
+    me: Weak<Service>,
+    identity: Arc<Identity>,
+    v3: V3,
     store: Mutex<Store>,
     clock: Clock,
     /// Told when something ends earlier than all before, and when the service ends.
@@ -53,52 +45,48 @@ impl fmt::Debug for Service {
     }
 }
 
-/// What a request is answered with, and the indices at that moment.
-#[derive(Debug)]
-pub(super) struct Answered {
-    pub(super) answer: Answer,
-    pub(super) index: u64,
-    pub(super) raft_index: u64,
-}
-
 impl Service {
     /// To be called inside a tokio runtime.
-    pub(crate) fn start(identity: Arc<Identity>, v3: V3, limits: Limits, store: Store) -> Arc<Self> {
-        let clock = Clock::new();
-        let service = Arc::new(Service {
+    pub(crate) fn start(identity: Arc<Identity>, v3: V3, store: Store) -> Arc<Self> {
+        let service = Arc::new_cyclic(|me| Service {
+            me: Weak::clone(me),
             identity,
             v3,
-            started: clock.now(),
             store: Mutex::new(store),
-            limits,
-            clock,
+            clock: Clock::new(),
             sooner: Arc::default(),
         });
         tokio::spawn(expire(Arc::downgrade(&service), Arc::clone(&service.sooner)));
         service
     }
 
-    pub(super) fn now(&self) -> Time {
-        self.clock.now()
-    }
-
     /// The store, as of now.
-    pub(super) fn store(&self) -> MutexGuard<'_, Store> {
+    fn store(&self) -> MutexGuard<'_, Store> {
         // A panic in between leaves at worst a number wrong.
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Carries out a request. Where there is a ticket, the answer must wait for it: it tells of what is not on disk.
-    pub(super) fn apply(&self, request: Request) -> (Result<Answered, Error>, Option<Ticket>) {
+    fn carry_out(&self, request: Request) -> (Result<Answered, Error>, Option<Ticket>) {
         self.write(|store| {
             let before = store.next_end();
-            let answer = store.apply(self.now(), &request.path, request.op);
+            let answer = store.apply(self.clock.now(), &request.path, request.op);
             if store.next_end().is_some_and(|end| before.is_none_or(|before| end < before)) {
                 self.sooner.notify_one();
             }
             let (index, raft_index) = (store.index(), store.raft_index());
-            (answer.map(|answer| Answered { answer, index, raft_index }), store.ticket())
+            let answered = |answer| Answered { answer, index, raft_index, raft_term: RAFT_TERM };
+            (answer.map(|answer| answered(self.answer(answer))), store.ticket())
         })
+    }
+
+    fn answer(&self, answer: Answer) -> keys::Answer {
+        match answer {
+            Answer::Event(event) => keys::Answer::Event(event),
+            Answer::Watch(watch) => {
+                keys::Answer::Watch(Watching { service: Weak::clone(&self.me), watch }.events())
+            }
+        }
     }
 
     /// Changes the store, then tells the writer, if there is one.
@@ -148,9 +136,83 @@ impl Service {
     pub(crate) fn close(&self) {
         self.store().close();
     }
+}
 
-    pub(super) fn unwatch(&self, place: &Place) {
-        self.store().unwatch(place);
+impl Keys for Service {
+    /// There are no users: everybody may do everything.
+    fn apply(&self, request: Request, _: Option<Login>) -> BoxFuture<'_, Result<Answered, Error>> {
+        // A watch that is not asked for any more ends, whatever becomes of the wait.
+        let (answered, ticket) = self.carry_out(request);
+        async move {
+            kept(ticket).await.map_err(lost)?;
+            answered
+        }
+        .boxed()
+    }
+
+    fn cluster_id(&self) -> u64 {
+        self.identity.cluster_id
+    }
+
+    fn version(&self) -> String {
+        ETCD_VERSION.to_owned()
+    }
+
+    /// A server that takes nothing more in is not well, as etcd has it.
+    fn ill(&self) -> BoxFuture<'_, Option<String>> {
+        let is_full = (self.v3.is_full)() || self.store().is_full();
+        std::future::ready(is_full.then(|| "ALARM NOSPACE".to_owned())).boxed()
+    }
+
+    fn counts(&self) -> Counts {
+        let store = self.store();
+        let hub = store.hub();
+        Counts { stats: store.stats().clone(), watchers: hub.count() as u64, cut: hub.cut() }
+    }
+
+    fn metrics(&self) -> String {
+        let mut text = String::new();
+        let (nodes, weight) = {
+            let store = self.store();
+            (store.nodes() as u64, store.weight() as u64)
+        };
+        metric(&mut text, "rallypoint_v2_keys", "gauge", "Files and directories of v2.", [("", nodes)]);
+        metric(&mut text, "rallypoint_v2_bytes", "gauge", "About the memory that they take.", [("", weight)]);
+        // The text of v3 may take a lock of its own.
+        text + &(self.v3.metrics)()
+    }
+}
+
+/// An answer that tells of what could not be kept.
+fn lost(lost: Lost) -> Error {
+    let cause = match lost {
+        Lost::NoSpace => "etcdserver: mvcc: database space exceeded",
+        Lost::Stopped => "etcdserver: server stopped",
+    };
+    Error::new(Code::Internal, cause, 0)
+}
+
+/// A watch that is taken away when it is dropped.
+struct Watching {
+    service: Weak<Service>,
+    watch: Watch,
+}
+
+impl Watching {
+    fn events(self) -> Events {
+        stream::unfold(self, |mut watching| async {
+            let event = watching.watch.next().await?;
+            Some((event, watching))
+        })
+        .boxed()
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        if let Some(service) = self.service.upgrade() {
+            service.store().unwatch(&self.watch.place);
+        }
     }
 }
 
@@ -163,7 +225,7 @@ impl Drop for Service {
 /// Ends what has a TTL at its time, for as long as the service lives.
 async fn expire(service: Weak<Service>, sooner: Arc<Notify>) {
     while let Some(alive) = service.upgrade() {
-        let now = alive.now();
+        let now = alive.clock.now();
         let next = alive.write(|store| {
             store.expire(now);
             store.next_end()
@@ -174,22 +236,5 @@ async fn expire(service: Weak<Service>, sooner: Arc<Notify>) {
             Some(end) => _ = timeout(end.since(now), sooner.notified()).await,
             None => sooner.notified().await,
         }
-    }
-}
-
-/// The time of day at the start, and how long ago that was: TTLs must not feel it when the time is set.
-struct Clock {
-    start: Duration,
-    since: Instant,
-}
-
-impl Clock {
-    fn new() -> Self {
-        let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Clock { start, since: Instant::now() }
-    }
-
-    fn now(&self) -> Time {
-        Time::since_epoch(self.start + self.since.elapsed())
     }
 }

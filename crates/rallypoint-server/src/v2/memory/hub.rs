@@ -6,8 +6,7 @@ use std::sync::{Arc, Weak};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::event::Event;
-use super::path::Path;
+use crate::v2::wire::{Event, Path};
 
 /// How far the reader of a stream may fall behind, as in etcd. Then it is cut off: it can come back with the
 /// index it has.
@@ -52,7 +51,7 @@ impl Queued {
 #[derive(Debug)]
 pub(crate) struct Watch {
     events: mpsc::Receiver<Queued>,
-    pub(crate) place: Place,
+    pub(crate) place: WatcherId,
 }
 
 impl Watch {
@@ -67,7 +66,7 @@ impl Watch {
 
 /// Where a watcher is, to take it away.
 #[derive(Debug, Clone)]
-pub(crate) struct Place {
+pub(crate) struct WatcherId {
     path: Path,
     id: u64,
 }
@@ -81,6 +80,12 @@ impl Hub {
     /// How many were cut off because they did not read.
     pub(crate) fn cut(&self) -> u64 {
         self.cut
+    }
+
+    /// Ends all watches of now.
+    pub(crate) fn cut_all(&mut self) {
+        self.watchers.clear();
+        self.count = 0;
     }
 
     /// Ends all watches, those to come too once they were told of the past.
@@ -110,7 +115,7 @@ impl Hub {
         }
         let id = self.next_id;
         self.next_id += 1;
-        let place = Place { path: path.clone(), id };
+        let place = WatcherId { path: path.clone(), id };
         if !done && !self.closed {
             let watcher = Watcher { recursive, stream, since, events: sender };
             self.watchers.entry(path).or_default().insert(id, watcher);
@@ -120,7 +125,7 @@ impl Hub {
     }
 
     /// Ends a watch, if it has not ended by itself.
-    pub(crate) fn remove(&mut self, place: &Place) {
+    pub(crate) fn remove(&mut self, place: &WatcherId) {
         if let Some(here) = self.watchers.get_mut(&place.path) {
             self.count -= usize::from(here.remove(&place.id).is_some());
             if here.is_empty() {
@@ -175,8 +180,8 @@ impl Hub {
 mod tests {
     use futures::FutureExt as _;
 
-    use super::super::event::{Action, View};
     use super::*;
+    use crate::v2::wire::{Action, View};
 
     fn event(index: u64, path: &str) -> Arc<Event> {
         let node = View { path: Path::clean(path.as_bytes()), modified: index, ..View::default() };

@@ -25,6 +25,11 @@ impl Time {
         Time(nanos.min(Time::END))
     }
 
+    /// The moment after it.
+    pub(crate) fn next(self) -> Self {
+        Time::from_nanos(self.0 + 1)
+    }
+
     /// When a TTL of so many seconds ends. None for one that etcd cannot count: it never ends.
     pub(crate) fn after(self, seconds: u64) -> Option<Self> {
         let nanos = seconds.checked_mul(NANOS_PER_SECOND)?.checked_add(self.0)?;

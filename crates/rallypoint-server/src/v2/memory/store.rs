@@ -7,15 +7,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::change::{Change, Keeping};
-use super::error::{Code, Error, Result};
-use super::event::{Action, Event, View};
 use super::history::History;
-use super::hub::{Hub, Place, Watch};
-use super::path::Path;
-use super::request::{Compare, Op, Put};
-use super::stats::Stats;
-use super::time::Time;
-use super::tree::{Content, NoWay, Node};
+use super::hub::{Hub, Watch, WatcherId};
+use super::tree::{Content, Node, PathError};
+use crate::v2::stats::Stats;
+use crate::v2::wire::{Action, Code, Compare, Error, Event, Op, Path, Put, Result, Time, View};
 
 /// A fresh etcd has used three indices for itself. Clients take 0 for "no index", so they must not see it.
 const FIRST_INDEX: u64 = 3;
@@ -142,7 +138,7 @@ impl Store {
     }
 
     /// Ends a watch whose client is gone.
-    pub(crate) fn unwatch(&mut self, place: &Place) {
+    pub(crate) fn unwatch(&mut self, place: &WatcherId) {
         self.hub.remove(place);
     }
 
@@ -193,8 +189,8 @@ impl Store {
     fn set(&mut self, now: Time, path: &Path, mut put: Put) -> Result<Arc<Event>> {
         let prev = match self.root.find(path) {
             Ok(node) => Some(node),
-            Err(NoWay::Missing(_)) if !put.refresh => None,
-            Err(no_way) => return Err(self.no_way(no_way)),
+            Err(PathError::Missing(_)) if !put.refresh => None,
+            Err(error) => return Err(self.path_error(error)),
         };
         let Some(node) = prev else { return self.place(now, path, Action::Set, put, None) };
         self.refuse_root(path)?;
@@ -225,8 +221,8 @@ impl Store {
         self.refuse_root(path)?;
         match self.root.find(path) {
             Ok(_) if replaced.is_none() => return Err(self.error(Code::KeyExists, path.as_bytes())),
-            Ok(_) | Err(NoWay::Missing(_)) => {}
-            Err(no_way) => return Err(self.no_way(no_way)),
+            Ok(_) | Err(PathError::Missing(_)) => {}
+            Err(error) => return Err(self.path_error(error)),
         }
         let old = replaced.as_ref().and_then(|file| file.value.as_ref());
         self.room_for(match old {
@@ -358,7 +354,7 @@ impl Store {
     }
 
     /// Puts a node at a free path; missing directories above it come with it.
-    pub(super) fn insert(&mut self, path: &Path, node: Node) {
+    pub(crate) fn insert(&mut self, path: &Path, node: Node) {
         self.note(|| Change::Put(path.clone(), node.bare()));
         let keeping = &mut self.keeping;
         self.ends.extend(node.expires.map(|end| (end, path.clone())));
@@ -403,7 +399,7 @@ impl Store {
     }
 
     fn find(&self, path: &Path) -> Result<&Node> {
-        self.root.find(path).map_err(|no_way| self.no_way(no_way))
+        self.root.find(path).map_err(|error| self.path_error(error))
     }
 
     /// Whether the file at `path` is as it must be.
@@ -437,10 +433,10 @@ impl Store {
         }
     }
 
-    fn no_way(&self, no_way: NoWay) -> Error {
-        match no_way {
-            NoWay::Missing(path) => self.error(Code::KeyNotFound, path.as_bytes()),
-            NoWay::File(path) => self.error(Code::NotDirectory, path.as_bytes()),
+    fn path_error(&self, error: PathError) -> Error {
+        match error {
+            PathError::Missing(path) => self.error(Code::KeyNotFound, path.as_bytes()),
+            PathError::File(path) => self.error(Code::NotDirectory, path.as_bytes()),
         }
     }
 

@@ -17,6 +17,7 @@ pub(crate) enum Code {
     KeyExists = 105,
     RootReadOnly = 107,
     DirectoryNotEmpty = 108,
+    Unauthorized = 110,
     PrevValueRequired = 201,
     TtlNotANumber = 202,
     IndexNotANumber = 203,
@@ -38,6 +39,7 @@ impl Code {
             Code::KeyExists => "Key already exists",
             Code::RootReadOnly => "Root is read only",
             Code::DirectoryNotEmpty => "Directory not empty",
+            Code::Unauthorized => "The request requires user authentication",
             Code::PrevValueRequired => "PrevValue is Required in POST form",
             Code::TtlNotANumber => "The given TTL in POST form is not a number",
             Code::IndexNotANumber => "The given index in POST form is not a number",
@@ -55,6 +57,7 @@ impl Code {
             Code::KeyNotFound => StatusCode::NOT_FOUND,
             Code::CompareFailed | Code::KeyExists => StatusCode::PRECONDITION_FAILED,
             Code::NotFile | Code::DirectoryNotEmpty => StatusCode::FORBIDDEN,
+            Code::Unauthorized => StatusCode::UNAUTHORIZED,
             Code::Internal => StatusCode::INTERNAL_SERVER_ERROR,
             _ => StatusCode::BAD_REQUEST,
         }
@@ -111,6 +114,7 @@ mod tests {
             (403, &[NotFile, DirectoryNotEmpty]),
             (400, &[NotDirectory, RootReadOnly, PrevValueRequired, TtlNotANumber, IndexNotANumber]),
             (400, &[InvalidField, InvalidForm, ValueOnRefresh, TtlRequiredOnRefresh, EventIndexCleared]),
+            (401, &[Unauthorized]),
             (500, &[Internal]),
         ] {
             for code in codes {

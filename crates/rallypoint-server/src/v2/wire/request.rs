@@ -79,7 +79,7 @@ impl Request {
         fields.flag("sorted")?;
         let wait = fields.flag("wait")?.unwrap_or(false);
         let dir = fields.flag("dir")?.unwrap_or(false);
-        fields.flag("quorum")?;
+        let quorum = fields.flag("quorum")?.unwrap_or(false);
         let stream = fields.flag("stream")?.unwrap_or(false);
         if wait && method != Method::GET {
             return Err(Error::parse(Code::InvalidField, "\"wait\" can only be used with GET requests"));
@@ -120,7 +120,8 @@ impl Request {
             },
             Method::DELETE if compares => Op::CompareAndDelete(compare),
             Method::DELETE => Op::Delete { dir, recursive },
-            _ if wait => Op::Watch { recursive, stream, since },
+            // A read with a quorum waits for nothing, as etcd's.
+            _ if wait && !quorum => Op::Watch { recursive, stream, since },
             _ => Op::Get { recursive },
         };
         Ok(Request { path, op, no_value })
@@ -182,6 +183,7 @@ mod tests {
             (Method::GET, "", Op::Get { recursive: false }),
             (Method::HEAD, "recursive=1&sorted=T&quorum=f", Op::Get { recursive: true }),
             (Method::GET, "wait=true", Op::Watch { recursive: false, stream: false, since: 0 }),
+            (Method::GET, "wait=true&quorum=true", Op::Get { recursive: false }),
             (
                 Method::GET,
                 "wait=t&stream=t&recursive=t&waitIndex=7",

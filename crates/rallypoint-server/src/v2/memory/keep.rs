@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use super::change::{Change, Keeping, Kept, Untold};
-use super::event::Event;
 use super::history::History;
 use super::store::{Limits, Store};
 use super::tree::Node;
 use crate::durable::{Journal, Promise, Taken, Ticket};
+use crate::v2::wire::Event;
 
 impl Store {
     /// A tree as it was. Nothing is known of how it came about.
@@ -76,7 +76,7 @@ impl Store {
     /// All nodes, for tests.
     #[cfg(test)]
     pub(crate) fn listing(&self) -> Vec<String> {
-        use super::path::Path;
+        use crate::v2::wire::Path;
 
         let mut all = Vec::new();
         let mut add = |path: &Path, node: &Node| all.push(format!("{path:?} {:?}", node.bare()));

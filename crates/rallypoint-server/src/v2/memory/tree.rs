@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use super::event::View;
-use super::path::Path;
-use super::time::Time;
+use crate::v2::wire::{Path, Time, View};
 
 /// About what a node costs beside its path and its value.
 const NODE_WEIGHT: usize = 128;
@@ -27,9 +25,9 @@ pub(crate) enum Content {
     Dir(BTreeMap<Box<[u8]>, Node>),
 }
 
-/// Why there is no way to a node.
+/// Why there is no node at a path.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum NoWay {
+pub(crate) enum PathError {
     /// Nothing is at this path.
     Missing(Path),
     /// A file is where a directory is needed.
@@ -77,13 +75,13 @@ impl Node {
     }
 
     /// The node at `path`, seen from the root.
-    pub(crate) fn find(&self, path: &Path) -> Result<&Node, NoWay> {
+    pub(crate) fn find(&self, path: &Path) -> Result<&Node, PathError> {
         let mut node = self;
         for (depth, name) in path.names().enumerate() {
             let Content::Dir(children) = &node.content else {
-                return Err(NoWay::File(ancestor(path, depth)));
+                return Err(PathError::File(ancestor(path, depth)));
             };
-            node = children.get(name).ok_or_else(|| NoWay::Missing(ancestor(path, depth + 1)))?;
+            node = children.get(name).ok_or_else(|| PathError::Missing(ancestor(path, depth + 1)))?;
         }
         Ok(node)
     }

@@ -3,18 +3,17 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::event::{Action, Event};
-use super::path::Path;
+use crate::v2::wire::{Action, Event, Path};
 
 /// How many events are kept.
 const WINDOW: usize = 1000;
 
-/// The last events, refreshes included, so that their indices have no gaps.
+/// The last events, refreshes included.
 #[derive(Debug)]
 pub(crate) struct History {
     events: VecDeque<Arc<Event>>,
     weight: usize,
-    /// The first index that may be asked for when there is none.
+    /// The first index that may be asked for.
     first: u64,
     /// Large values must not fill the memory a thousand times over.
     max_weight: usize,
@@ -35,14 +34,22 @@ impl History {
         while self.events.back().is_some_and(|event| event.index() > index) {
             self.weight -= self.events.pop_back().map_or(0, |event| event.weight());
         }
-        self.first = index + 1;
+        if self.events.is_empty() {
+            self.first = index + 1;
+        }
     }
 
     pub(crate) fn add(&mut self, event: Arc<Event>) {
+        if self.first == 0 {
+            self.first = event.index();
+        }
         self.weight += event.weight();
         self.events.push_back(event);
         while self.events.len() > WINDOW || (self.weight > self.max_weight && self.events.len() > 1) {
-            self.weight -= self.events.pop_front().map_or(0, |oldest| oldest.weight());
+            if let Some(oldest) = self.events.pop_front() {
+                self.weight -= oldest.weight();
+                self.first = oldest.index() + 1;
+            }
         }
     }
 
@@ -54,17 +61,18 @@ impl History {
         path: &Path,
         recursive: bool,
     ) -> Result<impl Iterator<Item = &Arc<Event>>, u64> {
-        let oldest = self.events.front().map_or(self.first, |event| event.index());
-        let offset = index.checked_sub(oldest).ok_or(oldest)?;
-        // An index of the future has no event yet.
-        let offset = usize::try_from(offset).unwrap_or(usize::MAX).min(self.events.len());
+        if index < self.first {
+            return Err(self.first);
+        }
+        // An index of the future has no event yet, and a cluster's indices have gaps.
+        let offset = self.events.partition_point(|event| event.index() < index);
         Ok(self.events.range(offset..).filter(move |event| is_told(event, path, recursive)))
     }
 }
 
 /// Whether a watcher of `path` is told of an event of the past. Looser than for one of the present, as in
 /// etcd: hidden nodes are seen, and the end of a directory reaches every path that begins with its path.
-fn is_told(event: &Event, path: &Path, recursive: bool) -> bool {
+pub(crate) fn is_told(event: &Event, path: &Path, recursive: bool) -> bool {
     let at = &event.node.path;
     let ended_directory = matches!(event.action, Action::Delete | Action::Expire) && event.node.dir;
     !event.refresh
@@ -77,8 +85,8 @@ fn is_told(event: &Event, path: &Path, recursive: bool) -> bool {
 mod tests {
     use bytes::Bytes;
 
-    use super::super::event::View;
     use super::*;
+    use crate::v2::wire::View;
 
     fn event(index: u64, path: &str, value: usize) -> Event {
         let value = Some(Bytes::from(vec![b'x'; value]));

@@ -1,0 +1,298 @@
+//! The gateway: the v2 API in front of a cluster of etcd that has only v3.
+//!
+//! It holds nothing that matters: any number of gateways on one cluster are one v2 etcd, and any of them can be killed.
+//!
+//! - [`layout`]: how the tree lies in the keys of v3. Pure, as are [`seen`] (what a request looks at), [`plan`] (what it
+//!   comes to: the rules of the tree in memory, asked on the part that was seen) and [`translate`] (what a change means
+//!   in v2).
+//! - [`write`]: a look, a decision, and a transaction on the condition that what was seen is still so. [`recent`]: a
+//!   guess that spares the look. [`queue`]: who writes the same key waits its turn. [`once`]: what became of one whose
+//!   answer was lost. [`loose`]: leases of what went with its directory.
+//! - [`follow`]: one watch of all keys, into [`feed`], where clients wait. [`past`]: a watch that begins before that.
+//! - [`users`]: who a client is to etcd. [`refusal`]: what its failures are in v2.
+
+mod feed;
+mod follow;
+mod layout;
+mod loose;
+mod once;
+mod past;
+mod plan;
+mod queue;
+mod recent;
+mod refusal;
+mod seen;
+mod translate;
+mod users;
+mod write;
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use rallypoint_core::EtcdSettings;
+use rallypoint_etcd::v3::api::{GetOptions, ResponseHeader};
+use rallypoint_etcd::v3::{Client, revision_of};
+use rallypoint_etcd::{Error as EtcdError, ErrorKind};
+
+use self::feed::{Feed, Wanted};
+use self::loose::LooseLeases;
+use self::once::Fence;
+use self::past::Past;
+use self::queue::Queue;
+use self::recent::Recent;
+use self::refusal::refused;
+use self::users::Users;
+use crate::identity::ETCD_VERSION;
+use crate::v2::{
+    Action, Answer, Answered, Clock, Code, Counts, Error, Keys, Login, Op, Path, Request, Stats,
+};
+
+/// Time to find out what is behind the gateway, at its start and when its health is asked for.
+const FIRST_LOOK: Duration = Duration::from_secs(5);
+/// How deep a key may be: each directory on the way is an operation, and etcd takes 128 in a transaction.
+const MAX_DEPTH: usize = 100;
+
+/// What stands between v2 clients and a cluster.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct GatewayConfig {
+    /// How the cluster is reached. Its prefix is before all keys of the gateway, and its user is who the gateway is, and
+    /// who clients are that show no password.
+    pub etcd: EtcdSettings,
+    /// Turns clients away that show no password.
+    pub require_login: bool,
+}
+
+impl GatewayConfig {
+    /// A gateway to this cluster, for all clients alike.
+    #[must_use]
+    pub fn to(etcd: EtcdSettings) -> Self {
+        GatewayConfig { etcd, require_login: false }
+    }
+}
+
+pub(crate) struct Gateway {
+    me: Weak<Gateway>,
+    client: Client,
+    users: Users,
+    require_login: bool,
+    feed: Arc<Feed>,
+    fence: Fence,
+    recent: Recent,
+    queue: Queue,
+    loose: LooseLeases,
+    clock: Arc<Clock>,
+    stats: Mutex<Stats>,
+    cluster_id: AtomicU64,
+    version: OnceLock<String>,
+}
+
+impl fmt::Debug for Gateway {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gateway").field("client", &self.client).finish_non_exhaustive()
+    }
+}
+
+impl Gateway {
+    /// Looks whether the cluster is there. One that is not there yet is waited for; an error is what waiting does not
+    /// mend.
+    pub(crate) async fn start(config: GatewayConfig) -> Result<Arc<Self>, EtcdError> {
+        let GatewayConfig { etcd, require_login } = config;
+        let client = Client::connect_lazily(etcd.clone())?;
+        let gateway = Arc::new_cyclic(|me| Gateway {
+            me: Weak::clone(me),
+            client,
+            users: Users::new(etcd),
+            require_login,
+            feed: Feed::new(),
+            fence: Fence::new(),
+            recent: Recent::default(),
+            queue: Queue::default(),
+            loose: LooseLeases::default(),
+            clock: Arc::new(Clock::new()),
+            stats: Mutex::default(),
+            cluster_id: AtomicU64::new(0),
+            version: OnceLock::new(),
+        });
+        match gateway.first_look().await {
+            Err(error) if error.is_transient() => {
+                tracing::warn!(%error, "the etcd does not answer yet; requests fail until it does");
+            }
+            looked => looked?,
+        }
+        tokio::spawn(follow::follow(Arc::downgrade(&gateway)));
+        Ok(gateway)
+    }
+
+    async fn first_look(&self) -> Result<(), EtcdError> {
+        let client = self.client.retrying_for(FIRST_LOOK);
+        let answer = client.get(layout::ACTION, None).await?;
+        self.heard_of(answer.header().map_or(0, ResponseHeader::cluster_id));
+        Ok(())
+    }
+
+    /// Where users are asked for, not everybody is told.
+    async fn learn_version(&self, client: &Client) {
+        if let Ok(status) = client.status().await {
+            self.version.get_or_init(|| status.version().to_owned());
+        }
+    }
+
+    fn heard_of(&self, cluster_id: u64) {
+        self.cluster_id.store(cluster_id, Ordering::Relaxed);
+    }
+
+    /// Ends the watches: the gateway stops.
+    pub(crate) fn close(&self) {
+        self.feed.close();
+    }
+
+    /// Who a client is to etcd.
+    async fn client_of(&self, login: Option<Login>) -> Result<Client, Error> {
+        match login {
+            Some(login) => self.users.client(login).await.map_err(|error| refused(&error)),
+            None if self.require_login => Err(Error::new(Code::Unauthorized, "Insufficient credentials", 0)),
+            None => Ok(self.client.clone()),
+        }
+    }
+
+    async fn serve(&self, request: Request, login: Option<Login>) -> Result<Answered, Error> {
+        let depth = request.path.depth() + usize::from(matches!(request.op, Op::Append(_)));
+        if depth > MAX_DEPTH {
+            let cause = format!("a key has at most {MAX_DEPTH} parts behind a gateway");
+            return Err(Error::parse(Code::InvalidField, cause));
+        }
+        let known = login.is_some();
+        let client = self.client_of(login).await?;
+        let Op::Watch { recursive, stream, since } = request.op else {
+            let answered = self.carry_out(&client, &request).await;
+            self.count(|stats| stats.count(action(&request.op), answered.is_ok()));
+            return answered;
+        };
+        self.count(|stats| stats.watches += 1);
+        if known {
+            may_read(&client, &request.path, recursive).await.map_err(|error| refused(&error))?;
+        }
+        self.watch(Wanted { path: request.path, recursive, stream, since }).await
+    }
+
+    async fn watch(&self, mut wanted: Wanted) -> Result<Answered, Error> {
+        let since = wanted.since;
+        // What the cluster has compacted away is told by no gateway, whatever it remembers.
+        // There is no revision before the first: it is compacted away if it cannot be read itself.
+        let before = since.checked_sub(1).map(|before| before.max(1));
+        let before = before.filter(|before| Some(*before) <= self.feed.last());
+        let then =
+            before.map(|before| GetOptions::new().with_revision(i64::try_from(before).unwrap_or(i64::MAX)));
+        let cleared = match self.client.get(layout::ACTION, then).await {
+            Err(error) if error.kind() == ErrorKind::Compacted => None,
+            read => Some(read.map_err(|error| refused(&error))?),
+        };
+        let (is_cleared, now) = match cleared {
+            Some(now) => (false, now),
+            None => (true, self.client.get(layout::ACTION, None).await.map_err(|error| refused(&error))?),
+        };
+        let index = revision_of(now.header()).map_err(|error| refused(&error))?.unsigned_abs();
+        let header = now.header();
+        self.heard_of(header.map_or(0, ResponseHeader::cluster_id));
+        if is_cleared {
+            return Err(cleared_before(index, since));
+        }
+        wanted.since = if since == 0 { index + 1 } else { since };
+        let events = match self.feed.watch(&wanted, index)? {
+            Some(events) => events,
+            None => {
+                let (aside, client) = (self.feed.aside(index)?, self.client.clone());
+                let clock = Arc::clone(&self.clock);
+                Past { client, wanted, asked_before: index + 1, clock, _aside: aside }.events()
+            }
+        };
+        let raft_term = header.map_or(0, ResponseHeader::raft_term);
+        Ok(Answered { answer: Answer::Watch(events), index, raft_index: index, raft_term })
+    }
+
+    fn count(&self, count: impl FnOnce(&mut Stats)) {
+        count(&mut self.stats.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+fn cleared_before(index: u64, since: u64) -> Error {
+    let cause = format!("the requested history has been cleared [{index}/{since}]");
+    Error::new(Code::EventIndexCleared, cause, index)
+}
+
+/// Whether a user may see what it wants to watch, which the gateway does for it.
+async fn may_read(client: &Client, path: &Path, recursive: bool) -> Result<(), EtcdError> {
+    let count = || GetOptions::new().with_count_only();
+    if !path.is_root() {
+        client.get(layout::node(path), Some(count())).await?;
+    }
+    if recursive {
+        client.get(layout::below(path), Some(count().with_prefix())).await?;
+    }
+    Ok(())
+}
+
+/// As what a request is counted.
+fn action(op: &Op) -> Action {
+    match op {
+        Op::Get { .. } | Op::Watch { .. } => Action::Get,
+        Op::Set(_) => Action::Set,
+        Op::Create(_) | Op::Append(_) => Action::Create,
+        Op::Update(_) => Action::Update,
+        Op::CompareAndSwap(..) => Action::CompareAndSwap,
+        Op::Delete { .. } => Action::Delete,
+        Op::CompareAndDelete(_) => Action::CompareAndDelete,
+    }
+}
+
+impl Keys for Gateway {
+    fn apply(&self, request: Request, login: Option<Login>) -> BoxFuture<'_, Result<Answered, Error>> {
+        self.serve(request, login).boxed()
+    }
+
+    fn cluster_id(&self) -> u64 {
+        self.cluster_id.load(Ordering::Relaxed)
+    }
+
+    fn version(&self) -> String {
+        self.version.get().map_or(ETCD_VERSION, String::as_str).to_owned()
+    }
+
+    fn ill(&self) -> BoxFuture<'_, Option<String>> {
+        let client = self.client.retrying_for(FIRST_LOOK);
+        async move { client.get(layout::ACTION, None).await.err().map(|error| error.to_string()) }.boxed()
+    }
+
+    fn counts(&self) -> Counts {
+        let mut stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (watchers, cut) = self.feed.counts();
+        stats.set_success(Action::Expire, self.feed.expired.load(Ordering::Relaxed));
+        Counts { stats, watchers, cut }
+    }
+
+    fn metrics(&self) -> String {
+        let mut text = String::new();
+        let metric = crate::prometheus::metric;
+        let (index, silent) = (self.feed.last().unwrap_or(0), self.client.why_silent().is_some());
+        metric(
+            &mut text,
+            "rallypoint_gateway_index",
+            "gauge",
+            "The last index that watchers were told of.",
+            [("", index)],
+        );
+        metric(
+            &mut text,
+            "rallypoint_gateway_etcd_silent",
+            "gauge",
+            "Whether the etcd did not answer the last request.",
+            [("", u64::from(silent))],
+        );
+        text
+    }
+}

@@ -1,0 +1,202 @@
+//! Reads and writes: a look, a decision, and a transaction on the condition that what was seen is still so.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rallypoint_etcd::v3::api::Txn;
+use rallypoint_etcd::v3::{Client, revision_of};
+use rallypoint_etcd::{Error as EtcdError, ErrorKind, Repeat};
+use tokio::time::{Instant, timeout_at};
+
+use super::Gateway;
+use super::once::unique;
+use super::plan::{Decision, Plan, decide};
+use super::refusal::refused;
+use super::seen::{Look, Seen};
+use crate::v2::{Answer, Answered, Code, Error, Event, Op, Request};
+
+/// A lease is no shorter, in seconds.
+const SHORTEST: u64 = 2;
+/// How long a request may lose against others.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A lease that was granted for a request.
+#[derive(Debug, Clone, Copy)]
+struct Granted {
+    id: i64,
+    ttl: u64,
+}
+
+/// What became of a transaction.
+enum Sent {
+    /// At this revision, and on this lease.
+    Done(u64, i64),
+    /// Something else was first.
+    Lost(Seen),
+    /// No answer came, and it was not carried out.
+    Unanswered(Seen, EtcdError),
+}
+
+impl Gateway {
+    pub(super) async fn carry_out(&self, client: &Client, request: &Request) -> Result<Answered, Error> {
+        let mut granted = None;
+        let answered = self.try_until_done(client, request, &mut granted).await;
+        if let Some(Granted { id, .. }) = granted {
+            // Not needed after all.
+            self.revoke(client, id);
+        }
+        answered
+    }
+
+    async fn try_until_done(
+        &self,
+        client: &Client,
+        request: &Request,
+        granted: &mut Option<Granted>,
+    ) -> Result<Answered, Error> {
+        let look = Look::of(request);
+        let until = Instant::now() + PATIENCE;
+        let _turn = match request.op {
+            Op::Get { .. } | Op::Watch { .. } => None,
+            _ => {
+                let turn = timeout_at(until, self.queue.turn(&request.path)).await;
+                let late = |_| Error::new(Code::Internal, "others that write the same key get no answer", 0);
+                Some(turn.map_err(late)?)
+            }
+        };
+        let mut seen = match self.guess(request) {
+            Some(seen) => seen,
+            None => self.look(client, &look).await?,
+        };
+        loop {
+            let plan = match decide(&seen, request, self.clock.now())? {
+                Decision::Answer(event) => return Ok(answered(event, seen.index, seen.raft_term)),
+                Decision::Write(plan) => plan,
+            };
+            match self.send(client, &plan, &look, &seen, granted).await? {
+                Sent::Done(revision, lease) => {
+                    granted.take_if(|granted| granted.id == lease);
+                    self.tidy_up(client, &plan, revision, lease);
+                    let (event, raft_term) = (Arc::new(plan.event_at(revision)), seen.raft_term);
+                    self.recent.note(&request.path, plan.seen_after(seen, revision, lease));
+                    return Ok(answered(event, revision, raft_term));
+                }
+                Sent::Lost(now) if Instant::now() >= until => {
+                    return Err(Error::new(Code::Internal, "too many others write the same key", now.index));
+                }
+                Sent::Unanswered(_, error) if Instant::now() >= until => return Err(refused(&error)),
+                Sent::Lost(now) | Sent::Unanswered(now, _) => seen = now,
+            }
+        }
+    }
+
+    /// What was seen last, if the request is to write on it. What would be refused is looked at first.
+    fn guess(&self, request: &Request) -> Option<Seen> {
+        let seen = self.recent.guess(&request.path, &request.op)?;
+        let decided = decide(&seen, request, self.clock.now());
+        matches!(decided, Ok(Decision::Write(_))).then_some(seen)
+    }
+
+    async fn look(&self, client: &Client, look: &Look) -> Result<Seen, Error> {
+        let read = client.txn(b"", Repeat::Safe, || Txn::new().and_then(look.reads())).await;
+        let seen = look.read(&read.map_err(|error| refused(&error))?)?;
+        self.heard_of(seen.cluster_id);
+        Ok(seen)
+    }
+
+    async fn send(
+        &self,
+        client: &Client,
+        plan: &Plan,
+        look: &Look,
+        seen: &Seen,
+        granted: &mut Option<Granted>,
+    ) -> Result<Sent, Error> {
+        let lease = self.lease(client, plan, granted).await.map_err(|error| refused(&error))?;
+        let (id, fence) = (unique(), self.fence.name());
+        // It can only come after what has been told already.
+        let after = seen.index.max(self.feed.last().unwrap_or(0));
+        let key = super::layout::node(plan.path());
+        if plan.removes_directory() {
+            self.loose.expect(&id);
+        }
+        let sent = client.txn(&key, Repeat::Unsafe, || plan.txn(&id, &fence, lease, look.reads())).await;
+        match sent {
+            Ok(answer) if answer.succeeded() => {
+                let revision = revision_of(answer.header()).map_err(|error| refused(&error))?;
+                Ok(Sent::Done(revision.unsigned_abs(), lease))
+            }
+            Ok(answer) => {
+                self.loose.forget(&id);
+                Ok(Sent::Lost(look.read(&answer)?))
+            }
+            // It has ended between its grant and now.
+            Err(error) if error.kind() == ErrorKind::LeaseNotFound => {
+                granted.take_if(|granted| granted.id == lease);
+                self.look(client, look).await.map(Sent::Lost)
+            }
+            Err(error) if error.may_have_applied() => {
+                match self.fence.settle(&self.client, &fence, &id, after).await {
+                    Ok(Some(revision)) => Ok(Sent::Done(revision, lease)),
+                    Ok(None) => {
+                        self.loose.forget(&id);
+                        self.look(client, look).await.map(|now| Sent::Unanswered(now, error))
+                    }
+                    Err(_) => {
+                        // Something may hang on it.
+                        granted.take_if(|granted| granted.id == lease);
+                        Err(refused(&error))
+                    }
+                }
+            }
+            Err(error) => Err(refused(&error)),
+        }
+    }
+
+    /// The lease for a write, 0 for none. One for the same time goes on: that costs etcd no write.
+    async fn lease(
+        &self,
+        client: &Client,
+        plan: &Plan,
+        granted: &mut Option<Granted>,
+    ) -> Result<i64, EtcdError> {
+        let Some(ttl) = plan.ttl else { return Ok(0) };
+        if let Some(granted) = granted.filter(|granted| granted.ttl == ttl) {
+            return Ok(granted.id);
+        }
+        let same = plan.old.filter(|(_, old)| *old == ttl && plan.unconditional && plan.is_file());
+        if let Some((old, _)) = same.filter(|_| ttl >= SHORTEST)
+            && client.lease_renew(old).await.is_ok()
+        {
+            return Ok(old);
+        }
+        if let Some(Granted { id, .. }) = granted.take() {
+            self.revoke(client, id);
+        }
+        let (id, _) = client.lease_grant(Duration::from_secs(ttl.max(1))).await?;
+        *granted = Some(Granted { id, ttl });
+        Ok(id)
+    }
+
+    /// What is left to do after a write.
+    fn tidy_up(&self, client: &Client, plan: &Plan, revision: u64, lease: i64) {
+        if let Some((old, _)) = plan.old.filter(|(old, _)| *old != lease) {
+            self.revoke(client, old);
+        }
+        if let Some(ttl) = plan.ttl.filter(|ttl| *ttl < SHORTEST)
+            && let Some(me) = self.me.upgrade()
+        {
+            me.end_soon(plan.path().clone(), revision, ttl);
+        }
+    }
+
+    /// Ends a lease that nothing hangs on. If that fails, it ends by itself.
+    fn revoke(&self, client: &Client, lease: i64) {
+        let client = client.clone();
+        tokio::spawn(async move { client.lease_revoke(lease).await });
+    }
+}
+
+fn answered(event: Arc<Event>, index: u64, raft_term: u64) -> Answered {
+    Answered { answer: Answer::Event(event), index, raft_index: index, raft_term }
+}
