@@ -112,6 +112,21 @@ fn a_spare_takes_the_place_of_a_lost_member_and_no_other_rank_changes() {
     });
 }
 
+/// Its time to join may be short, and does not count once it knows that it stands by.
+#[test]
+fn a_spare_is_told_at_once_that_it_stands_by() {
+    tell(100, |seed| {
+        let mut world = world(seed, 5, 5);
+        start(&mut world, 5)?;
+        settle(&mut world, MOMENT)?;
+        world.start("spare")?;
+        let untold = |world: &World| world.round().is_none_or(|record| record.news.spares == 0);
+        let end = world.now + Duration::from_millis(300);
+        assert!(world.run_while(end, untold)?, "{}", state(&world));
+        Ok(())
+    });
+}
+
 #[test]
 fn a_running_group_outlives_an_outage_of_etcd() {
     tell(300, |seed| {

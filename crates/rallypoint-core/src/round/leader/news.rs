@@ -70,8 +70,13 @@ impl Newsroom {
         let last_call_ms = left.map(|left| u64::try_from(left).unwrap_or(u64::MAX));
         let news = News { last_call_ms, ..roster.news() };
         let told = &known.record.news;
+        // A node whose time is short must hear in it that it stands by: a spare waits as long as the run lives. Those
+        // who come after the first read it when they come.
+        let first_spare = news.spares > 0 && told.spares == 0;
         let urgent = known.record.has_round()
-            && ((news.lost_count > 0) != (told.lost_count > 0) || (news.waiting > 0) != (told.waiting > 0));
+            && ((news.lost_count > 0) != (told.lost_count > 0)
+                || (news.waiting > 0) != (told.waiting > 0)
+                || first_spare);
         let progress = has_progress(view, roster, planner);
         if !urgent && (context.now < self.progress_at || !progress) {
             return;
