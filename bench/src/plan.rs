@@ -57,6 +57,7 @@ impl Options {
         let optional = [
             ("torch", !self.no_torch && wanted.iter().any(|which| !alone.contains(which))),
             ("rivals", needs(Which::Formation)),
+            ("maturin", needs(Which::Agents) || needs(Which::Restarts)),
             ("python", needs(Which::Agents) || needs(Which::Restarts)),
         ];
         let needed = optional.into_iter().filter_map(|(name, needed)| needed.then_some(name));

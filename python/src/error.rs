@@ -4,7 +4,7 @@ use std::error::Error;
 
 use pyo3::exceptions::{PyConnectionError, PyValueError};
 use pyo3::prelude::*;
-use rallypoint::cli::chain;
+use rallypoint::cli::{chain, torchrun_words, torchrun_words_at_first};
 use rallypoint::etcd::{Error as EtcdError, ErrorKind};
 use rallypoint_rendezvous::RendezvousError;
 use rallypoint_store::StoreError;
@@ -55,11 +55,26 @@ pub(crate) fn etcd(py: Python<'_>, error: &EtcdError) -> PyErr {
 
 /// An error of a rendezvous.
 pub(crate) fn rendezvous(py: Python<'_>, error: &RendezvousError) -> PyErr {
+    rendezvous_saying(py, error, &chain(error))
+}
+
+/// An error of a rendezvous under torchrun, with what to do.
+pub(crate) fn torch_rendezvous(py: Python<'_>, error: &RendezvousError) -> PyErr {
+    rendezvous_saying(py, error, &torchrun_words(error))
+}
+
+/// The same of its first connection, with TLS or without.
+pub(crate) fn torch_connection(py: Python<'_>, error: &RendezvousError, tls: bool) -> PyErr {
+    let text = if tls { torchrun_words(error) } else { torchrun_words_at_first(error) };
+    rendezvous_saying(py, error, &text)
+}
+
+fn rendezvous_saying(py: Python<'_>, error: &RendezvousError, text: &str) -> PyErr {
     let name = match error {
         RendezvousError::Closed { .. } => "RendezvousClosedError",
         RendezvousError::NotMet { .. } | RendezvousError::Timeout { .. } => "RendezvousTimeoutError",
         RendezvousError::Connection { source, .. } => {
-            let made = exception(py, "RendezvousConnectionError", error);
+            let made = saying(py, "RendezvousConnectionError", text);
             made.set_cause(py, Some(PyConnectionError::new_err(chain(&**source))));
             return made;
         }
@@ -70,14 +85,14 @@ pub(crate) fn rendezvous(py: Python<'_>, error: &RendezvousError) -> PyErr {
         RendezvousError::Parameter(problem) => return settings(problem),
         _ => "RendezvousError",
     };
-    exception(py, name, error)
+    saying(py, name, text)
 }
 
 /// An error of a rendezvous that did not come about, and who was gone.
 pub(crate) fn not_met(py: Python<'_>, error: &RendezvousError, lost: Option<&str>) -> PyErr {
     match lost {
         Some(lost) => saying(py, "RendezvousTimeoutError", &format!("{}: {lost}", chain(error))),
-        None => rendezvous(py, error),
+        None => torch_rendezvous(py, error),
     }
 }
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use rallypoint::agent::{WorkerStore, gone};
+use rallypoint::agent::{WorkerStore, describe_change, gone};
 use rallypoint_rendezvous::{
-    CloseOutcome, Registry, RendezvousError, RendezvousHandler, RendezvousParameters, Result,
+    CloseOutcome, GroupChange, Registry, RendezvousError, RendezvousHandler, RendezvousParameters, Result,
 };
 
 use crate::error;
@@ -41,7 +41,7 @@ impl TorchRendezvous {
         T: Send,
         F: Future<Output = Result<T>> + Send,
     {
-        wait(py, operation(self.handler(py)?))?.map_err(|problem| error::rendezvous(py, &problem))
+        wait(py, operation(self.handler(py)?))?.map_err(|problem| error::torch_rendezvous(py, &problem))
     }
 }
 
@@ -64,10 +64,12 @@ impl TorchRendezvous {
         let mut parameters = RendezvousParameters::new(backend, endpoint, run_id, min_nodes, max_nodes)
             .map_err(|problem| error::settings(&problem))?;
         (parameters.local_addr, parameters.config) = (local_addr, config.unwrap_or_default());
+        let tls = ["protocol", "cacert", "ca_cert", "cert", "ssl_cert"];
+        let tls = tls.iter().any(|name| parameters.config.get(*name).is_some_and(|value| value != "http"));
         let registry = Registry::with_defaults();
         let patience = patience.map_or(Duration::ZERO, |time| time.0);
         let handler = wait(py, registry.create_within(&parameters, patience))?
-            .map_err(|problem| error::rendezvous(py, &problem))?;
+            .map_err(|problem| error::torch_connection(py, &problem, tls))?;
         Ok(TorchRendezvous(OfProcess::new(handler)))
     }
 
@@ -79,7 +81,7 @@ impl TorchRendezvous {
         let round = wait(py, handler.next_rendezvous())?.map_err(|problem| match &problem {
             // Who was there and is not is why there are too few.
             RendezvousError::NotMet { .. } => error::not_met(py, &problem, gone(&handler.lost()).as_deref()),
-            _ => error::rendezvous(py, &problem),
+            _ => error::torch_rendezvous(py, &problem),
         })?;
         TorchRound::new(py, handler, round, if serves { WorkerStore::Agent } else { WorkerStore::Rank0 })
     }
@@ -101,6 +103,16 @@ impl TorchRendezvous {
     /// How many nodes wait to get in; also not 0 when a member is gone.
     fn num_nodes_waiting(&self, py: Python<'_>) -> PyResult<usize> {
         self.run(py, async |handler: Arc<dyn RendezvousHandler>| handler.num_nodes_waiting().await)
+    }
+
+    /// What happened to the group since its round was completed, in a few words. None while it is as it was, and where
+    /// the run is closed.
+    fn change(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let handler = self.handler(py)?;
+        // What happened is told at once.
+        let change = wait(py, async { tokio::time::timeout(Duration::ZERO, handler.changed()).await.ok() })?;
+        let change = change.filter(|change| !matches!(change, GroupChange::Closed { .. }));
+        Ok(change.map(|change| describe_change(&change)))
     }
 
     /// The nodes of the last round this node was in, by rank: name, address, and what it says of itself.

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 
 import pytest
-from support import Cluster
+from support import Cluster, self_signed
 from torch.distributed.elastic.rendezvous import RendezvousParameters, api
 
 import rallypoint
@@ -84,3 +84,44 @@ def test_the_backends_take_them_by_their_names(secure, options, backend, names):
     plain = RendezvousParameters(backend, f"etcd://{secure.endpoint}", "run", 1, 1, "127.0.0.1")
     with pytest.raises(api.RendezvousConnectionError, match=secure.endpoint):
         create_rdzv_handler(plain).next_rendezvous()
+
+
+def test_the_native_backend_takes_them_from_the_environment_too(secure, options, monkeypatch, tmp_path):
+    password = tmp_path / "password"
+    password.write_text("secret\n")
+    monkeypatch.setenv("RALLYPOINT_CACERT", options["cacert"])
+    monkeypatch.setenv("RALLYPOINT_USER", "root")
+    monkeypatch.setenv("RALLYPOINT_PREFIX", options["etcd_prefix"])
+    monkeypatch.setenv("RALLYPOINT_PASSWORD", "wrong")
+    run = RendezvousParameters("rallypoint", secure.endpoint, "run", 1, 1, "127.0.0.1", last_call_timeout=1)
+    with pytest.raises(api.RendezvousConnectionError, match="check user and password in --rdzv-conf, or RALLYPOINT_USER"):
+        create_rdzv_handler(run).next_rendezvous()
+    # As for the commands, the file comes first.
+    monkeypatch.setenv("RALLYPOINT_PASSWORD_FILE", str(password))
+    handler = create_rdzv_handler(run)
+    assert handler.next_rendezvous().world_size == 1
+    handler.shutdown()
+    prefix = options.pop("etcd_prefix")
+    assert rallypoint.Client(secure.endpoint, **options).list(prefix)
+    monkeypatch.setenv("RALLYPOINT_PASSWORD_FILE", str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match="nowhere, which RALLYPOINT_PASSWORD_FILE names"):
+        create_rdzv_handler(run)
+    # A server of one's own asks for nothing of that.
+    alone = create_rdzv_handler(RendezvousParameters("rallypoint", "localhost:0", "run", 1, 1, password="x"))
+    assert alone.next_rendezvous().world_size == 1
+    alone.shutdown()
+
+
+def test_who_gets_nowhere_under_torchrun_is_told_what_to_do(secure, options, tmp_path):
+    other, _ = self_signed(str(tmp_path))
+    del options["etcd_prefix"]
+    for wrong, match in [
+        ({"cacert": None}, r"no etcd, or one that wants TLS \(cacert in --rdzv-conf\); check --rdzv-endpoint"),
+        ({"cacert": __file__}, f"{__file__}: no certificate in it$"),
+        ({"cacert": other}, "check cacert, cert and key in --rdzv-conf, or RALLYPOINT_CACERT"),
+        ({"password": "wrong"}, "check user and password in --rdzv-conf, or RALLYPOINT_USER"),
+    ]:
+        config = {name: value for name, value in {**options, **wrong}.items() if value is not None}
+        run = RendezvousParameters("rallypoint", f"etcd://{secure.endpoint}", "run", 1, 1, "127.0.0.1", **config)
+        with pytest.raises(api.RendezvousConnectionError, match=match):
+            create_rdzv_handler(run).next_rendezvous()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -261,7 +263,7 @@ def forked(node) -> int:
     return pid
 
 
-def test_a_waiting_node_and_a_dead_member_are_told_of(etcd, prefix):
+def test_a_waiting_node_and_a_dead_member_are_told_of(etcd, prefix, caplog):
     run_id = uuid.uuid4().hex
     params = parameters("rallypoint", etcd, run_id, (1, 2), **QUICK)
     flags = rallypoint.Store(etcd, prefix, timeout=30)
@@ -282,8 +284,15 @@ def test_a_waiting_node_and_a_dead_member_are_told_of(etcd, prefix):
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     wait_until("a member is gone", lambda: member.num_nodes_waiting() == 1)
+    # torchrun asks once more, or not.
+    assert member.num_nodes_waiting() == 1
     assert member.next_rendezvous().world_size == 1
     member.shutdown()
+    # Without LOGLEVEL=INFO torchrun says nothing of why it stops its workers.
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(told) == 2, told
+    assert "1 more node waits to get in; the workers stop, and the nodes meet again" in told[0]
+    assert re.search(r"node \d \(.*\) died; the workers stop, and the nodes meet again", told[1])
 
 
 def test_a_node_that_is_told_to_end_says_goodbye(etcd, prefix):

@@ -266,10 +266,10 @@ async fn after_a_death(plan: &Plan, count: usize, rounds: u32) -> Vec<Comparison
         taken.push(spare_takes_over(&settings, &mut nodes, count).await);
         disband(Tasks { formation, nodes }).await;
     }
-    let lease = LEASE.as_secs_f64() + 1.0;
+    let lease = LEASE.as_secs_f64() + 2.0;
     let others = grouped(count - 1);
     vec![
-        Comparison::fixed(format!("a death is known to {others}"), "s", known, "lease and 1 s", lease),
+        Comparison::fixed(format!("a death is known to {others}"), "s", known, "lease and 2 s", lease),
         Comparison::fixed(
             format!("{others} nodes are whole again after that"),
             "s",

@@ -24,6 +24,8 @@ where
     let (begin, reach) = (Instant::now(), Reach::new(endpoint));
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
     let mut told = false;
+    // Since when whoever listens there has done nothing else.
+    let mut hanging_up = None;
     let mut last: Option<RendezvousError> = None;
     loop {
         let most = if patience.is_zero() { Duration::MAX } else { patience };
@@ -38,24 +40,49 @@ where
         };
         let Some(why) = transient(&error) else { return Err(error) };
         let pause = backoff.next(fastrand::f64());
-        let limit = if why.kind() == ErrorKind::Interrupted { patience.min(HANGS_UP) } else { patience };
-        let left = (begin + bounded(limit)).saturating_duration_since(Instant::now());
+        let hangs_up = hangs_up(why);
+        let now = Instant::now();
+        hanging_up = hanging_up.filter(|_| hangs_up).or(hangs_up.then_some(now));
+        let end = begin + bounded(patience);
+        let end = hanging_up.map_or(end, |since| end.min(since + HANGS_UP));
+        let left = end.saturating_duration_since(now);
         if left.is_zero() {
             return Err(error);
         }
+        reach.unanswered(begin, why);
         if !std::mem::replace(&mut told, true) {
-            let most = limit.as_secs_f64();
-            match why.kind() {
-                ErrorKind::Interrupted => info!(
+            let most = left.as_secs_f64();
+            match hangs_up {
+                true => info!(
                     "what listens at {endpoint} hangs up: it is no etcd yet, or one that wants TLS; trying for {most:.0} s"
                 ),
-                _ => info!("no server answers at {endpoint} yet; waiting for one for up to {most:.0} s"),
+                false => {
+                    let why = reach.why().unwrap_or_default();
+                    info!(
+                        "no server answers at {endpoint} yet: {why}; waiting for one for up to {most:.0} s"
+                    );
+                }
             }
         }
         debug!(%error, "trying again");
-        reach.unanswered(begin, why);
         tokio::time::sleep(pause.min(left)).await;
         last = Some(error);
+    }
+}
+
+/// Whether a connection came about, and was closed before an etcd had said anything.
+#[must_use]
+pub fn hangs_up(why: &Error) -> bool {
+    // The words of the HTTP/2 library for what makes no sense to it, and for a connection that was given up for that.
+    const CLOSED: [&str; 3] =
+        ["connection error detected", "connection closed", "stream closed because of a broken pipe"];
+    let causes = std::iter::successors(std::error::Error::source(why), |cause| cause.source());
+    let texts = || causes.clone().map(ToString::to_string);
+    match why.kind() {
+        // What an etcd says itself begins with its name.
+        ErrorKind::Interrupted => !texts().any(|text| text.contains("etcdserver: ")),
+        ErrorKind::Unreachable => texts().any(|text| CLOSED.iter().any(|closed| text.contains(closed))),
+        _ => false,
     }
 }
 
@@ -74,6 +101,26 @@ fn transient(error: &RendezvousError) -> Option<&Error> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
     use super::*;
+
+    /// An etcd that is being started takes connections and closes them, long after somebody began to wait for it.
+    #[tokio::test(start_paused = true)]
+    async fn who_hangs_up_for_a_moment_is_waited_for() {
+        let begin = Instant::now();
+        let at = |kind| {
+            let source = Error::new(kind, "connect").into();
+            Err(RendezvousError::Connection { endpoint: "a:1".to_owned(), source })
+        };
+        let connect = async || match begin.elapsed().as_secs() {
+            0..60 => at(ErrorKind::Unreachable),
+            60..65 => at(ErrorKind::Interrupted),
+            _ => Ok(()),
+        };
+        connect_within("a:1", Duration::from_secs(600), connect).await.unwrap();
+        let begin = Instant::now();
+        let error =
+            connect_within("a:1", Duration::from_secs(600), async || at(ErrorKind::Interrupted)).await;
+        assert!(error.is_err() && begin.elapsed() == HANGS_UP, "{:?}", begin.elapsed());
+    }
 
     /// Each try had its own five seconds, also when less than that was left.
     #[tokio::test(start_paused = true)]

@@ -260,6 +260,7 @@ fn help_version_and_completions_are_there() {
         (&["completions", "fish"], "nproc-per-node"),
         (&["man"], ".TH rallypoint 1"),
         (&["man", "run"], ".TH rallypoint-run 1"),
+        (&["man", "run"], ".br\n\\- join_timeout: "),
     ] {
         let output = run(RALLYPOINT, args);
         let text = String::from_utf8(output.stdout).unwrap();

@@ -32,14 +32,14 @@ def find(endpoint: str, max_nodes: int, is_host: bool | None, secure: bool, pati
     """
     endpoint = endpoint.strip()
     bare = endpoint.removeprefix("etcd://")
-    if bare != endpoint or "," in bare or secure:
+    if bare != endpoint or "," in bare:
         return Meeting(bare, patience=patience)
     if (not bare and max_nodes == 1) or re.search(r":0$", bare):
         alone = LocalServer.alone()
         logger.info("this node meets itself, on an embedded server at %s", alone.endpoint)
         return Meeting(alone.endpoint, alone)
     bare = bare or "localhost"
-    if is_host is False:
+    if secure or is_host is False:
         return Meeting(bare, patience=patience)
     server, is_local = LocalServer.on_demand(bare)
     if server is not None:

@@ -32,6 +32,19 @@ DYNAMIC = (
 # What the backends wait for a round where nothing else is said.
 _JOIN_TIMEOUT = timedelta(seconds=600)
 
+# Of the native backend: where an option comes from that is not given. The commands read the same.
+_VARIABLES = {
+    "cacert": "RALLYPOINT_CACERT",
+    "cert": "RALLYPOINT_CLIENT_CERT",
+    "key": "RALLYPOINT_CLIENT_KEY",
+    "user": "RALLYPOINT_USER",
+    "password": "RALLYPOINT_PASSWORD",
+    "etcd_prefix": "RALLYPOINT_PREFIX",
+}
+_PASSWORD_FILE = "RALLYPOINT_PASSWORD_FILE"
+# Other names of the same.
+_SAME = {"cacert": "ca_cert", "cert": "ssl_cert", "key": "ssl_cert_key"}
+
 # Options that mean TLS.
 _SECURE = ("cacert", "ca_cert", "cert", "ssl_cert", "key", "ssl_cert_key")
 
@@ -53,6 +66,19 @@ def checked(params: RendezvousParameters, known: tuple[str, ...] | None) -> dict
     return config
 
 
+def from_environment(config: dict[str, str]) -> dict[str, str]:
+    """What the environment says of the way to etcd, where ``config`` does not."""
+    found = {name: os.environ[variable] for name, variable in _VARIABLES.items() if os.environ.get(variable)}
+    file = os.environ.get(_PASSWORD_FILE)
+    if file and "user" in {**found, **config} and "password" not in config:
+        try:
+            with open(file, encoding="utf-8") as password:
+                found["password"] = password.read().rstrip("\r\n")
+        except (OSError, ValueError) as error:
+            raise ValueError(f"cannot read the password in {file}, which {_PASSWORD_FILE} names: {error}") from error
+    return {name: value for name, value in found.items() if name not in config and _SAME.get(name) not in config}
+
+
 def serves(config: dict[str, str]) -> bool:
     """Whether the agent serves the store that the workers meet at. Takes the option out."""
     # torch's own switch, for its own backends.
@@ -65,7 +91,13 @@ def serves(config: dict[str, str]) -> bool:
 
 def is_secure(config: dict[str, str]) -> bool:
     """Whether they ask for TLS."""
-    return config.get("protocol") == "https" or any(config.get(name) for name in _SECURE)
+    return config.get("protocol") == "https" or ("protocol" not in config and any(config.get(name) for name in _SECURE))
+
+
+def without_access(config: dict[str, str]) -> dict[str, str]:
+    """The options without those that say how an etcd lets somebody in."""
+    access = (*_SECURE, "protocol", "user", "password")
+    return {name: value for name, value in config.items() if name not in access}
 
 
 def join_timeout(config: dict[str, str]) -> timedelta:

@@ -9,7 +9,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from rallypoint._rallypoint import TorchRendezvous
 from rallypoint.torch import _meeting
 from rallypoint.torch._translated import translated
-from rallypoint.torch._options import BARRIER, DYNAMIC, checked, is_secure, join_timeout, serves
+from rallypoint.torch._options import BARRIER, DYNAMIC, checked, from_environment, is_secure, join_timeout, serves, without_access
 from rallypoint.torch.backend import create_backend
 from rallypoint.torch.handler import DynamicHandler, RendezvousHandler
 
@@ -42,7 +42,13 @@ def _meet(params: RendezvousParameters, config: dict[str, str]) -> _meeting.Meet
 def _create(params: RendezvousParameters, ours: str, known: tuple[str, ...] | None) -> RendezvousHandler:
     config = checked(params, known)
     agent_serves = serves(config)
+    # PyTorch's own barrier knows nothing of them.
+    environment = from_environment(config) if params.backend in _NATIVE else {}
+    config = {**environment, **config}
     meeting = _meet(params, config)
+    if meeting.server is not None:
+        # Our own server asks for nothing of that. All nodes have one prefix, wherever the server is.
+        config = without_access(config)
     rendezvous = TorchRendezvous(
         ours,
         meeting.endpoint,

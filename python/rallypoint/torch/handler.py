@@ -53,6 +53,8 @@ class RendezvousHandler(_RendezvousHandler):
         self._round: TorchRound | None = None
         self._store: RoundStore | None = None
         self._ends = Ends()
+        # Whether it was told why this round is over.
+        self._told = False
         # torchrun does not shut a handler down when it is told to end by a signal, so as not to close the run.
         atexit.register(self._leave)
 
@@ -86,7 +88,7 @@ class RendezvousHandler(_RendezvousHandler):
             before.close_port()
             self._tell_why(before, sys._getframe(1))
         # Those of the last round have ended.
-        self._ends = Ends()
+        self._ends, self._told = Ends(), False
         self._round = round = self._rendezvous.next_rendezvous(self._serves)
         if before is not None:
             before.stop()
@@ -122,6 +124,7 @@ class RendezvousHandler(_RendezvousHandler):
             if waiting and self._round is not None:
                 # It stops them for that; it does not say so.
                 self._round.stops(socket.gethostname())
+                self._tell_change()
             return waiting
         except errors.RendezvousConnectionError as error:
             # A group at work outlives an etcd that is away.
@@ -160,6 +163,13 @@ class RendezvousHandler(_RendezvousHandler):
             round.tell(failure)
         else:
             round.answer()
+
+    def _tell_change(self) -> None:
+        """Says once why torchrun stops the workers of this round: by itself it does so only at ``LOGLEVEL=INFO``."""
+        change = None if self._told else self._rendezvous.change()
+        if change is not None:
+            self._told = True
+            logger.warning("run %r: %s; the workers stop, and the nodes meet again", self._run_id, change)
 
     def _leave(self) -> None:
         try:

@@ -12,6 +12,8 @@ use crate::v2::{Action, Code, Error, Events, History, Hub, Path, Watch};
 const HISTORY: usize = 64 << 20;
 /// Watchers at a time.
 const WATCHERS: u64 = 100_000;
+/// Of a past that is not held here: each has a watch of its own, and what that has read.
+const ASIDE: u64 = 1000;
 
 /// What a watcher asks for.
 #[derive(Debug, Clone)]
@@ -29,6 +31,10 @@ pub(super) struct Feed {
     state: Mutex<State>,
     /// Watchers of a past that the feed does not have.
     aside: AtomicU64,
+    /// How many there ever were.
+    pub(super) set_aside: AtomicU64,
+    /// From here on, and from before, the past is too large to be read.
+    unreadable: AtomicU64,
     pub(super) expired: AtomicU64,
 }
 
@@ -38,12 +44,29 @@ struct State {
     hub: Hub,
     /// The last revision that all has been told of; none before the first.
     last: Option<u64>,
+    /// The revision of the moment when it began. What is told of up to it is past, also to whoever comes before it is
+    /// told.
+    began_at: u64,
+}
+
+impl State {
+    /// Whether all of the past that is to be held has been told of.
+    fn knows_the_past(&self) -> bool {
+        self.last.is_some_and(|last| last >= self.began_at)
+    }
 }
 
 impl Feed {
     pub(super) fn new() -> Arc<Self> {
-        let state = State { history: History::after(HISTORY, u64::MAX - 1), hub: Hub::default(), last: None };
-        Arc::new(Feed { state: Mutex::new(state), aside: AtomicU64::new(0), expired: AtomicU64::new(0) })
+        let history = History::after(HISTORY, u64::MAX - 1);
+        let state = State { history, hub: Hub::default(), last: None, began_at: 0 };
+        Arc::new(Feed {
+            state: Mutex::new(state),
+            aside: AtomicU64::new(0),
+            set_aside: AtomicU64::new(0),
+            unreadable: AtomicU64::new(0),
+            expired: AtomicU64::new(0),
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -56,26 +79,43 @@ impl Feed {
         self.state().last
     }
 
-    /// Begins after a revision. Whoever waits for what was before is cut off: it can come back with its index.
-    pub(super) fn begin_after(&self, revision: u64) {
+    /// Begins after a revision, with the past from there up to `now`. Whoever waits for what was before is cut off: it
+    /// can come back with its index.
+    pub(super) fn begin_after(&self, revision: u64, now: u64) {
         let mut state = self.state();
         state.history = History::after(HISTORY, revision);
         state.hub.cut_all();
         state.last = Some(revision);
+        state.began_at = now;
+    }
+
+    /// Does without the past that has not been told of yet. Whether there was some: nobody waits for it here.
+    pub(super) fn skip_past(&self) -> bool {
+        let mut state = self.state();
+        let skips = !state.knows_the_past();
+        if skips {
+            state.history = History::after(HISTORY, state.began_at);
+            state.last = Some(state.began_at);
+        }
+        skips
+    }
+
+    /// Whether the past can be read from a revision on, as far as that was tried.
+    pub(super) fn is_readable_from(&self, revision: u64) -> bool {
+        revision > self.unreadable.load(Ordering::Relaxed)
     }
 
     /// Tells what happened at a revision.
     pub(super) fn tell(&self, revision: u64, told: Vec<Told>) {
         let mut state = self.state();
-        for Told { event, gone } in told {
+        // A refresh is told to nobody, now or later.
+        for Told { event, gone } in told.into_iter().filter(|told| !told.event.refresh) {
             state.history.add(Arc::clone(&event));
-            if !event.refresh {
-                state.hub.tell(&event);
-                for path in gone {
-                    state.hub.tell_gone(&path, &event);
-                }
+            state.hub.tell(&event);
+            for path in gone {
+                state.hub.tell_gone(&path, &event);
             }
-            let expired = u64::from(event.action == Action::Expire);
+            let expired = u64::from(event.action == Action::Expire && revision > state.began_at);
             self.expired.fetch_add(expired, Ordering::Relaxed);
         }
         state.last = Some(revision);
@@ -97,10 +137,13 @@ impl Feed {
         let Wanted { path, recursive, stream, since } = wanted;
         let mut state = self.state();
         let state = &mut *state;
+        if *since <= state.began_at && !state.knows_the_past() {
+            return Ok(None);
+        }
         let Ok(past) = state.history.since(*since, path, *recursive) else { return Ok(None) };
         let past: Vec<_> = past.take(if *stream { usize::MAX } else { 1 }).cloned().collect();
         if (*stream || past.is_empty()) && state.hub.count() as u64 >= WATCHERS {
-            return Err(too_many(index));
+            return Err(too_many(WATCHERS, index));
         }
         let next = state.last.map_or(*since, |last| (*since).max(last + 1));
         let watch = state.hub.watch(path.clone(), *recursive, *stream, next, past);
@@ -114,21 +157,29 @@ impl Feed {
 
     /// A place for a watcher of the past, if there is one.
     pub(super) fn aside(self: &Arc<Self>, index: u64) -> Result<Aside, Error> {
-        if self.aside.fetch_add(1, Ordering::Relaxed) >= WATCHERS {
+        if self.aside.fetch_add(1, Ordering::Relaxed) >= ASIDE {
             self.aside.fetch_sub(1, Ordering::Relaxed);
-            return Err(too_many(index));
+            return Err(too_many(ASIDE, index));
         }
+        self.set_aside.fetch_add(1, Ordering::Relaxed);
         Ok(Aside(Arc::clone(self)))
     }
 }
 
-fn too_many(index: u64) -> Error {
-    Error::new(Code::Internal, format!("too many watchers: the limit is {WATCHERS}"), index)
+fn too_many(limit: u64, index: u64) -> Error {
+    Error::new(Code::Internal, format!("too many watchers: the limit is {limit}"), index)
 }
 
 /// The place of a watcher of the past, given back when dropped.
 #[derive(Debug)]
 pub(super) struct Aside(Arc<Feed>);
+
+impl Aside {
+    /// What comes from a revision on is too large to be read.
+    pub(super) fn cannot_read_from(&self, revision: u64) {
+        self.0.unreadable.fetch_max(revision, Ordering::Relaxed);
+    }
+}
 
 impl Drop for Aside {
     fn drop(&mut self) {

@@ -14,7 +14,7 @@ use tracing::{debug, warn};
 use super::Gateway;
 use super::layout::{self, Act};
 use super::once::unique;
-use super::past::{PAUSE, Rest, rest_after};
+use super::past::{PAUSE, Rest, is_too_large, rest_after};
 use super::plan::{Expect, compares, removal};
 use super::seen::Found;
 use super::translate::{by_revision, translate};
@@ -22,6 +22,9 @@ use crate::v2::{Action, Path};
 
 /// Between two looks at an etcd that fails.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// How far back a gateway looks when it begins: v2 itself remembers so many events.
+const REMEMBERED: u64 = 1000;
 
 /// What was missed comes all at once, and a stream whose reader falls behind is cut off: so readers get their time.
 const AT_ONCE: usize = 32;
@@ -31,9 +34,13 @@ const BREATH: Duration = Duration::from_millis(1);
 pub(super) async fn follow(gateway: Weak<Gateway>) {
     let new_backoff = || Backoff::new(PAUSE, LONGEST_PAUSE);
     let mut backoff = new_backoff();
+    // After which revision etcd had something that is too large for one message.
+    let mut too_large = None;
     loop {
         let Some(alive) = gateway.upgrade() else { return };
-        let begun = begin(&alive).await;
+        let last = alive.feed.last();
+        let passes_over = last.is_some() && too_large == last;
+        let begun = begin(&alive, passes_over).await;
         drop(alive);
         match begun {
             Ok(mut changes) => {
@@ -59,6 +66,10 @@ pub(super) async fn follow(gateway: Weak<Gateway>) {
                         Err(error) => break Some(error),
                     }
                 };
+                let Some(alive) = gateway.upgrade() else { return };
+                if error.as_ref().is_some_and(is_too_large) {
+                    too_large = alive.feed.last();
+                }
                 debug!(error = error.map(tracing::field::display), "the watch of the keys was cut");
                 sleep(PAUSE).await;
             }
@@ -70,27 +81,50 @@ pub(super) async fn follow(gateway: Weak<Gateway>) {
     }
 }
 
-/// Takes up where it was, or anew where that cannot be.
-async fn begin(gateway: &Arc<Gateway>) -> Result<Changes, EtcdError> {
+/// Takes up where it was, or anew where that cannot be. What cannot be read again is passed over.
+async fn begin(gateway: &Arc<Gateway>, passes_over: bool) -> Result<Changes, EtcdError> {
     let client = &gateway.client;
+    let passes_over = passes_over && !gateway.feed.skip_past();
     let rest = match gateway.feed.last() {
-        Some(last) => rest_after(client, last).await?,
-        None => {
-            let now = revision_of(client.get(layout::ACTION, None).await?.header())?;
-            Rest::Gone(now.unsigned_abs())
-        }
+        Some(last) if !passes_over => rest_after(client, last).await?,
+        _ => Rest::Gone(revision_of(client.get(layout::ACTION, None).await?.header())?.unsigned_abs()),
     };
     if let Rest::Gone(now) = rest {
-        if gateway.feed.last().is_some() {
-            warn!(revision = now, "what happened meanwhile is compacted away, or lost: watchers are cut off");
+        let written = client.get(layout::ACTION, None).await?;
+        // Others may have written to the cluster since, and nobody tells of that.
+        let written = written.kvs().first().map_or(0, |kv| kv.mod_revision().unsigned_abs()).min(now);
+        if passes_over {
+            warn!(revision = now, "what happened meanwhile is too large to be read: watchers are cut off");
+            gateway.feed.begin_after(now, now);
+        } else {
+            if gateway.feed.last().is_some() {
+                warn!(
+                    revision = now,
+                    "what happened meanwhile is compacted away, or lost: watchers are cut off"
+                );
+            }
+            gateway.feed.begin_after(remembered(client, now).await?, written);
         }
-        gateway.feed.begin_after(now);
+        gateway.recent.forget();
         gateway.learn_version(client).await;
     }
     let last = gateway.feed.last().unwrap_or_default();
     let changes = client.changes(&KeyRange::prefix(""), i64::try_from(last + 1).unwrap_or(i64::MAX));
     gateway.end_all(all_due(client).await?);
     Ok(changes)
+}
+
+/// From where on the past can be had, up to as much as is worth remembering.
+async fn remembered(client: &Client, now: u64) -> Result<u64, EtcdError> {
+    let mut back = REMEMBERED;
+    while back > 0 {
+        let from = now.saturating_sub(back);
+        if rest_after(client, from).await? == Rest::Kept {
+            return Ok(from);
+        }
+        back /= 2;
+    }
+    Ok(now)
 }
 
 /// The directories whose time is up, and that are still there.
@@ -122,13 +156,17 @@ fn reads<const N: usize>(answer: &TxnResponse) -> [Option<GetResponse>; N] {
 }
 
 impl Gateway {
-    /// Ends directories whose time is up. Every gateway tries, and one succeeds.
+    /// Ends directories whose time is up. Every gateway tries, and one succeeds. An etcd that is full lets nobody.
     fn end_all(self: &Arc<Self>, due: Vec<Path>) {
         for path in due {
-            let gateway = Arc::clone(self);
+            let gateway = Arc::downgrade(self);
             tokio::spawn(async move {
-                if let Err(error) = gateway.end_directory(&path).await {
-                    warn!(%error, "cannot end a directory whose time is up");
+                let mut backoff = Backoff::new(LONGEST_PAUSE, LONGEST_PAUSE * 15);
+                while let Some(alive) = gateway.upgrade() {
+                    let Err(error) = alive.end_directory(&path).await else { break };
+                    warn!(%error, "cannot end a directory whose time is up; trying again");
+                    drop(alive);
+                    sleep(backoff.next(fastrand::f64())).await;
                 }
             });
         }

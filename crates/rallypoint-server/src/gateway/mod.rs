@@ -41,7 +41,7 @@ use rallypoint_etcd::{Error as EtcdError, ErrorKind};
 use self::feed::{Feed, Wanted};
 use self::loose::LooseLeases;
 use self::once::Fence;
-use self::past::Past;
+use self::past::{Past, Rest, rest_after};
 use self::queue::Queue;
 use self::recent::Recent;
 use self::refusal::refused;
@@ -169,8 +169,17 @@ impl Gateway {
         let known = login.is_some();
         let client = self.client_of(login).await?;
         let Op::Watch { recursive, stream, since } = request.op else {
-            let answered = self.carry_out(&client, &request).await;
-            self.count(|stats| stats.count(action(&request.op), answered.is_ok()));
+            let action = action(&request.op);
+            let answered = match (action, self.me.upgrade()) {
+                (Action::Get, _) | (_, None) => self.carry_out(&client, &request).await,
+                // A client that hangs up does not leave it half done.
+                (_, Some(me)) => {
+                    let writes = tokio::spawn(async move { me.carry_out(&client, &request).await });
+                    let ended = |_| Error::new(Code::Internal, "the gateway stops", 0);
+                    writes.await.unwrap_or_else(|error| Err(ended(error)))
+                }
+            };
+            self.count(|stats| stats.count(action, answered.is_ok()));
             return answered;
         };
         self.count(|stats| stats.watches += 1);
@@ -207,8 +216,13 @@ impl Gateway {
             Some(events) => events,
             None => {
                 let (aside, client) = (self.feed.aside(index)?, self.client.clone());
+                let rest = rest_after(&client, wanted.since - 1).await.map_err(|error| refused(&error))?;
+                let readable = self.feed.is_readable_from(wanted.since);
+                if wanted.since <= index && (rest != Rest::Kept || !readable) {
+                    return Err(cleared_before(index, since));
+                }
                 let clock = Arc::clone(&self.clock);
-                Past { client, wanted, asked_before: index + 1, clock, _aside: aside }.events()
+                Past { client, wanted, asked_before: index + 1, clock, aside }.events()
             }
         };
         let raft_term = header.map_or(0, ResponseHeader::raft_term);
@@ -265,7 +279,14 @@ impl Keys for Gateway {
 
     fn ill(&self) -> BoxFuture<'_, Option<String>> {
         let client = self.client.retrying_for(FIRST_LOOK);
-        async move { client.get(layout::ACTION, None).await.err().map(|error| error.to_string()) }.boxed()
+        let ill = async move {
+            if let Err(error) = client.get(layout::ACTION, None).await {
+                return Some(error.to_string());
+            }
+            // Alarms. Where passwords are asked for, only root is told of them.
+            client.status().await.ok()?.errors().first().cloned()
+        };
+        ill.boxed()
     }
 
     fn counts(&self) -> Counts {
@@ -292,6 +313,13 @@ impl Keys for Gateway {
             "gauge",
             "Whether the etcd did not answer the last request.",
             [("", u64::from(silent))],
+        );
+        metric(
+            &mut text,
+            "rallypoint_gateway_past_watches_total",
+            "counter",
+            "Watches that began before what this gateway remembers, each read from the etcd, which takes a tenth of a second.",
+            [("", self.feed.set_aside.load(Ordering::Relaxed))],
         );
         text
     }

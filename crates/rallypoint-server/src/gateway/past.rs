@@ -42,6 +42,11 @@ pub(super) async fn rest_after(client: &Client, last: u64) -> Result<Rest, EtcdE
     }
 }
 
+/// Whether changes did not come because they are too large for one message.
+pub(super) fn is_too_large(error: &EtcdError) -> bool {
+    matches!(error.kind(), ErrorKind::Rejected | ErrorKind::TooLarge)
+}
+
 /// A watch of its own, for one client.
 pub(super) struct Past {
     pub(super) client: Client,
@@ -50,7 +55,7 @@ pub(super) struct Past {
     pub(super) asked_before: u64,
     pub(super) clock: Arc<Clock>,
     /// Given back with it.
-    pub(super) _aside: Aside,
+    pub(super) aside: Aside,
 }
 
 impl Past {
@@ -92,9 +97,17 @@ impl Reading {
             let from = i64::try_from(self.next).unwrap_or(i64::MAX);
             let client = &self.past.client;
             let changes = self.changes.get_or_insert_with(|| client.changes(&KeyRange::prefix(""), from));
-            if let Ok(Some(changes)) = changes.next().await {
-                self.take(&changes);
-                continue;
+            match changes.next().await {
+                Ok(Some(changes)) => {
+                    self.take(&changes);
+                    continue;
+                }
+                // Its client can come back, and is told that this past is not to be had.
+                Err(error) if is_too_large(&error) => {
+                    self.past.aside.cannot_read_from(self.next);
+                    return None;
+                }
+                _ => {}
             }
             self.changes = None;
             sleep(PAUSE).await;

@@ -27,10 +27,20 @@ pub(super) struct Plan {
     change: Change,
     /// Seconds until it is to end.
     pub(super) ttl: Option<u64>,
-    /// The lease that the node has so far, and for how many seconds it was asked for.
-    pub(super) old: Option<(i64, u64)>,
+    /// The lease that the node has so far.
+    pub(super) old: Option<OldLease>,
     /// Whether it will be done in any case, now or when it is tried again.
     pub(super) unconditional: bool,
+}
+
+/// The lease that a node has before a write.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OldLease {
+    pub(super) id: i64,
+    /// The seconds that were asked for.
+    pub(super) ttl: u64,
+    /// Whether less than half of them is left.
+    pub(super) nears_its_end: bool,
 }
 
 /// What must still be so. Revision 0 is that of a key that is not there.
@@ -91,8 +101,10 @@ pub(super) fn decide(seen: &Seen, request: &Request, now: Time) -> Result<Decisi
         }
         Op::Get { .. } | Op::Watch { .. } => unreachable!("they write nothing"),
     };
-    let old = found.filter(|found| found.record.lease != 0);
-    let old = old.map(|found| (found.record.lease, found.record.ttl.map_or(0, |(ttl, _)| ttl)));
+    let old = found.filter(|found| found.record.lease != 0).map(|found| {
+        let (ttl, left) = found.record.ttl.map_or((0, 0), |(ttl, end)| (ttl, end.ttl(now)));
+        OldLease { id: found.record.lease, ttl, nears_its_end: left <= ttl / 2 }
+    });
     let next = seen.index + 1;
     Ok(Decision::Write(Box::new(Plan { event, next, expects, change, ttl, old, unconditional })))
 }

@@ -11,7 +11,7 @@ use crate::v2::{Op, Path};
 
 /// Keys that are remembered at a time; then all are forgotten.
 const KEYS: usize = 4096;
-/// Larger values are not.
+/// Larger ones are not, path and value together.
 const VALUE: usize = 4096;
 
 #[derive(Debug, Default)]
@@ -31,12 +31,17 @@ impl Recent {
         self.keys().get(path).filter(|_| about_one_node).cloned()
     }
 
+    /// Forgets everything: the cluster may be another one now.
+    pub(super) fn forget(&self) {
+        self.keys().clear();
+    }
+
     /// Remembers what a write has left behind, or that nobody knows.
     pub(super) fn note(&self, path: &Path, seen: Option<Seen>) {
         let mut keys = self.keys();
         let light = |seen: &Seen| {
             let value = seen.node().and_then(|found| found.record.value.as_ref());
-            value.is_none_or(|value| value.len() <= VALUE)
+            path.as_bytes().len() + value.map_or(0, bytes::Bytes::len) <= VALUE
         };
         match seen.filter(light) {
             Some(seen) => {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use rallypoint_etcd::v3::api::Txn;
 use rallypoint_etcd::v3::{Client, revision_of};
 use rallypoint_etcd::{Error as EtcdError, ErrorKind, Repeat};
+use tokio::join;
 use tokio::time::{Instant, timeout_at};
 
 use super::Gateway;
@@ -27,6 +28,21 @@ struct Granted {
     ttl: u64,
 }
 
+/// The leases of a request.
+#[derive(Debug, Default)]
+struct Leases {
+    granted: Option<Granted>,
+    /// One that etcd does not have any more, or never had.
+    ended: Option<i64>,
+}
+
+impl Leases {
+    /// Something hangs on this one, or may.
+    fn is_used(&mut self, lease: i64) {
+        self.granted.take_if(|granted| granted.id == lease);
+    }
+}
+
 /// What became of a transaction.
 enum Sent {
     /// At this revision, and on this lease.
@@ -39,9 +55,9 @@ enum Sent {
 
 impl Gateway {
     pub(super) async fn carry_out(&self, client: &Client, request: &Request) -> Result<Answered, Error> {
-        let mut granted = None;
-        let answered = self.try_until_done(client, request, &mut granted).await;
-        if let Some(Granted { id, .. }) = granted {
+        let mut leases = Leases::default();
+        let answered = self.try_until_done(client, request, &mut leases).await;
+        if let Some(Granted { id, .. }) = leases.granted {
             // Not needed after all.
             self.revoke(client, id);
         }
@@ -52,7 +68,7 @@ impl Gateway {
         &self,
         client: &Client,
         request: &Request,
-        granted: &mut Option<Granted>,
+        leases: &mut Leases,
     ) -> Result<Answered, Error> {
         let look = Look::of(request);
         let until = Instant::now() + PATIENCE;
@@ -73,9 +89,9 @@ impl Gateway {
                 Decision::Answer(event) => return Ok(answered(event, seen.index, seen.raft_term)),
                 Decision::Write(plan) => plan,
             };
-            match self.send(client, &plan, &look, &seen, granted).await? {
+            match self.send(client, &plan, &look, &seen, leases).await? {
                 Sent::Done(revision, lease) => {
-                    granted.take_if(|granted| granted.id == lease);
+                    leases.is_used(lease);
                     self.tidy_up(client, &plan, revision, lease);
                     let (event, raft_term) = (Arc::new(plan.event_at(revision)), seen.raft_term);
                     self.recent.note(&request.path, plan.seen_after(seen, revision, lease));
@@ -83,6 +99,10 @@ impl Gateway {
                 }
                 Sent::Lost(now) if Instant::now() >= until => {
                     return Err(Error::new(Code::Internal, "too many others write the same key", now.index));
+                }
+                // Nobody has written anything since, so it is the name of the in-order key that is taken.
+                Sent::Lost(now) if matches!(request.op, Op::Append(_)) && now.index == seen.index => {
+                    return Err(Error::new(Code::KeyExists, plan.path().as_bytes(), now.index));
                 }
                 Sent::Unanswered(_, error) if Instant::now() >= until => return Err(refused(&error)),
                 Sent::Lost(now) | Sent::Unanswered(now, _) => seen = now,
@@ -110,9 +130,9 @@ impl Gateway {
         plan: &Plan,
         look: &Look,
         seen: &Seen,
-        granted: &mut Option<Granted>,
+        leases: &mut Leases,
     ) -> Result<Sent, Error> {
-        let lease = self.lease(client, plan, granted).await.map_err(|error| refused(&error))?;
+        let (lease, goes_on) = self.lease(client, plan, leases).await.map_err(|error| refused(&error))?;
         let (id, fence) = (unique(), self.fence.name());
         // It can only come after what has been told already.
         let after = seen.index.max(self.feed.last().unwrap_or(0));
@@ -120,68 +140,91 @@ impl Gateway {
         if plan.removes_directory() {
             self.loose.expect(&id);
         }
-        let sent = client.txn(&key, Repeat::Unsafe, || plan.txn(&id, &fence, lease, look.reads())).await;
-        match sent {
+        let sent = client.txn(&key, Repeat::Unsafe, || plan.txn(&id, &fence, lease, look.reads()));
+        let (sent, renewed) = match goes_on {
+            true => join!(sent, client.lease_renew(lease)),
+            false => (sent.await, Ok(())),
+        };
+        let revision = match sent {
             Ok(answer) if answer.succeeded() => {
-                let revision = revision_of(answer.header()).map_err(|error| refused(&error))?;
-                Ok(Sent::Done(revision.unsigned_abs(), lease))
+                revision_of(answer.header()).map_err(|error| refused(&error))?.unsigned_abs()
             }
             Ok(answer) => {
                 self.loose.forget(&id);
-                Ok(Sent::Lost(look.read(&answer)?))
+                return Ok(Sent::Lost(look.read(&answer)?));
             }
             // It has ended between its grant and now.
             Err(error) if error.kind() == ErrorKind::LeaseNotFound => {
-                granted.take_if(|granted| granted.id == lease);
-                self.look(client, look).await.map(Sent::Lost)
+                leases.is_used(lease);
+                leases.ended = Some(lease);
+                return self.look(client, look).await.map(Sent::Lost);
             }
             Err(error) if error.may_have_applied() => {
                 match self.fence.settle(&self.client, &fence, &id, after).await {
-                    Ok(Some(revision)) => Ok(Sent::Done(revision, lease)),
+                    Ok(Some(revision)) => revision,
                     Ok(None) => {
                         self.loose.forget(&id);
-                        self.look(client, look).await.map(|now| Sent::Unanswered(now, error))
+                        return self.look(client, look).await.map(|now| Sent::Unanswered(now, error));
                     }
                     Err(_) => {
-                        // Something may hang on it.
-                        granted.take_if(|granted| granted.id == lease);
-                        Err(refused(&error))
+                        leases.is_used(lease);
+                        return Err(refused(&error));
                     }
                 }
             }
-            Err(error) => Err(refused(&error)),
+            Err(error) => return Err(refused(&error)),
+        };
+        // Whoever gets an answer counts on the whole of the time.
+        if renewed.is_err()
+            && let Err(error) = client.lease_renew(lease).await
+        {
+            leases.is_used(lease);
+            if error.kind() == ErrorKind::LeaseNotFound {
+                // It ended just after, and took with it what was written.
+                leases.ended = Some(lease);
+                return self.look(client, look).await.map(Sent::Lost);
+            }
+            return Err(refused(&error));
         }
+        Ok(Sent::Done(revision, lease))
     }
 
-    /// The lease for a write, 0 for none. One for the same time goes on: that costs etcd no write.
+    /// The lease for a write, 0 for none. One for the same time goes on, which costs etcd no write: then it is still to
+    /// be renewed, beside the write.
     async fn lease(
         &self,
         client: &Client,
         plan: &Plan,
-        granted: &mut Option<Granted>,
-    ) -> Result<i64, EtcdError> {
-        let Some(ttl) = plan.ttl else { return Ok(0) };
-        if let Some(granted) = granted.filter(|granted| granted.ttl == ttl) {
-            return Ok(granted.id);
+        leases: &mut Leases,
+    ) -> Result<(i64, bool), EtcdError> {
+        let Some(ttl) = plan.ttl else { return Ok((0, false)) };
+        if let Some(granted) = leases.granted.filter(|granted| granted.ttl == ttl) {
+            // It was granted for a write that was not carried out, and its time runs.
+            return Ok((granted.id, true));
         }
-        let same = plan.old.filter(|(_, old)| *old == ttl && plan.unconditional && plan.is_file());
-        if let Some((old, _)) = same.filter(|_| ttl >= SHORTEST)
-            && client.lease_renew(old).await.is_ok()
-        {
-            return Ok(old);
+        let goes_on = plan.unconditional && plan.is_file() && ttl >= SHORTEST;
+        let old = plan.old.filter(|old| goes_on && old.ttl == ttl && leases.ended != Some(old.id));
+        if let Some(old) = old {
+            // One that is about to end may end between the write and its renewal, and take with it what was written.
+            if !old.nears_its_end {
+                return Ok((old.id, true));
+            }
+            if client.lease_renew(old.id).await.is_ok() {
+                return Ok((old.id, false));
+            }
         }
-        if let Some(Granted { id, .. }) = granted.take() {
+        if let Some(Granted { id, .. }) = leases.granted.take() {
             self.revoke(client, id);
         }
         let (id, _) = client.lease_grant(Duration::from_secs(ttl.max(1))).await?;
-        *granted = Some(Granted { id, ttl });
-        Ok(id)
+        leases.granted = Some(Granted { id, ttl });
+        Ok((id, false))
     }
 
     /// What is left to do after a write.
     fn tidy_up(&self, client: &Client, plan: &Plan, revision: u64, lease: i64) {
-        if let Some((old, _)) = plan.old.filter(|(old, _)| *old != lease) {
-            self.revoke(client, old);
+        if let Some(old) = plan.old.filter(|old| old.id != lease) {
+            self.revoke(client, old.id);
         }
         if let Some(ttl) = plan.ttl.filter(|ttl| *ttl < SHORTEST)
             && let Some(me) = self.me.upgrade()

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rallypoint_core::EtcdSettings;
 use rallypoint_server::{Config, GatewayConfig, Server};
-use rallypoint_testkit::{Cluster, Proxy, Version};
+use rallypoint_testkit::{Cluster, Etcd, Proxy, Version};
 use serde_json::Value;
 use tokio::task::JoinHandle;
 
@@ -123,4 +123,31 @@ async fn gateways_go_on_when_the_leader_is_killed() {
         indices.is_sorted_by(|one, other| one < other) && indices.last() >= Some(&at),
         "{at}: {indices:?}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_etcd_is_told_as_that_until_there_is_room() {
+    let start = || Etcd::builder(Version::V35).unsafe_no_fsync().arg("--quota-backend-bytes=1048576").start();
+    let etcd = tokio::task::spawn_blocking(start).await.unwrap();
+    let target = Target::gateway_to(&etcd.endpoint()).await;
+    target.put("/a", "value=1").await;
+    target.put("/d", "dir=true&ttl=2").await;
+    let health = async || target.client.get(target.url("/health")).send().await.unwrap();
+    assert_eq!(health().await.status(), 200);
+    tokio::task::block_in_place(|| etcd.exhaust_space());
+    let ill = health().await;
+    assert_eq!(ill.status(), 503);
+    assert!(ill.text().await.unwrap().contains("NOSPACE"));
+    assert_eq!(target.get("/a", "").await.status, 200);
+    for refused in [target.put("/a", "value=2").await, target.delete("/a", "").await] {
+        assert!(refused.status == 500 && refused.body.contains("\"errorCode\":300"), "{}", refused.body);
+        assert!(refused.body.contains("space"), "{}", refused.body);
+    }
+    // Its time is up, and it cannot be taken away.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_eq!(target.get("/d", "").await.status, 200);
+    tokio::task::block_in_place(|| etcd.free_space());
+    assert_eq!(health().await.status(), 200);
+    target.until_gone("/d").await;
+    assert_eq!(target.put("/a", "value=2").await.status, 200);
 }

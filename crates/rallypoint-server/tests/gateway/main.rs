@@ -136,6 +136,53 @@ async fn the_past_is_kept_until_it_is_compacted_for_a_gateway_that_was_not_there
     }
 }
 
+/// The value of one of the gateway's own metrics.
+async fn metric(gateway: &Target, name: &str) -> u64 {
+    let metrics = gateway.client.get(gateway.url("/metrics")).send().await.unwrap().text().await.unwrap();
+    let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("{name}: {metrics}")).parse().unwrap()
+}
+
+/// etcd looks after a watch of the past ten times a second: a client that goes from event to event would have ten of
+/// them a second.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_begins_remembers_what_was_before_it() {
+    let etcd = etcd(Version::V35).await;
+    let one = Target::gateway_to(&etcd.endpoint()).await;
+    one.put("/d", "dir=true&ttl=100").await;
+    let first = one.put("/a", "value=0").await.index.unwrap();
+    for value in 1..=50 {
+        one.put("/a", &format!("value={value}")).await;
+    }
+    let last = one.put("/d/_hidden", "value=1").await.index.unwrap();
+    let two = Target::gateway_to(&etcd.endpoint()).await;
+    let remembers = async {
+        while metric(&two, "rallypoint_gateway_index").await < last {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(TIMEOUT, remembers).await.expect("it reads what was before");
+    for index in first..last {
+        let event = two.watch("/a", &format!("waitIndex={index}")).await;
+        assert_eq!(only_event(event).await, format!("set /a {index}"));
+    }
+    let mut stream = two.watch("", &format!("recursive=true&stream=true&waitIndex={last}")).await;
+    assert_eq!(lines(&mut stream, 1).await, [format!("set /d/_hidden {last}")]);
+    assert_eq!(metric(&two, "rallypoint_gateway_past_watches_total").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_in_order_key_whose_name_is_taken_is_refused_at_once() {
+    for target in [Target::etcd(Version::V34).await, Target::gateway(Version::V35).await] {
+        let index = target.put("/d/a", "value=1").await.index.unwrap();
+        let next = format!("/d/{:020}", index + 2);
+        target.put(&next, "value=1").await;
+        let refused = target.call(Method::POST, "/d", "value=2").await;
+        let cause = format!("\"errorCode\":105,\"message\":\"Key already exists\",\"cause\":\"{next}\"");
+        assert!(refused.status == 412 && refused.body.contains(&cause), "{}: {}", target.name, refused.body);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_that_nothing_hangs_on_is_given_back() {
     let target = Target::gateway(Version::V35).await;

@@ -1,6 +1,7 @@
 //! The command `rallypoint`.
 
 use std::ffi::{OsStr, OsString};
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -274,7 +275,11 @@ fn man(part: Option<&str>) -> u8 {
             found.clone().name(format!("rallypoint-{part}")).bin_name(format!("rallypoint {part}"))
         }
     };
-    match clap_mangen::Man::new(page).render(&mut std::io::stdout()) {
+    let mut text = Vec::new();
+    let rendered = clap_mangen::Man::new(page).render(&mut text);
+    // Each item of a list has a line of its own, which roff would fill up with the next.
+    let text = String::from_utf8_lossy(&text).replace("\n\\- ", "\n.br\n\\- ");
+    match rendered.and_then(|()| std::io::stdout().write_all(text.as_bytes())) {
         Ok(()) => 0,
         Err(error) => failed(&error),
     }

@@ -10,7 +10,7 @@ use rallypoint_etcd::ErrorKind;
 use rallypoint_etcd::v3::Client;
 use tracing::warn;
 
-use super::exit::{EndpointFlags, NO_SERVER, Problem, advice, chain, no_etcd, speaks_otherwise};
+use super::exit::{EndpointFlags, NO_SERVER, Problem, advice, chain, no_etcd};
 
 /// An endpoint that begins so is only ever connected to; no server is started there.
 pub(crate) const ETCD_SCHEME: &str = "etcd://";
@@ -141,7 +141,7 @@ impl Connection {
         settings.prefix = self.prefix.clone().unwrap_or_default();
         let connected = Client::connect(settings).await.map_err(|error| {
             let endpoint = self.endpoints();
-            if self.is_plain() && speaks_otherwise(&error) {
+            if self.is_plain() && rallypoint_rendezvous::hangs_up(&error) {
                 return no_etcd(endpoint, EndpointFlags::Operator);
             }
             let text = match error.kind() {

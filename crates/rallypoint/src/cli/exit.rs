@@ -9,7 +9,7 @@ use rallypoint_agent::{AgentError, SERVER_ENDED};
 use rallypoint_core::text::plain;
 use rallypoint_etcd::ErrorKind;
 use rallypoint_etcd::v2::NO_V2;
-use rallypoint_rendezvous::{ParameterError, RendezvousError};
+use rallypoint_rendezvous::{ParameterError, RendezvousError, hangs_up};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::ulimit;
@@ -69,6 +69,8 @@ pub(crate) enum EndpointFlags {
     Master,
     /// `--endpoint` of an operator's command.
     Operator,
+    /// Of torchrun, with options in `--rdzv-conf`.
+    Torchrun,
 }
 
 impl EndpointFlags {
@@ -80,7 +82,10 @@ impl EndpointFlags {
     /// The flags that say where it is.
     pub(crate) fn flags(self) -> &'static str {
         match self {
-            EndpointFlags::Endpoint | EndpointFlags::Embedded | EndpointFlags::Unnamed => "--rdzv-endpoint",
+            EndpointFlags::Endpoint
+            | EndpointFlags::Embedded
+            | EndpointFlags::Unnamed
+            | EndpointFlags::Torchrun => "--rdzv-endpoint",
             EndpointFlags::Master => "--master-addr and --master-port",
             EndpointFlags::Operator => "--endpoint",
         }
@@ -94,9 +99,10 @@ impl EndpointFlags {
     /// What to look at where nobody answers there.
     fn nobody(self) -> &'static str {
         match self {
-            EndpointFlags::Endpoint | EndpointFlags::Embedded | EndpointFlags::Unnamed => {
-                "; check --rdzv-endpoint, and that an etcd runs there"
-            }
+            EndpointFlags::Endpoint
+            | EndpointFlags::Embedded
+            | EndpointFlags::Unnamed
+            | EndpointFlags::Torchrun => "; check --rdzv-endpoint, and that an etcd runs there",
             EndpointFlags::Master => "; check --master-addr and --master-port, and that node 0 runs there",
             EndpointFlags::Operator => "; check --endpoint, and that an etcd runs there",
         }
@@ -105,20 +111,47 @@ impl EndpointFlags {
     /// What to look at where the certificate is another's.
     fn other_name(self) -> &'static str {
         match self {
-            EndpointFlags::Endpoint | EndpointFlags::Embedded | EndpointFlags::Unnamed => {
-                "; name the etcd in --rdzv-endpoint as its certificate does"
-            }
+            EndpointFlags::Endpoint
+            | EndpointFlags::Embedded
+            | EndpointFlags::Unnamed
+            | EndpointFlags::Torchrun => "; name the etcd in --rdzv-endpoint as its certificate does",
             EndpointFlags::Master => "; name node 0 in --master-addr as its certificate does",
             EndpointFlags::Operator => "; name the etcd in --endpoint as its certificate does",
         }
     }
 
+    /// What to look at where the user is not let in.
+    fn not_let_in(self) -> &'static str {
+        match self {
+            EndpointFlags::Torchrun => {
+                "; check user and password in --rdzv-conf, or RALLYPOINT_USER and RALLYPOINT_PASSWORD, and what that user may do"
+            }
+            _ => "; check --user and its password, and what that user may do",
+        }
+    }
+
+    /// What to look at where there is no trust.
+    fn no_trust(self) -> &'static str {
+        match self {
+            EndpointFlags::Torchrun => {
+                "; check cacert, cert and key in --rdzv-conf, or RALLYPOINT_CACERT, RALLYPOINT_CLIENT_CERT and RALLYPOINT_CLIENT_KEY"
+            }
+            _ => "; check --cacert, --cert and --key",
+        }
+    }
+
+    /// What says that the etcd has TLS.
+    fn tls(self) -> &'static str {
+        if self == EndpointFlags::Torchrun { "cacert in --rdzv-conf" } else { "--cacert" }
+    }
+
     /// What to look at where too few have come.
     fn too_few(self) -> &'static str {
         match self {
-            EndpointFlags::Endpoint | EndpointFlags::Embedded | EndpointFlags::Operator => {
-                "; check that all nodes use this --rdzv-id and --rdzv-endpoint"
-            }
+            EndpointFlags::Endpoint
+            | EndpointFlags::Embedded
+            | EndpointFlags::Operator
+            | EndpointFlags::Torchrun => "; check that all nodes use this --rdzv-id and --rdzv-endpoint",
             EndpointFlags::Unnamed => "; check that all nodes use this --rdzv-endpoint",
             EndpointFlags::Master => {
                 "; check that all nodes use this --master-addr and --master-port, and each a --node-rank of its own"
@@ -129,7 +162,9 @@ impl EndpointFlags {
     /// What to do about a run that is over.
     fn over(self) -> &'static str {
         match self {
-            EndpointFlags::Endpoint | EndpointFlags::Operator => "; start a new one with another --rdzv-id",
+            EndpointFlags::Endpoint | EndpointFlags::Operator | EndpointFlags::Torchrun => {
+                "; start a new one with another --rdzv-id"
+            }
             EndpointFlags::Embedded => "; start all nodes again",
             EndpointFlags::Unnamed | EndpointFlags::Master => {
                 "; start all nodes again, or name the new run with --rdzv-id"
@@ -170,7 +205,7 @@ impl Problem {
         if let RendezvousError::Connection { endpoint, source } = error
             && source.to_string().contains(NO_V2)
         {
-            return Problem::new(NO_SERVER, without_v2(endpoint));
+            return Problem::new(NO_SERVER, without_v2(endpoint, place));
         }
         let (code, advice) = match error {
             // What kept the name is gone.
@@ -186,6 +221,9 @@ impl Problem {
             ),
             RendezvousError::Parameter(ParameterError(text)) if text.contains(" option '") => {
                 return Problem::usage(format!("--rdzv-conf: {text}"));
+            }
+            RendezvousError::Port { port: 1.., .. } if place == EndpointFlags::Torchrun => {
+                (NODE, "; choose another master_port in --rdzv-conf, or leave it out")
             }
             RendezvousError::Port { port: 1.., .. } => {
                 (NODE, "; choose another --master-port, or leave it out")
@@ -291,10 +329,31 @@ fn say_here(text: &str) {
 }
 
 /// What to do about an etcd that has only the v3 API.
-fn without_v2(endpoint: &str) -> String {
+fn without_v2(endpoint: &str, place: EndpointFlags) -> String {
+    let (backend, instead) = match place {
+        EndpointFlags::Torchrun => ("rallypoint-etcd", "write --rdzv-backend rallypoint"),
+        _ => ("etcd", "leave the option out"),
+    };
     format!(
-        "--rdzv-backend etcd speaks etcd's v2 API, and what answers at {endpoint} has none: leave the option out on all nodes, which then meet on the v3 API; only to meet PyTorch's own etcd backend, start an etcd 3.4 or 3.5 with --enable-v2"
+        "--rdzv-backend {backend} speaks etcd's v2 API, and what answers at {endpoint} has none: {instead} on all nodes, which then meet on the v3 API; only to meet PyTorch's own etcd backend, put `rallypoint gateway` in front of it, or start an etcd 3.4 or 3.5 with --enable-v2"
     )
+}
+
+/// What to say of an error of a rendezvous to who uses torchrun: what is wrong, and what to do.
+#[must_use]
+pub fn torchrun_words(error: &RendezvousError) -> String {
+    Problem::rendezvous(error, EndpointFlags::Torchrun).text
+}
+
+/// The same of the first connection, without TLS: who has never answered may be something else.
+#[must_use]
+pub fn torchrun_words_at_first(error: &RendezvousError) -> String {
+    match error {
+        RendezvousError::Connection { endpoint, .. } if cause(error).is_some_and(hangs_up) => {
+            no_etcd(endpoint, EndpointFlags::Torchrun).text
+        }
+        _ => torchrun_words(error),
+    }
 }
 
 /// What kept us from an etcd, where that is known.
@@ -303,41 +362,25 @@ pub(crate) fn cause(error: &RendezvousError) -> Option<&rallypoint_etcd::Error> 
     source.downcast_ref()
 }
 
-/// Whether whatever this error of a first connection comes from takes connections and speaks something else than an etcd
-/// does. What an etcd says itself begins with its name.
-pub(crate) fn speaks_otherwise(error: &rallypoint_etcd::Error) -> bool {
-    let text = chain(error);
-    match error.kind() {
-        ErrorKind::Interrupted => !text.contains("etcdserver: "),
-        // The words of the HTTP/2 library for what makes no sense to it, and for a connection that was given up for that.
-        ErrorKind::Unreachable => {
-            text.contains("connection error detected") || text.contains("connection closed")
-        }
-        _ => false,
-    }
-}
-
-/// What is said of that.
+/// What is said of one that takes connections and speaks something else than an etcd does.
 pub(crate) fn no_etcd(endpoint: &str, place: EndpointFlags) -> Problem {
-    let flags = place.flags();
-    let text =
-        format!("what listens at {endpoint} is no etcd, or one that wants TLS (--cacert); check {flags}");
+    let (tls, flags) = (place.tls(), place.flags());
+    let text = format!("what listens at {endpoint} is no etcd, or one that wants TLS ({tls}); check {flags}");
     Problem::new(NO_SERVER, text)
 }
 
 /// What to do about a connection that did not come about.
 pub(crate) fn advice(error: Option<&rallypoint_etcd::Error>, place: EndpointFlags) -> &'static str {
     match error.map(rallypoint_etcd::Error::kind) {
-        Some(ErrorKind::Auth | ErrorKind::PermissionDenied) => {
-            "; check --user and its password, and what that user may do"
-        }
+        Some(ErrorKind::Auth | ErrorKind::PermissionDenied) => place.not_let_in(),
         Some(ErrorKind::Tls) if error.is_some_and(|error| chain(error).contains("not valid for name")) => {
             place.other_name()
         }
-        Some(ErrorKind::Tls) => "; check --cacert, --cert and --key",
+        Some(ErrorKind::Tls) => place.no_trust(),
         Some(ErrorKind::NoSpace) => {
             "; compact and defragment it and disarm its alarm, or raise the quota; if it is `rallypoint serve`, its log says what is full"
         }
+        Some(ErrorKind::Settings) => "",
         _ => place.nobody(),
     }
 }

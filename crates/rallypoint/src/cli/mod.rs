@@ -18,7 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-pub use exit::chain;
+pub use exit::{chain, torchrun_words, torchrun_words_at_first};
 
 use crate::server::{Server, ServerError, raise_file_limit};
 

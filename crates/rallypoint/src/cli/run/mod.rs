@@ -34,7 +34,7 @@ use rallypoint_agent::{
 use rallypoint_core::time::bounded;
 use rallypoint_etcd::ErrorKind;
 use rallypoint_rendezvous::native::{BACKEND, DEFAULT_JOIN_TIMEOUT, NativeSettings};
-use rallypoint_rendezvous::{EtcdBarrier, Registry, RendezvousHandler, RendezvousParameters};
+use rallypoint_rendezvous::{EtcdBarrier, Registry, RendezvousHandler, RendezvousParameters, hangs_up};
 use rustix::process::{Pid, Signal};
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -54,7 +54,6 @@ use self::worker_store::StoreServer;
 use self::writer::Lost;
 use super::exit::{
     CLOSED, EndpointFlags, NO_SERVER, NODE, Problem, SIGNAL, WORKERS_FAILED, cause, no_etcd, say,
-    speaks_otherwise,
 };
 use super::variables::{Unread, named};
 use super::{LogFormat, start_log_to};
@@ -483,7 +482,7 @@ async fn connect(
             );
             Problem::new(NO_SERVER, text)
         }
-        Some(cause) if plain && speaks_otherwise(cause) => no_etcd(&parameters.endpoint, place),
+        Some(cause) if plain && hangs_up(cause) => no_etcd(&parameters.endpoint, place),
         _ => Problem::rendezvous(&error, place),
     })
 }
@@ -491,7 +490,7 @@ async fn connect(
 /// Whether what listens on this node does not even answer as an etcd does. One without the v2 API may be one all the same.
 fn no_etcd_here(parameters: &RendezvousParameters, cause: &rallypoint_etcd::Error) -> bool {
     let let_in = !matches!(cause.kind(), ErrorKind::Auth | ErrorKind::PermissionDenied | ErrorKind::Tls);
-    parameters.backend == BACKEND && let_in || speaks_otherwise(cause)
+    parameters.backend == BACKEND && let_in || hangs_up(cause)
 }
 
 /// An error as the lines of the log are.
