@@ -163,12 +163,12 @@ mod tests {
             let options = options(words);
             options.components(&options.wanted().unwrap()).join(" ")
         };
-        assert_eq!(needs(&[]), "etcd etcd-3.4 torch rivals python");
+        assert_eq!(needs(&[]), "etcd etcd-3.4 torch rivals maturin python");
         assert_eq!(needs(&["--no-torch"]), "etcd etcd-3.4");
         assert_eq!(needs(&["scale", "server"]), "etcd etcd-3.4");
         assert_eq!(needs(&["store", "server"]), "etcd etcd-3.4 torch");
         for part in ["agents", "restarts"] {
-            assert_eq!(needs(&[part]), "etcd etcd-3.4 torch python");
+            assert_eq!(needs(&[part]), "etcd etcd-3.4 torch maturin python");
         }
         assert!(options(&["agents", "--no-torch"]).wanted().is_err());
     }
