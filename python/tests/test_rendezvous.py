@@ -303,7 +303,7 @@ def test_a_node_that_is_told_to_end_says_goodbye(etcd, prefix):
     member.next_rendezvous()
 
     code = f"""
-import signal, sys
+import signal, sys, time
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from rallypoint.torch import create_rdzv_handler
 import rallypoint
@@ -312,7 +312,9 @@ handler = create_rdzv_handler(RendezvousParameters("rallypoint", {etcd!r}, {para
     local_addr="127.0.0.1", last_call_timeout=1, lease_timeout=120))
 handler.next_rendezvous()
 rallypoint.Store({etcd!r}, {prefix!r}).set("met", "")
-signal.pause()
+# A signal that comes just before a long sleep is heeded when that is over.
+while True:
+    time.sleep(0.1)
 """
     other = subprocess.Popen([sys.executable, "-c", code])
     wait_until("a node waits", lambda: member.num_nodes_waiting() == 1)

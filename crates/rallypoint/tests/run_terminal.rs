@@ -168,8 +168,9 @@ fn ctrl_c_is_that_ranks_and_the_launchers_when_it_does_not_run() {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("train.py");
     // What it leaves behind is in the terminal's process group, with the command and whatever else a user runs there.
+    // A signal that comes just before Python sleeps is heeded when it wakes.
     let text = "import subprocess, time\nsubprocess.Popen(['sleep', '600'])\ntry:\n    print('it runs now', flush=True)\n    \
-                time.sleep(600)\nexcept KeyboardInterrupt:\n    print('caught it')\n";
+                while True:\n        time.sleep(0.1)\nexcept KeyboardInterrupt:\n    print('caught it')\n";
     std::fs::write(&script, text).unwrap();
     // The key is the shell's too, as it is of the same process group: the shell heeds it and goes on.
     let run = format!("{RALLYPOINT} run --interactive-rank 0 {}", script.display());
