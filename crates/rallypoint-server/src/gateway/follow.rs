@@ -87,12 +87,13 @@ async fn begin(gateway: &Arc<Gateway>, passes_over: bool) -> Result<Changes, Etc
     let passes_over = passes_over && !gateway.feed.skip_past();
     let rest = match gateway.feed.last() {
         Some(last) if !passes_over => rest_after(client, last).await?,
-        _ => Rest::Gone(revision_of(client.get(layout::ACTION, None).await?.header())?.unsigned_abs()),
+        _ => Rest::Gone,
     };
-    if let Rest::Gone(now) = rest {
-        let written = client.get(layout::ACTION, None).await?;
+    if rest == Rest::Gone {
+        let read = client.get(layout::ACTION, None).await?;
+        let now = revision_of(read.header())?.unsigned_abs();
         // Others may have written to the cluster since, and nobody tells of that.
-        let written = written.kvs().first().map_or(0, |kv| kv.mod_revision().unsigned_abs()).min(now);
+        let written = read.kvs().first().map_or(0, |kv| kv.mod_revision().unsigned_abs());
         if passes_over {
             warn!(revision = now, "what happened meanwhile is too large to be read: watchers are cut off");
             gateway.feed.begin_after(now, now);

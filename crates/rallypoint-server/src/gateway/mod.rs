@@ -175,8 +175,7 @@ impl Gateway {
                 // A client that hangs up does not leave it half done.
                 (_, Some(me)) => {
                     let writes = tokio::spawn(async move { me.carry_out(&client, &request).await });
-                    let ended = |_| Error::new(Code::Internal, "the gateway stops", 0);
-                    writes.await.unwrap_or_else(|error| Err(ended(error)))
+                    writes.await.unwrap_or_else(|_| Err(Error::new(Code::Internal, "the gateway stops", 0)))
                 }
             };
             self.count(|stats| stats.count(action, answered.is_ok()));

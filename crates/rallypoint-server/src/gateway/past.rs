@@ -23,8 +23,8 @@ pub(super) const PAUSE: Duration = Duration::from_millis(100);
 pub(super) enum Rest {
     /// They can.
     Kept,
-    /// They are compacted away, or the cluster has lost its data. It is at this revision.
-    Gone(u64),
+    /// They are compacted away, or the cluster has lost its data.
+    Gone,
 }
 
 /// Whether all that comes after `last` can be had.
@@ -32,12 +32,12 @@ pub(super) async fn rest_after(client: &Client, last: u64) -> Result<Rest, EtcdE
     let revision = i64::try_from(last).unwrap_or(i64::MAX);
     let now = revision_of(client.get(layout::ACTION, None).await?.header())?;
     if now < revision {
-        return Ok(Rest::Gone(now.unsigned_abs()));
+        return Ok(Rest::Gone);
     }
     // There is no revision before the first.
     let then = GetOptions::new().with_revision(revision.max(1));
     match client.get(layout::ACTION, Some(then)).await {
-        Err(error) if error.kind() == ErrorKind::Compacted => Ok(Rest::Gone(now.unsigned_abs())),
+        Err(error) if error.kind() == ErrorKind::Compacted => Ok(Rest::Gone),
         read => read.map(|_| Rest::Kept),
     }
 }
@@ -114,7 +114,7 @@ impl Reading {
             match rest_after(client, self.next - 1).await {
                 Ok(Rest::Kept) => {}
                 // Its client can come back, and is told that the past is cleared.
-                Ok(Rest::Gone(_)) => return None,
+                Ok(Rest::Gone) => return None,
                 Err(error) if error.is_transient() => {}
                 Err(_) => return None,
             }
