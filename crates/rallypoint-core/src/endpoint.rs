@@ -84,11 +84,18 @@ pub struct EndpointError {
     problem: String,
 }
 
+/// Without a password that may be in it: errors go to logs.
+fn shown(given: &str) -> String {
+    let Some((before, host)) = given.rsplit_once('@') else { return given.to_owned() };
+    let scheme = before.split_once("://").map(|(scheme, _)| format!("{scheme}://")).unwrap_or_default();
+    format!("{scheme}…@{host}")
+}
+
 impl FromStr for Endpoint {
     type Err = EndpointError;
 
     fn from_str(given: &str) -> Result<Self, EndpointError> {
-        let error = |problem: &str| EndpointError { given: given.to_owned(), problem: problem.to_owned() };
+        let error = |problem: &str| EndpointError { given: shown(given), problem: problem.to_owned() };
 
         let text = given.trim();
         let (scheme, rest) = match text.split_once("://") {
@@ -98,7 +105,10 @@ impl FromStr for Endpoint {
             Some((other, _)) => return Err(error(&format!("unknown scheme {other:?}"))),
         };
         let rest = rest.strip_suffix('/').unwrap_or(rest);
-        if rest.contains(['/', '?', '#', '@']) || rest.contains(char::is_whitespace) {
+        if rest.contains('@') {
+            return Err(error("a user and a password are given apart from it"));
+        }
+        if rest.contains(['/', '?', '#']) || rest.contains(char::is_whitespace) {
             return Err(error("only a host and a port belong there"));
         }
 
@@ -213,6 +223,16 @@ mod tests {
     }
 
     #[test]
+    fn a_password_is_not_repeated() {
+        for (given, said) in [("user:secret@a", "\"…@a\""), ("http://user:se@cret@a:1", "\"http://…@a:1\"")]
+        {
+            let error = given.parse::<Endpoint>().unwrap_err().to_string();
+            assert!(error.contains(said) && error.contains("are given apart from it"), "{error}");
+            assert!(!error.contains("secret") && !error.contains("se@"), "{error}");
+        }
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (given, problem) in [
             ("", "the host is missing"),
@@ -223,7 +243,6 @@ mod tests {
             ("a:b", "\"b\" is not a port"),
             ("ftp://a", "unknown scheme \"ftp\""),
             ("a/v2/keys", "only a host and a port"),
-            ("user@a", "only a host and a port"),
             ("::1", "IPv6 address goes in brackets"),
             ("[::1", "bracket is not closed"),
             ("[::1]2379", "begins with a colon"),

@@ -184,6 +184,42 @@ impl Error {
 }
 
 impl Error {
+    /// Whether a connection came about, and was closed before an etcd had said anything: what listens there speaks
+    /// something else, TLS for instance, or is being started.
+    #[must_use]
+    pub fn hangs_up(&self) -> bool {
+        // The words of the HTTP/2 library for what makes no sense to it, and for a connection that was given up for that.
+        const CLOSED: [&str; 3] =
+            ["connection error detected", "connection closed", "stream closed because of a broken pipe"];
+        match self.kind() {
+            // What an etcd says itself begins with its name.
+            ErrorKind::Interrupted => !self.is_caused_by(&["etcdserver: "]),
+            ErrorKind::Unreachable => self.is_caused_by(&CLOSED),
+            _ => false,
+        }
+    }
+
+    /// Whether TLS was spoken to somebody who does not speak it.
+    #[must_use]
+    pub fn speaks_no_tls(&self) -> bool {
+        // An etcd without TLS closes the connection; others answer in plain words.
+        const PLAIN: [&str; 2] = ["tls handshake eof", "received corrupt message of type InvalidContentType"];
+        matches!(self.kind(), ErrorKind::Unreachable | ErrorKind::Tls) && self.is_caused_by(&PLAIN)
+    }
+
+    /// Whether one of these is in the words of a cause.
+    fn is_caused_by(&self, words: &[&str]) -> bool {
+        let mut cause = StdError::source(self);
+        while let Some(error) = cause {
+            let text = error.to_string();
+            if words.iter().any(|word| text.contains(word)) {
+                return true;
+            }
+            cause = error.source();
+        }
+        false
+    }
+
     /// What is behind it, without what the causes repeat of each other, and without what only programmers look for.
     fn causes(&self) -> Vec<String> {
         let mut causes: Vec<String> = Vec::new();

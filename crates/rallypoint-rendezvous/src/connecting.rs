@@ -40,7 +40,7 @@ where
         };
         let Some(why) = transient(&error) else { return Err(error) };
         let pause = backoff.next(fastrand::f64());
-        let hangs_up = hangs_up(why);
+        let hangs_up = why.hangs_up();
         let now = Instant::now();
         hanging_up = hanging_up.filter(|_| hangs_up).or(hangs_up.then_some(now));
         let end = begin + bounded(patience);
@@ -67,22 +67,6 @@ where
         debug!(%error, "trying again");
         tokio::time::sleep(pause.min(left)).await;
         last = Some(error);
-    }
-}
-
-/// Whether a connection came about, and was closed before an etcd had said anything.
-#[must_use]
-pub fn hangs_up(why: &Error) -> bool {
-    // The words of the HTTP/2 library for what makes no sense to it, and for a connection that was given up for that.
-    const CLOSED: [&str; 3] =
-        ["connection error detected", "connection closed", "stream closed because of a broken pipe"];
-    let causes = std::iter::successors(std::error::Error::source(why), |cause| cause.source());
-    let texts = || causes.clone().map(ToString::to_string);
-    match why.kind() {
-        // What an etcd says itself begins with its name.
-        ErrorKind::Interrupted => !texts().any(|text| text.contains("etcdserver: ")),
-        ErrorKind::Unreachable => texts().any(|text| CLOSED.iter().any(|closed| text.contains(closed))),
-        _ => false,
     }
 }
 

@@ -44,7 +44,7 @@ mod port;
 mod registry;
 
 pub use barrier::EtcdBarrier;
-pub use connecting::{connect_within, hangs_up};
+pub use connecting::connect_within;
 pub use error::{RendezvousError, Result};
 pub use handler::{
     CloseOutcome, Contact, FINISHED, GroupChange, Master, Member, NODE_FINISHED, Progress, Rendezvous,

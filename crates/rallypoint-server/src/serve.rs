@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
+use rallypoint_core::EtcdSettings;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
@@ -178,7 +179,9 @@ impl Prepared {
         gateway: GatewayConfig,
     ) -> Result<Self, ServerError> {
         let (address, tls, url) = place(&listener, &config)?;
-        let endpoints = gateway.etcd.endpoints.to_string();
+        let EtcdSettings { endpoints, prefix, .. } = &gateway.etcd;
+        let users = if gateway.require_login { ", for its users alone" } else { "" };
+        let endpoints = format!("{endpoints}, in keys that begin with {prefix}{users}");
         let gateway = Gateway::start(gateway).await.map_err(|source| ServerError::Etcd { source })?;
         let identity = Arc::new(Identity::new(config.name.clone(), client_urls(&url, &config)));
         let keys = Arc::<Gateway>::clone(&gateway);
@@ -221,21 +224,26 @@ impl Prepared {
 
 impl Behind {
     fn announce(&self, address: SocketAddr, config: &Config) {
+        let to_whom = match &config.tls {
+            None => "",
+            Some(tls) if tls.client_ca_file.is_none() => " over TLS",
+            Some(_) => " over TLS, to clients with a certificate",
+        };
         match (self, &config.data_dir) {
             (Behind::Cluster { endpoints, .. }, _) => tracing::info!(
                 %address,
-                "serving etcd's v2 protocol; all data is in the etcd at {endpoints}"
+                "serving etcd's v2 protocol{to_whom}; all data is in the etcd at {endpoints}"
             ),
             (Behind::Data { halves, goes_on, .. }, Some(folder)) => tracing::info!(
                 %address,
                 revision = halves.v3.read(|state| state.store.revision()),
-                "serving etcd's v3 and v2 protocols; all data is kept in {}, which {}",
+                "serving etcd's v3 and v2 protocols{to_whom}; all data is kept in {}, which {}",
                 folder.display(),
                 if *goes_on { "has data of an earlier start" } else { "had no data" },
             ),
             (Behind::Data { .. }, None) => tracing::info!(
                 %address,
-                "serving etcd's v3 and v2 protocols; all data is in memory and ends with this process"
+                "serving etcd's v3 and v2 protocols{to_whom}; all data is in memory and ends with this process"
             ),
         }
     }

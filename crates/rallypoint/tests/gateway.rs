@@ -12,13 +12,15 @@ use std::time::Duration;
 use launcher::{Launcher, RALLYPOINT, signal, wait_until};
 use rallypoint::EtcdSettings;
 use rallypoint::etcd::v2::{Client, Get};
-use rallypoint_testkit::{Etcd, Version, closed_port, torch_python};
+use rallypoint_testkit::{Certs, Etcd, Version, closed_port, torch_python};
 
 /// A gateway, killed when dropped.
 struct Gateway {
     child: Child,
     endpoint: String,
     log: BufReader<ChildStderr>,
+    /// What it said before it served.
+    before: String,
 }
 
 impl Gateway {
@@ -27,8 +29,9 @@ impl Gateway {
         command.arg("gateway").args(args).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
+        let (mut before, mut line) = (String::new(), String::new());
         let endpoint = loop {
+            before.push_str(&line);
             line.clear();
             assert!(log.read_line(&mut line).unwrap() > 0, "it ended before it listened");
             if let Some((_, rest)) = line.split_once("address=") {
@@ -36,7 +39,7 @@ impl Gateway {
             }
         };
         assert!(line.contains("all data is in the etcd at"), "it says what it is: {line}");
-        Gateway { child, endpoint, log }
+        Gateway { child, endpoint, log, before }
     }
 
     fn client(&self) -> Client {
@@ -76,14 +79,24 @@ async fn the_command_serves_in_its_own_keys_and_stops_in_good_order() {
 #[test]
 fn what_is_wrong_is_said_in_a_line() {
     let etcd = Etcd::start(Version::V35);
-    let endpoint = etcd.endpoint();
+    let (endpoint, other) = (etcd.endpoint(), Etcd::start(Version::V35));
+    let both = format!("{endpoint},{}", other.endpoint());
     for (args, code, said) in [
         (&[][..], 2, "no endpoint: say where the etcd is with --endpoint HOST:PORT"),
         (&["--endpoint", &endpoint, "--listen", &endpoint], 1, "the address is in use"),
         (&["--endpoint", &endpoint, "--server-cert", "a.pem"], 2, "--server-key"),
         (&["--endpoint", &endpoint, "--listen", "127.0.0.1:0", "--cacert", "/none.pem"], 2, "/none.pem"),
         (&["--endpoint", &endpoint, "--listen", "127.0.0.1:0", "--user", "u"], 2, "no password"),
+        (
+            &["--endpoint", &endpoint, "--listen", "127.0.0.1:0", "--user", "u:p"],
+            2,
+            "write --user u, and set",
+        ),
         (&["--endpoint", "a:b:c", "--listen", "127.0.0.1:0"], 2, "a:b:c"),
+        (&["--endpoint", "http://u:p@a:1", "--listen", "127.0.0.1:0"], 2, "\"http://…@a:1\""),
+        (&["--endpoint", &endpoint, "--key-prefix", "/"], 2, "--key-prefix is empty"),
+        (&["--endpoint", &endpoint, "--advertise", "gw1:2379"], 2, "write http://gw1:2379"),
+        (&["--endpoint", &both, "--listen", "127.0.0.1:0"], 4, "are of two etcd clusters"),
     ] {
         let mut command = Command::new(RALLYPOINT);
         // Torchrun's endpoint is the gateway's own.
@@ -92,6 +105,22 @@ fn what_is_wrong_is_said_in_a_line() {
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(text.starts_with("error: ") && text.lines().count() == 1 && text.contains(said), "{text}");
         assert_eq!(output.status.code(), Some(code), "{text}");
+    }
+}
+
+#[test]
+fn what_listens_there_and_is_no_plain_etcd_is_told_apart() {
+    let certs = Certs::generate();
+    let (tls, plain) = (Etcd::builder(Version::V35).tls(&certs).start(), Etcd::start(Version::V35));
+    let (tls, plain, ca) = (tls.endpoint(), plain.endpoint(), certs.ca().display().to_string());
+    let front = Gateway::start(&["--listen", "127.0.0.1:0", "--endpoint", &plain]);
+    for (args, said) in [
+        (&["--endpoint", tls.trim_start_matches("https://")][..], "or one that wants TLS (--cacert)"),
+        (&["--endpoint", &plain, "--cacert", &ca], "does not speak TLS: leave out --cacert"),
+        (&["--endpoint", &front.endpoint], "answers with HTTP and no gRPC"),
+    ] {
+        let gateway = Gateway::start(&[&["--listen", "127.0.0.1:0"], args].concat());
+        assert!(gateway.before.contains(said), "{}", gateway.before);
     }
 }
 

@@ -40,6 +40,9 @@ impl std::fmt::Display for Said {
             etcd_client::Error::GRpcStatus(status) => match (status.message(), status.source()) {
                 (TRANSPORT, Some(source)) => write!(f, "{}", lost(source)),
                 ("", _) => write!(f, "{}", status.code()),
+                (message, _) if message.contains(NO_GRPC) => {
+                    f.write_str("it answers with HTTP and no gRPC, as an etcd's v2 API does, or a gateway")
+                }
                 (message, _) => f.write_str(message),
             },
             etcd_client::Error::TransportError(error) => write!(f, "{}", lost(error)),
@@ -58,6 +61,9 @@ impl StdError for Said {
         }
     }
 }
+
+/// What the gRPC library says of an answer that is a text, such as `404 page not found`.
+const NO_GRPC: &str = "invalid compression flag";
 
 /// What the libraries say of every failure that is not the server's.
 const TRANSPORT: &str = "transport error";

@@ -78,6 +78,12 @@ impl Client {
         self.requests.connections.failover.reach.why()
     }
 
+    /// Whether etcd has given it a token for its password. It gives none where it does not ask for users.
+    #[must_use]
+    pub fn has_token(&self) -> bool {
+        self.requests.connections.login.pass().is_some_and(|pass| pass.token().is_some())
+    }
+
     /// Reads a key, or the range that the options name.
     pub async fn get(&self, key: impl Into<Vec<u8>>, options: Option<GetOptions>) -> Result<GetResponse> {
         self.requests.get(key.into(), options).await

@@ -35,7 +35,7 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use rallypoint_core::EtcdSettings;
 use rallypoint_etcd::v3::api::{GetOptions, ResponseHeader};
-use rallypoint_etcd::v3::{Client, revision_of};
+use rallypoint_etcd::v3::{Client, TwoClusters, revision_of};
 use rallypoint_etcd::{Error as EtcdError, ErrorKind};
 
 use self::feed::{Feed, Wanted};
@@ -51,8 +51,13 @@ use crate::v2::{
     Action, Answer, Answered, Clock, Code, Counts, Error, Keys, Login, Op, Path, Request, Stats,
 };
 
-/// Time to find out what is behind the gateway, at its start and when its health is asked for.
+/// Time to find out what is behind the gateway, at its start.
 const FIRST_LOOK: Duration = Duration::from_secs(5);
+/// Time that etcd has to answer when the gateway's health is asked for. Who asks waits for a second, as a rule.
+const HEALTH_LOOK: Duration = Duration::from_millis(800);
+/// How long the endpoints have to say which cluster they are of, and how often they are asked.
+const WHICH_CLUSTER: Duration = Duration::from_secs(2);
+const ASK_AGAIN: Duration = Duration::from_secs(60);
 /// How deep a key may be: each directory on the way is an operation, and etcd takes 128 in a transaction.
 const MAX_DEPTH: usize = 100;
 
@@ -79,7 +84,6 @@ pub(crate) struct Gateway {
     me: Weak<Gateway>,
     client: Client,
     users: Users,
-    require_login: bool,
     feed: Arc<Feed>,
     fence: Fence,
     recent: Recent,
@@ -88,6 +92,8 @@ pub(crate) struct Gateway {
     clock: Arc<Clock>,
     stats: Mutex<Stats>,
     cluster_id: AtomicU64,
+    /// Its endpoints turned out to be of two clusters: some of its clients do not see what others write.
+    split: OnceLock<TwoClusters>,
     version: OnceLock<String>,
 }
 
@@ -106,8 +112,7 @@ impl Gateway {
         let gateway = Arc::new_cyclic(|me| Gateway {
             me: Weak::clone(me),
             client,
-            users: Users::new(etcd),
-            require_login,
+            users: Users::new(etcd, require_login),
             feed: Feed::new(),
             fence: Fence::new(),
             recent: Recent::default(),
@@ -116,16 +121,43 @@ impl Gateway {
             clock: Arc::new(Clock::new()),
             stats: Mutex::default(),
             cluster_id: AtomicU64::new(0),
+            split: OnceLock::new(),
             version: OnceLock::new(),
         });
         match gateway.first_look().await {
-            Err(error) if error.is_transient() => {
-                tracing::warn!(%error, "the etcd does not answer yet; requests fail until it does");
+            Err(error) if error.is_transient() => gateway.warn_of_silence(&error),
+            looked => {
+                looked?;
+                if let Some(two) = gateway.client.two_clusters(WHICH_CLUSTER).await {
+                    return Err(EtcdError::new(ErrorKind::Settings, "connect").because(two));
+                }
+                gateway.warn_of_no_users();
             }
-            looked => looked?,
         }
         tokio::spawn(follow::follow(Arc::downgrade(&gateway)));
+        tokio::spawn(keep_asking_which_cluster(Arc::downgrade(&gateway)));
         Ok(gateway)
+    }
+
+    fn warn_of_silence(&self, error: &EtcdError) {
+        let hint = match self.client.settings().tls {
+            None if error.hangs_up() => {
+                "; what listens there is no etcd yet, or one that wants TLS (--cacert)"
+            }
+            Some(_) if error.speaks_no_tls() => {
+                "; what listens there does not speak TLS: leave out --cacert, --cert and --key (the gateway's own certificate is --server-cert)"
+            }
+            _ => "",
+        };
+        tracing::warn!("the etcd does not answer yet; requests fail until it does: {error}{hint}");
+    }
+
+    fn warn_of_no_users(&self) {
+        if self.users.required && !self.client.has_token() {
+            tracing::warn!(
+                "a login is required, and this etcd does not ask for users: all clients are turned away until it does (etcdctl auth enable)"
+            );
+        }
     }
 
     async fn first_look(&self) -> Result<(), EtcdError> {
@@ -155,7 +187,7 @@ impl Gateway {
     async fn client_of(&self, login: Option<Login>) -> Result<Client, Error> {
         match login {
             Some(login) => self.users.client(login).await.map_err(|error| refused(&error)),
-            None if self.require_login => Err(Error::new(Code::Unauthorized, "Insufficient credentials", 0)),
+            None if self.users.required => Err(Error::new(Code::Unauthorized, "Insufficient credentials", 0)),
             None => Ok(self.client.clone()),
         }
     }
@@ -233,6 +265,22 @@ impl Gateway {
     }
 }
 
+/// An endpoint that did not answer at the start may be of another cluster.
+async fn keep_asking_which_cluster(gateway: Weak<Gateway>) {
+    loop {
+        tokio::time::sleep(ASK_AGAIN).await;
+        let Some(gateway) = gateway.upgrade() else { return };
+        if gateway.client.settings().endpoints.as_slice().len() < 2 {
+            return;
+        }
+        if let Some(two) = gateway.client.two_clusters(WHICH_CLUSTER).await {
+            tracing::error!("{two}");
+            let _ = gateway.split.set(two);
+            return;
+        }
+    }
+}
+
 fn cleared_before(index: u64, since: u64) -> Error {
     let cause = format!("the requested history has been cleared [{index}/{since}]");
     Error::new(Code::EventIndexCleared, cause, index)
@@ -277,7 +325,10 @@ impl Keys for Gateway {
     }
 
     fn ill(&self) -> BoxFuture<'_, Option<String>> {
-        let client = self.client.retrying_for(FIRST_LOOK);
+        if let Some(two) = self.split.get() {
+            return std::future::ready(Some(two.to_string())).boxed();
+        }
+        let client = self.client.retrying_for(HEALTH_LOOK);
         let ill = async move {
             if let Err(error) = client.get(layout::ACTION, None).await {
                 return Some(error.to_string());
@@ -285,7 +336,8 @@ impl Keys for Gateway {
             // Alarms. Where passwords are asked for, only root is told of them.
             client.status().await.ok()?.errors().first().cloned()
         };
-        ill.boxed()
+        let late = || self.client.why_silent().unwrap_or_else(|| "the etcd does not answer".to_owned());
+        async move { tokio::time::timeout(HEALTH_LOOK, ill).await.unwrap_or_else(|_| Some(late())) }.boxed()
     }
 
     fn counts(&self) -> Counts {

@@ -17,13 +17,15 @@ const KNOWN: usize = 100;
 #[derive(Debug)]
 pub(super) struct Users {
     settings: EtcdSettings,
+    /// Clients are turned away that are no user of etcd's.
+    pub(super) required: bool,
     known: Mutex<HashMap<Login, (Client, Instant)>>,
 }
 
 impl Users {
     /// `settings` are those of the gateway itself.
-    pub(super) fn new(settings: EtcdSettings) -> Self {
-        Users { settings, known: Mutex::default() }
+    pub(super) fn new(settings: EtcdSettings, required: bool) -> Self {
+        Users { settings, required, known: Mutex::default() }
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<Login, (Client, Instant)>> {
@@ -43,6 +45,12 @@ impl Users {
             // Who may not read everything may still read something.
             Err(error) if error.kind() != ErrorKind::PermissionDenied => return Err(error),
             _ => {}
+        }
+        // Where etcd does not ask for users, any password would do.
+        if self.required && !client.has_token() {
+            return Err(
+                EtcdError::new(ErrorKind::Auth, "connect").because("this etcd does not ask for users")
+            );
         }
         let mut known = self.known();
         if known.len() >= KNOWN {

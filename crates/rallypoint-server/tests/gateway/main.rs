@@ -352,6 +352,52 @@ async fn a_client_is_the_user_that_it_says_it_is() {
     assert!(refused.contains("\"errorCode\":110"), "{refused}");
 }
 
+/// Any password would do there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_login_at_an_etcd_without_users_is_none() {
+    let etcd = tokio::task::spawn_blocking(|| Etcd::start(Version::V35)).await.unwrap();
+    let mut config = GatewayConfig::to(EtcdSettings::new(&etcd.endpoint()).unwrap());
+    config.require_login = true;
+    let server = Server::gateway(Config::on(([127, 0, 0, 1], 0).into()), config).await.unwrap();
+    let url = format!("{}/v2/keys/a", server.url());
+    let put = async |user: &str, password: &str| {
+        let put = v2_support::client().put(format!("{url}?value=1")).basic_auth(user, Some(password));
+        put.send().await.unwrap().status().as_u16()
+    };
+    assert_eq!(put("any", "any").await, 401);
+    for args in
+        [&["user", "add", "root:root"][..], &["user", "grant-role", "root", "root"], &["auth", "enable"]]
+    {
+        etcdctl(&etcd, args).await;
+    }
+    assert_eq!(put("any", "any").await, 401);
+    assert_eq!(put("root", "root").await, 201, "it is heeded from now on");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn endpoints_of_two_clusters_are_refused() {
+    let start = || tokio::task::spawn_blocking(|| Etcd::start(Version::V35));
+    let (one, two) = (start().await.unwrap(), start().await.unwrap());
+    let both = format!("{},{}", one.endpoint(), two.endpoint());
+    let config = GatewayConfig::to(EtcdSettings::new(&both).unwrap());
+    let refused = Server::gateway(Config::on(([127, 0, 0, 1], 0).into()), config).await.unwrap_err();
+    assert!(format!("{refused:?}").contains("TwoClusters"), "{refused:?}");
+}
+
+/// Who asks for its health waits for a second, as a rule.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_etcd_that_hangs_is_ill_before_a_probe_gives_up() {
+    let mut etcd = tokio::task::spawn_blocking(|| Etcd::start(Version::V35)).await.unwrap();
+    let config = GatewayConfig::to(EtcdSettings::new(&etcd.endpoint()).unwrap());
+    let server = Server::gateway(Config::on(([127, 0, 0, 1], 0).into()), config).await.unwrap();
+    let health = async || v2_support::client().get(format!("{}/health", server.url())).send().await.unwrap();
+    assert_eq!(health().await.status(), 200);
+    etcd.pause();
+    let ill = tokio::time::timeout(Duration::from_secs(4), health()).await;
+    etcd.resume();
+    assert_eq!(ill.expect("it is told in time").status(), 503);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn tls_on_both_sides_with_certificates_for_everybody() {
     let certs = Certs::generate();

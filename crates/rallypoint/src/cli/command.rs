@@ -16,7 +16,7 @@ use super::gateway::{self, Gateway};
 use super::run::{self, Run};
 use super::status::{self, Close, Status};
 use super::variables::{self, Variable};
-use super::{LogFormat, failed, listen_address, serve, start_log};
+use super::{LogFormat, advertised_url, failed, listen_address, serve, start_log};
 use crate::server::{Config, Server, Tls};
 
 /// Brings the nodes of a distributed training job together, on etcd.
@@ -78,7 +78,7 @@ struct Serve {
     #[arg(long, env = "RALLYPOINT_DATA_DIR", value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// URL that clients are told to use, if it is not the address above; may be given several times.
-    #[arg(long, env = "RALLYPOINT_ADVERTISE", value_name = "URL", value_delimiter = ',')]
+    #[arg(long, env = "RALLYPOINT_ADVERTISE", value_name = "URL", value_delimiter = ',', value_parser = advertised_url)]
     advertise: Vec<String>,
     /// PEM file of the server's certificate: serve TLS.
     #[arg(long, env = "RALLYPOINT_CERT", value_name = "FILE", requires = "key")]

@@ -108,6 +108,12 @@ impl Connection {
     fn credentials(&self) -> Result<Option<Credentials>, Problem> {
         let Some(user) = &self.user else { return Ok(None) };
         let missing = || {
+            // As etcdctl takes it. What is behind the colon is not for a log.
+            if let Some((name, _)) = user.split_once(':') {
+                return Problem::usage(format!(
+                    "--user takes a name without a password: write --user {name}, and set RALLYPOINT_PASSWORD or --password-file"
+                ));
+            }
             let text = format!("--user {user} has no password: set RALLYPOINT_PASSWORD or --password-file");
             Problem::usage(text)
         };
@@ -141,7 +147,7 @@ impl Connection {
         settings.prefix = self.prefix.clone().unwrap_or_default();
         let connected = Client::connect(settings).await.map_err(|error| {
             let endpoint = self.endpoints();
-            if self.is_plain() && rallypoint_rendezvous::hangs_up(&error) {
+            if self.is_plain() && error.hangs_up() {
                 return no_etcd(endpoint, EndpointFlags::Operator);
             }
             let text = match error.kind() {

@@ -9,7 +9,7 @@ use rallypoint_agent::{AgentError, SERVER_ENDED};
 use rallypoint_core::text::plain;
 use rallypoint_etcd::ErrorKind;
 use rallypoint_etcd::v2::NO_V2;
-use rallypoint_rendezvous::{ParameterError, RendezvousError, hangs_up};
+use rallypoint_rendezvous::{ParameterError, RendezvousError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::ulimit;
@@ -137,6 +137,16 @@ impl EndpointFlags {
                 "; check cacert, cert and key in --rdzv-conf, or RALLYPOINT_CACERT, RALLYPOINT_CLIENT_CERT and RALLYPOINT_CLIENT_KEY"
             }
             _ => "; check --cacert, --cert and --key",
+        }
+    }
+
+    /// What to do where TLS is spoken to an etcd that has none.
+    fn speaks_no_tls(self) -> &'static str {
+        match self {
+            EndpointFlags::Torchrun => {
+                "; what listens there does not speak TLS: leave out cacert, cert and key in --rdzv-conf, RALLYPOINT_CACERT and the like, and https"
+            }
+            _ => "; what listens there does not speak TLS: leave out --cacert, --cert and --key, and https",
         }
     }
 
@@ -349,7 +359,9 @@ pub fn torchrun_words(error: &RendezvousError) -> String {
 #[must_use]
 pub fn torchrun_words_at_first(error: &RendezvousError) -> String {
     match error {
-        RendezvousError::Connection { endpoint, .. } if cause(error).is_some_and(hangs_up) => {
+        RendezvousError::Connection { endpoint, .. }
+            if cause(error).is_some_and(rallypoint_etcd::Error::hangs_up) =>
+        {
             no_etcd(endpoint, EndpointFlags::Torchrun).text
         }
         _ => torchrun_words(error),
@@ -371,6 +383,9 @@ pub(crate) fn no_etcd(endpoint: &str, place: EndpointFlags) -> Problem {
 
 /// What to do about a connection that did not come about.
 pub(crate) fn advice(error: Option<&rallypoint_etcd::Error>, place: EndpointFlags) -> &'static str {
+    if error.is_some_and(rallypoint_etcd::Error::speaks_no_tls) {
+        return place.speaks_no_tls();
+    }
     match error.map(rallypoint_etcd::Error::kind) {
         Some(ErrorKind::Auth | ErrorKind::PermissionDenied) => place.not_let_in(),
         Some(ErrorKind::Tls) if error.is_some_and(|error| chain(error).contains("not valid for name")) => {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::connection::Connection;
 use super::exit::{NO_SERVER, Problem, chain};
 use super::variables::yes_or_no;
-use super::{LogFormat, listen_address, serve, start_log};
+use super::{LogFormat, advertised_url, listen_address, serve, start_log};
 use crate::server::{Config, GatewayConfig, Server, ServerError, Tls};
 
 /// Serve etcd's v2 protocol in front of an etcd cluster that has only v3.
@@ -31,7 +31,7 @@ pub(crate) struct Gateway {
     listen: SocketAddr,
     /// URL that clients are told to use, if it is not the address above; may be given several times, also for the other
     /// gateways: clients that look for them find them so.
-    #[arg(long, env = "RALLYPOINT_ADVERTISE", value_name = "URL", value_delimiter = ',')]
+    #[arg(long, env = "RALLYPOINT_ADVERTISE", value_name = "URL", value_delimiter = ',', value_parser = advertised_url)]
     advertise: Vec<String>,
     /// PEM file of the gateway's certificate: serve TLS.
     #[arg(long, env = "RALLYPOINT_CERT", value_name = "FILE", requires = "server_key")]
@@ -77,9 +77,15 @@ pub(crate) fn gateway(options: Gateway) -> Result<u8, Problem> {
             "no endpoint: say where the etcd is with --endpoint HOST:PORT, or set RALLYPOINT_ENDPOINT",
         ));
     }
+    let key_prefix = options.key_prefix.trim_end_matches('/');
+    if key_prefix.is_empty() {
+        return Err(Problem::usage(
+            "--key-prefix is empty: the gateway's keys would lie among all others of the etcd; leave it out, or name a prefix",
+        ));
+    }
     let mut etcd = options.connection.settings()?;
     let prefix = options.connection.prefix.clone().unwrap_or_default();
-    etcd.prefix = format!("{prefix}{}/", options.key_prefix.trim_end_matches('/'));
+    etcd.prefix = format!("{prefix}{key_prefix}/");
     let mut gateway = GatewayConfig::to(etcd);
     gateway.require_login = options.require_login;
     let mut config = Config::on(options.listen);

@@ -114,6 +114,16 @@ fn listen_address(given: &str) -> Result<SocketAddr, String> {
     first.copied().ok_or_else(|| format!("that name has no address; {example}"))
 }
 
+/// A URL that clients are told.
+fn advertised_url(given: &str) -> Result<String, String> {
+    let is_url = given.split_once("://").is_some_and(|(scheme, _)| ["http", "https"].contains(&scheme));
+    if is_url {
+        Ok(given.to_owned())
+    } else {
+        Err(format!("a URL has a scheme: write http://{given}, or https"))
+    }
+}
+
 /// One line with the causes, and the exit code of a failure.
 #[must_use]
 pub fn failed(error: &(dyn Error + 'static)) -> u8 {

@@ -34,7 +34,7 @@ use rallypoint_agent::{
 use rallypoint_core::time::bounded;
 use rallypoint_etcd::ErrorKind;
 use rallypoint_rendezvous::native::{BACKEND, DEFAULT_JOIN_TIMEOUT, NativeSettings};
-use rallypoint_rendezvous::{EtcdBarrier, Registry, RendezvousHandler, RendezvousParameters, hangs_up};
+use rallypoint_rendezvous::{EtcdBarrier, Registry, RendezvousHandler, RendezvousParameters};
 use rustix::process::{Pid, Signal};
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -478,11 +478,11 @@ async fn connect(
             // The other nodes find the same there, and end with the same code.
             let (endpoint, flag) = (&parameters.endpoint, place.port());
             let text = format!(
-                "the port of {endpoint} is in use by something that is no etcd, or by one that wants TLS (--cacert): choose another {flag}"
+                "the port of {endpoint} is in use by something that is no etcd, or by one that wants TLS: choose another {flag}, or give --cacert"
             );
             Problem::new(NO_SERVER, text)
         }
-        Some(cause) if plain && hangs_up(cause) => no_etcd(&parameters.endpoint, place),
+        Some(cause) if plain && cause.hangs_up() => no_etcd(&parameters.endpoint, place),
         _ => Problem::rendezvous(&error, place),
     })
 }
@@ -490,7 +490,7 @@ async fn connect(
 /// Whether what listens on this node does not even answer as an etcd does. One without the v2 API may be one all the same.
 fn no_etcd_here(parameters: &RendezvousParameters, cause: &rallypoint_etcd::Error) -> bool {
     let let_in = !matches!(cause.kind(), ErrorKind::Auth | ErrorKind::PermissionDenied | ErrorKind::Tls);
-    parameters.backend == BACKEND && let_in || hangs_up(cause)
+    parameters.backend == BACKEND && let_in || cause.hangs_up()
 }
 
 /// An error as the lines of the log are.
