@@ -115,6 +115,11 @@ impl TorchRendezvous {
         Ok(change.map(|change| describe_change(&change)))
     }
 
+    /// Who of the run's round before the last one was there no more when that one was formed, in a few words.
+    fn gone(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        Ok(gone(&self.handler(py)?.lost()))
+    }
+
     /// The nodes of the last round this node was in, by rank: name, address, and what it says of itself.
     fn members(&self, py: Python<'_>) -> PyResult<Vec<(String, String, String)>> {
         let members = self.run(py, async |handler: Arc<dyn RendezvousHandler>| handler.members().await)?;

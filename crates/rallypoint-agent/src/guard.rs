@@ -130,7 +130,7 @@ async fn stand(before: Option<Guarded>, orders: &Orders) -> io::Result<Part> {
     let orphaned = || before.as_ref().is_some_and(Guarded::alone);
     // The second guard comes first, since it has the workers' orphans.
     let late = if before.is_some() { LATE } else { LATE + 2 * KILL_TIMEOUT };
-    let (mut asked, mut deadline) = (false, None);
+    let (mut asked, mut deadline): (Option<Instant>, Option<Instant>) = (None, None);
     let mut hangs_since: Option<Instant> = None;
     let mut looks = tokio::time::interval(LOOK);
     let status = loop {
@@ -156,11 +156,14 @@ async fn stand(before: Option<Guarded>, orders: &Orders) -> io::Result<Part> {
                     continue;
                 }
                 // A terminal that is closed hangs up more than once, and means no haste.
-                let again = ends && asked && before.is_none() && signal != Signal::HUP;
+                let again = ends
+                    && before.is_none()
+                    && signal != Signal::HUP
+                    && asked.is_some_and(|asked| asked.elapsed() >= one_request(signal));
                 // It fails only if the launcher has just ended.
                 let _ = kill_process(child, if again { AT_ONCE } else { signal });
-                if ends && !asked {
-                    asked = true;
+                if ends && asked.is_none() {
+                    asked = Some(Instant::now());
                     // None if that is after the end of time.
                     deadline = Instant::now().checked_add(orders.grace.saturating_add(late));
                 }
@@ -196,6 +199,15 @@ fn listen(told: bool) -> io::Result<Vec<(Signal, bool, Signals)>> {
         }
     }
     Ok(signals)
+}
+
+/// Signals that come within this time are one request: `timeout` sends its own twice, to the command and to the group that
+/// it is in. Who hits a key twice means it.
+fn one_request(signal: Signal) -> Duration {
+    match signal {
+        Signal::INT | Signal::QUIT => Duration::from_millis(100),
+        _ => Duration::from_secs(1),
+    }
 }
 
 async fn next_of(signals: &mut [(Signal, bool, Signals)]) -> (Signal, bool) {

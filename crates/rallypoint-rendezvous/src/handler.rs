@@ -77,9 +77,9 @@ pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
     /// Who is in the last round this node was in, by rank. Read when asked for.
     async fn members(&self) -> Result<Vec<Member>>;
 
-    /// Members of the last round this node was in that died or left, the first few, as the last `next_rendezvous` found
-    /// them that did not come about; of the run's last round where this node was in none. None where the backend does not
-    /// know.
+    /// Who died or left, the first few, as the last `next_rendezvous` found them: if it came about, of the members of the
+    /// run's round before; if not, of the last round this node was in, or of the run's last where it was in none. None
+    /// where the backend does not know.
     fn lost(&self) -> Vec<GroupChange> {
         Vec::new()
     }

@@ -7,6 +7,7 @@ mod launcher;
 use std::io::Read;
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use launcher::{Launcher, RALLYPOINT, heeding, hold_thread, is_stopped, runs, signal, wait_until};
 
@@ -253,6 +254,20 @@ fn a_signal_to_every_process_at_once_is_one() {
     let mut launcher = Launcher::start(&["--", "sh", "-c", script]);
     launcher.wait_for("ready");
     launcher.chain().into_iter().for_each(|pid| signal(pid, "TERM"));
+    let ended = launcher.ended().expect(143);
+    assert_eq!(ended.with("[0]: saved").len(), 1, "{}", ended.text());
+}
+
+/// `timeout` signals the command, and then the group that the command is in.
+#[test]
+fn two_signals_in_a_moment_are_one_request() {
+    let script = "trap 'sleep 1; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
+    let mut launcher = Launcher::start(&["--", "sh", "-c", script]);
+    launcher.wait_for("ready");
+    launcher.signal("TERM");
+    // Together they would be one to the system.
+    std::thread::sleep(Duration::from_millis(50));
+    launcher.signal("TERM");
     let ended = launcher.ended().expect(143);
     assert_eq!(ended.with("[0]: saved").len(), 1, "{}", ended.text());
 }

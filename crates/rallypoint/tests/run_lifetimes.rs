@@ -6,6 +6,7 @@ mod launcher;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use launcher::{Launcher, is_stopped, runs, signal, wait_until};
 
@@ -93,6 +94,8 @@ fn ctrl_c_twice_ends_at_once() {
     launcher.wait_for("ready");
     launcher.signal("INT");
     launcher.wait_for("[0]: no");
+    // Two in a moment are one.
+    std::thread::sleep(Duration::from_millis(150));
     launcher.signal("INT");
     let ended = launcher.ended().expect(130);
     assert_eq!(ended.with("asked to end again: ending at once").len(), 1, "{}", ended.text());

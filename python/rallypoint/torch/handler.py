@@ -88,10 +88,14 @@ class RendezvousHandler(_RendezvousHandler):
             before.close_port()
             self._tell_why(before, sys._getframe(1))
         # Those of the last round have ended.
-        self._ends, self._told = Ends(), False
+        told, self._ends, self._told = self._told, Ends(), False
         self._round = round = self._rendezvous.next_rendezvous(self._serves)
         if before is not None:
             before.stop()
+            gone = None if told else self._rendezvous.gone()
+            if gone is not None:
+                # Workers fail as soon as one of another node is gone. Why that was turns out when its lease ends.
+                logger.warning("run %r: the nodes have met again, as %s", self._run_id, gone)
         # Kept until the next round has begun: torch's C++ does not keep the Python half.
         self._store = RoundStore.of(round, self._run_id)
         logger.info(

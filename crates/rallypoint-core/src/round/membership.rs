@@ -283,7 +283,8 @@ impl Membership {
         }
         (self.goal, self.told) = (Goal::Working, None);
         let (address, port, lease) = (master.address.clone(), master.port, record.lease);
-        Some(Joined { round, plan, rank, world_size, address, port, lease })
+        let without = record.without.clone();
+        Some(Joined { round, plan, rank, world_size, address, port, lease, without })
     }
 
     fn refuse(&mut self, refusal: Refusal) -> Option<Verdict> {

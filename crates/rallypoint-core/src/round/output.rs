@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::etcd::{Request, Watched};
-use super::record::Corrupt;
+use super::record::{Corrupt, Lost};
 
 /// What whoever drives a [`Node`](super::Node) has to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,6 +101,8 @@ pub struct Joined {
     pub port: u16,
     /// What the round's data hangs on.
     pub lease: i64,
+    /// Members of the round before that were there no more, the first few.
+    pub without: Vec<Lost>,
 }
 
 /// Why a group is no longer as it was.

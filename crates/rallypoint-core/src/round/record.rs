@@ -206,6 +206,10 @@ pub struct RoundRecord {
     /// What has changed since the round was completed.
     #[serde(default)]
     pub news: News,
+    /// Members of the round before that had died, left or been replaced when this one was planned, the first few. They may
+    /// have been told of in no news: nobody reads those of a round that all have asked to be over.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub without: Vec<Lost>,
     /// What a later version has added.
     #[serde(flatten)]
     pub more: BTreeMap<String, Value>,
@@ -225,6 +229,7 @@ impl RoundRecord {
             lease,
             closed: None,
             news: News::default(),
+            without: Vec::new(),
             more: BTreeMap::new(),
         }
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use rallypoint_core::round::{Change, PLACES_PER_REQUEST, RankPolicy, Refusal, RunSettings};
+use rallypoint_core::round::{Change, Lost, PLACES_PER_REQUEST, RankPolicy, Refusal, RunSettings, Why};
 
 use crate::check::Violation;
 use crate::faults::Loss;
@@ -123,6 +123,30 @@ fn a_spare_is_told_at_once_that_it_stands_by() {
         let untold = |world: &World| world.round().is_none_or(|record| record.news.spares == 0);
         let end = world.now + Duration::from_millis(300);
         assert!(world.run_while(end, untold)?, "{}", state(&world));
+        Ok(())
+    });
+}
+
+/// Workers fail as soon as one elsewhere is gone, and their nodes ask for another round before anybody knows of a death.
+#[test]
+fn who_died_after_the_others_had_asked_for_a_round_is_named_with_the_next_one() {
+    tell(20, |seed| {
+        let mut world = world(seed, 9, 12);
+        start(&mut world, 12)?;
+        settle(&mut world, MOMENT)?;
+        let dead = world.processes.iter().position(|it| it.is_in().is_some_and(|joined| joined.rank == 5));
+        let dead = dead.expect("somebody has that rank");
+        let name = world.processes[dead].id.clone();
+        world.crash(dead);
+        let others: Vec<usize> = world.living().collect();
+        others.iter().try_for_each(|index| world.join(*index))?;
+        let lease = world.setup.lease;
+        settle(&mut world, lease * 2 + MOMENT)?;
+        for index in others {
+            let joined = world.processes[index].is_in().expect("they have met again");
+            let lost = Lost { node: name.clone(), rank: 5, why: Why::Died };
+            assert_eq!((joined.world_size, &joined.without), (11, &vec![lost]), "{}", state(&world));
+        }
         Ok(())
     });
 }

@@ -1,7 +1,7 @@
 //! News must be true: whoever is told of a death, a close, an exclusion or a refusal that did not happen was told a
 //! lie, and may stop work that goes well.
 
-use rallypoint_core::round::{Change, NodeEvent, Refusal};
+use rallypoint_core::round::{Change, Lost, NodeEvent, Refusal, Why};
 
 use crate::check::{Violation, promise};
 use crate::process::Process;
@@ -14,6 +14,7 @@ impl World {
         let why_not = match event {
             NodeEvent::Changed(change) => self.lie_of_change(process, change),
             NodeEvent::Refused(refusal) => self.lie_of_refusal(process, refusal),
+            NodeEvent::Joined(joined) => joined.without.iter().find_map(|lost| self.lie_of_absence(lost)),
             NodeEvent::Progress { joined: 0, .. } => Some("it is there itself".to_owned()),
             _ => None,
         };
@@ -25,6 +26,18 @@ impl World {
             why_not.unwrap_or_default()
         );
         Ok(())
+    }
+
+    /// Why a member of the round before is not gone.
+    fn lie_of_absence(&self, lost: &Lost) -> Option<String> {
+        let named: Vec<&Process> = self.processes.iter().filter(|it| it.id == lost.node).collect();
+        let is_so = match lost.why {
+            Why::Died => named.iter().any(|it| !it.alive || it.harmed || it.has_left),
+            Why::Left => named.iter().any(|it| it.has_left || !it.alive),
+            Why::Replaced => named.len() > 1,
+            Why::Again | Why::Other => false,
+        };
+        (!is_so).then(|| format!("{} is there as it was", lost.node))
     }
 
     /// Why it is not so.

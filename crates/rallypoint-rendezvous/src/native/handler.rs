@@ -211,6 +211,8 @@ impl NativeHandler {
     }
 
     fn rendezvous(&self, joined: Joined) -> Rendezvous {
+        let lost = joined.without.into_iter().map(loss).collect();
+        *self.lost.lock().expect("no code panics while it holds this lock") = lost;
         let store = |prefix: &str| Arc::new(EtcdStore::on_lease(self.client.clone(), prefix, joined.lease));
         let held = (joined.rank == 0)
             .then(|| self.ports.lock().expect("no code panics while it holds this lock").hand_over())

@@ -277,6 +277,7 @@ impl Planner {
             lease: start.lease,
             closed: None,
             news: News::default(),
+            without: roster.gone().to_vec(),
             more: BTreeMap::new(),
         };
         let members = nodes.iter().enumerate();

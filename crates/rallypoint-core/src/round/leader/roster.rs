@@ -33,6 +33,9 @@ pub(super) struct Roster {
     missing: BTreeSet<String>,
     lost: Vec<Lost>,
     lost_count: usize,
+    /// Those of the lost who are there no more, the first few: in a large group, who asks for a round takes the places in
+    /// `lost` before them.
+    gone: Vec<Lost>,
     /// Losses that an earlier leader, or this one before it read all anew, has told of without a name. Those are found again.
     counted_before: usize,
     /// etcd has lost what it had of the round: its members meet again.
@@ -94,6 +97,7 @@ impl Roster {
             missing: BTreeSet::new(),
             lost: Vec::new(),
             lost_count: 0,
+            gone: Vec::new(),
             counted_before: 0,
             state_lost: false,
         }
@@ -118,6 +122,7 @@ impl Roster {
         (self.round, self.plan, self.members) = (last.round, last.plan, last.members);
         self.state_lost = last.state_lost;
         self.lost.clone_from(&last.told.lost);
+        self.gone = last.told.lost.iter().filter(|lost| lost.why != Why::Again).cloned().collect();
         self.lost_count = last.told.lost_count;
         self.counted_before = self.lost_count.saturating_sub(self.lost.len());
         for lost in &last.told.lost {
@@ -404,8 +409,12 @@ impl Roster {
             roster.members.entry(id.to_owned()).and_modify(|member| member.is_lost(gone));
         });
         self.count_losses(1);
+        let lost = Lost { node: id.to_owned(), rank, why };
+        if self.gone.len() < NAMED_LOSSES && why != Why::Again {
+            self.gone.push(lost.clone());
+        }
         if self.lost.len() < NAMED_LOSSES {
-            self.lost.push(Lost { node: id.to_owned(), rank, why });
+            self.lost.push(lost);
         }
     }
 
@@ -453,6 +462,11 @@ impl Roster {
     /// The plan of the last round.
     pub(super) fn plan(&self) -> &str {
         &self.plan
+    }
+
+    /// Members of the last round that are there no more, the first few.
+    pub(super) fn gone(&self) -> &[Lost] {
+        &self.gone
     }
 
     /// What the members should know.
