@@ -3,6 +3,7 @@
 //! The runtime's threads never take the GIL: they put the result in a queue and make a socket readable, and the
 //! event loop picks it up. So no thread of ours can be caught in Python code while the interpreter ends.
 
+use std::any::TypeId;
 use std::future::Future;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
@@ -54,6 +55,14 @@ impl Queue {
     }
 }
 
+/// A result as Python has it. Nothing is `None`; by itself it would be an empty tuple.
+pub(crate) fn into_python<T>(py: Python<'_>, value: T) -> PyResult<Py<PyAny>>
+where
+    T: for<'py> IntoPyObject<'py> + 'static,
+{
+    if TypeId::of::<T>() == TypeId::of::<()>() { Ok(py.None()) } else { value.into_py_any(py) }
+}
+
 /// Starts an operation whose result the running event loop gets: returns its `asyncio.Future`.
 pub(crate) fn start<T, E, F>(
     py: Python<'_>,
@@ -72,7 +81,7 @@ where
     let task = runtime().spawn(async move {
         let result = operation.await;
         let convert = move |py: Python<'_>| match result {
-            Ok(value) => value.into_py_any(py),
+            Ok(value) => into_python(py, value),
             Err(problem) => Err(into_error(py, &problem)),
         };
         queue.push(ticket, Box::new(convert));

@@ -25,9 +25,27 @@ impl FromPyObject<'_, '_> for Bytes {
     }
 }
 
-/// A list of keys or values in the form that the store takes it.
-pub(crate) fn slices(given: &[Bytes]) -> Vec<&[u8]> {
-    given.iter().map(|bytes| bytes.0.as_slice()).collect()
+/// A list of keys or values.
+pub(crate) struct Several(pub(crate) Vec<Bytes>);
+
+impl Several {
+    /// In the form that the store takes it.
+    pub(crate) fn slices(&self) -> Vec<&[u8]> {
+        self.0.iter().map(|bytes| bytes.0.as_slice()).collect()
+    }
+}
+
+impl FromPyObject<'_, '_> for Several {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+        // One alone is a sequence, too.
+        if given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>() {
+            let kind = given.get_type().name()?;
+            return Err(PyTypeError::new_err(format!("expected a list of str or bytes, not one {kind}")));
+        }
+        given.extract().map(Several)
+    }
 }
 
 /// A time: a `timedelta`, or a number of seconds.

@@ -4,15 +4,14 @@ use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use rallypoint::{EtcdSettings, EtcdStore, EtcdV2Store};
 use rallypoint_store::{Result, Store, StoreError};
 
-use crate::completions::start;
+use crate::completions::{into_python, start};
 use crate::connection::Api;
 use crate::error;
-use crate::key::{Bytes, Time, slices};
+use crate::key::{Bytes, Several, Time};
 use crate::runtime::{OfProcess, wait};
 
 /// A store as Python holds it.
@@ -65,7 +64,7 @@ impl Results {
     {
         match self {
             Results::AreWaitedFor => {
-                wait(py, operation)?.map_err(|problem| into_error(py, &problem))?.into_py_any(py)
+                into_python(py, wait(py, operation)?.map_err(|problem| into_error(py, &problem))?)
             }
             Results::AreFutures => start(py, operation, into_error),
         }
@@ -190,9 +189,9 @@ impl Operations {
     ///     StoreTimeoutError: They were not all there within the timeout. It names those that are missing.
     ///     StoreConnectionError: etcd cannot be reached, or does not let us in.
     #[pyo3(signature = (keys, timeout=None))]
-    fn wait(&self, py: Python<'_>, keys: Vec<Bytes>, timeout: Option<Time>) -> PyResult<Py<PyAny>> {
+    fn wait(&self, py: Python<'_>, keys: Several, timeout: Option<Time>) -> PyResult<Py<PyAny>> {
         let timeout = timeout.map(|time| time.0);
-        self.run(py, async move |store: AnyStore| store.wait(&slices(&keys), timeout).await)
+        self.run(py, async move |store: AnyStore| store.wait(&keys.slices(), timeout).await)
     }
 
     /// Tells whether all of `keys` are there now.
@@ -205,8 +204,8 @@ impl Operations {
     ///
     /// Raises:
     ///     StoreConnectionError: etcd cannot be reached, or does not let us in.
-    fn check(&self, py: Python<'_>, keys: Vec<Bytes>) -> PyResult<Py<PyAny>> {
-        self.run(py, async move |store: AnyStore| store.check(&slices(&keys)).await)
+    fn check(&self, py: Python<'_>, keys: Several) -> PyResult<Py<PyAny>> {
+        self.run(py, async move |store: AnyStore| store.check(&keys.slices()).await)
     }
 
     /// Stores `desired` if the value is `expected`, or if there is none and `expected` is empty.
@@ -295,8 +294,8 @@ impl Operations {
     /// Raises:
     ///     StoreTimeoutError: They were not all there within the timeout.
     ///     StoreConnectionError: etcd cannot be reached, or does not let us in.
-    fn multi_get(&self, py: Python<'_>, keys: Vec<Bytes>) -> PyResult<Py<PyAny>> {
-        self.run(py, async move |store: AnyStore| store.multi_get(&slices(&keys)).await)
+    fn multi_get(&self, py: Python<'_>, keys: Several) -> PyResult<Py<PyAny>> {
+        self.run(py, async move |store: AnyStore| store.multi_get(&keys.slices()).await)
     }
 
     /// Stores each value under its key.
@@ -309,8 +308,8 @@ impl Operations {
     ///     StoreConnectionError: etcd cannot be reached, or does not let us in.
     ///     OutcomeUnknownError: The reply was lost, and whether it was carried out cannot be found out.
     ///     StoreValueError: There are more keys than values, or fewer, or a value is larger than etcd takes.
-    fn multi_set(&self, py: Python<'_>, keys: Vec<Bytes>, values: Vec<Bytes>) -> PyResult<Py<PyAny>> {
-        self.run(py, async move |store: AnyStore| store.multi_set(&slices(&keys), &slices(&values)).await)
+    fn multi_set(&self, py: Python<'_>, keys: Several, values: Several) -> PyResult<Py<PyAny>> {
+        self.run(py, async move |store: AnyStore| store.multi_set(&keys.slices(), &values.slices()).await)
     }
 
     /// Puts `value` at the end of the queue `key`.

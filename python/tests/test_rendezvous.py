@@ -449,7 +449,7 @@ def test_settings_that_differ_are_named_with_both_values(etcd):
     member = create_rdzv_handler(parameters("rallypoint", etcd, run_id, (1, 2), **QUICK))
     member.next_rendezvous()
     late = create_rdzv_handler(parameters("rallypoint", etcd, run_id, (1, 3), **QUICK))
-    with pytest.raises(api.RendezvousStateError, match="max_nodes 2, this node has 3"):
+    with pytest.raises(api.RendezvousStateError, match="2 for MAX of --nnodes, this node has 3"):
         late.next_rendezvous()
     late.shutdown()
     assert not member.is_closed()

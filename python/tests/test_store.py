@@ -51,6 +51,13 @@ def test_every_operation(store):
     store.barrier("all", 1)
 
 
+def test_what_gives_nothing_gives_none(store):
+    assert store.set("text", "value") is None
+    assert store.wait(["text"]) is None
+    assert store.multi_set(["a"], ["1"]) is None
+    assert store.queue_push("q", "first") is None
+
+
 def test_clones_share_the_data_and_not_the_timeout(store):
     clone = store.clone()
     clone.set_timeout(timedelta(milliseconds=10))
@@ -112,6 +119,8 @@ def test_errors_say_what_is_wrong(etcd, prefix):
     assert isinstance(caught.value, ValueError)
     with pytest.raises(ValueError, match="2 keys and 1 values"):
         store.multi_set(["a", "b"], ["1"])
+    with pytest.raises(TypeError, match="expected a list of str or bytes, not one str"):
+        store.check("text")
     with pytest.raises(TypeError, match="expected str or bytes, not int"):
         store.set("key", 1)
     with pytest.raises(TypeError, match='no connection option "colour"; there are: cacert, cert'):

@@ -60,6 +60,8 @@ def test_the_rest_goes_on_without_a_killed_agent_and_a_killed_etcd(job, cluster)
     dead.kill()
     run.wait_until_all_work(rest, before)
     run.finish(rest)
+    # Their workers may have failed before anybody knew why.
+    assert all(re.search(r"node 0 \(.*\) died", agent.errors()) for agent in rest), run.report()
 
 
 def test_a_late_agent_is_taken_in(job, etcd):
@@ -88,6 +90,7 @@ def test_a_spare_disturbs_nobody_until_it_takes_over(job, etcd):
     # It took the dead one's rank; the other kept its own.
     assert (spare.said("met")[-1]["rank"], rest.said("met")[-1]["rank"]) == (0, 1), run.report()
     run.finish([rest, spare])
+    assert re.search(r"node 0 \(.*\) died", rest.errors()), run.report()
 
 
 def is_alive(pid: int) -> bool:

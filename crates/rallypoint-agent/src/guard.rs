@@ -86,6 +86,10 @@ pub struct Guarded {
 /// be called before anything else is started.
 pub fn guard(orders: &Orders) -> io::Result<Part> {
     let before = std::env::var(GUARD_VARIABLE).ok().and_then(|text| Guarded::parse(&text));
+    if before.is_some() {
+        // Started by way of `/proc/self/exe`, it would be called `exe` in `top`.
+        let _ = rustix::thread::set_name(c"rallypoint");
+    }
     match before {
         Some(guarded) if guarded.guards.len() == GUARDS => {
             set_child_subreaper(Some(getpid()))?;

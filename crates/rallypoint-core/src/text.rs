@@ -53,14 +53,26 @@ pub fn count(number: usize, what: &str) -> String {
 /// ```
 /// let names = ["join_timeout", "last_call_timeout"];
 /// assert_eq!(rallypoint_core::text::nearest("join_timout", names), Some("join_timeout"));
+/// assert_eq!(rallypoint_core::text::nearest("lastcall", names), Some("last_call_timeout"));
 /// assert_eq!(rallypoint_core::text::nearest("colour", names), None);
 /// ```
 #[must_use]
 pub fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let with_distance = names.into_iter().map(|name| (strsim::levenshtein(word, name), name));
+    let names: Vec<&str> = names.into_iter().collect();
+    let with_distance = names.iter().map(|name| (strsim::levenshtein(word, name), *name));
     let (distance, name) = with_distance.min_by_key(|(distance, _)| *distance)?;
-    (distance <= name.len() / 3).then_some(name)
+    if distance <= name.len() / 3 {
+        return Some(name);
+    }
+    // Or the beginning of one, if of no other.
+    let bare = |text: &str| text.replace(['_', '-'], "");
+    let begin = Some(bare(word)).filter(|word| word.len() > SHORT)?;
+    let mut begun = names.into_iter().filter(|name| bare(name).starts_with(&begin));
+    begun.next().filter(|_| begun.next().is_none())
 }
+
+/// A word of so many letters is the beginning of anything.
+const SHORT: usize = 3;
 
 /// The same of what is there, in a sentence: `1 node is here`, `3 nodes are here`.
 ///

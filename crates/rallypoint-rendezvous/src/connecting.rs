@@ -21,7 +21,7 @@ pub async fn connect_within<T, F>(endpoint: &str, patience: Duration, connect: i
 where
     F: Future<Output = Result<T>>,
 {
-    let (begin, reach) = (Instant::now(), Reach::new(endpoint));
+    let (begin, reach) = (Instant::now(), Reach::new(endpoint).for_up_to(patience));
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
     let mut told = false;
     // Since when whoever listens there has done nothing else.

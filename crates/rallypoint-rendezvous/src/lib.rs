@@ -55,10 +55,3 @@ pub use port::HeldPort;
 pub use registry::{Creator, Registry};
 /// What [`EtcdBarrier::store_extra_data`] takes.
 pub use serde_json::Value;
-
-/// The examples in the documents, as tests.
-#[cfg(doctest)]
-mod documents {
-    #[doc = include_str!("../../../docs/rendezvous-etcd.md")]
-    mod rendezvous_etcd {}
-}

@@ -9,6 +9,9 @@ use rallypoint_core::endpoint::DEFAULT_PORT;
 use rallypoint_core::text::nearest;
 use thiserror::Error;
 
+/// What whoever drives a rendezvous reads itself.
+const LAUNCHERS: [&str; 2] = ["is_host", "worker_store"];
+
 /// What torchrun puts among a backend's options by itself; none of it means anything to ours.
 pub const TORCHRUNS: [&str; 4] = ["rank", "is_host", "store_type", "keep_alive_interval"];
 
@@ -170,6 +173,7 @@ impl RendezvousParameters {
     pub(crate) fn check_names(&self, known: &[&str]) -> Result<(), ParameterError> {
         for key in self.config.keys().map(String::as_str) {
             if !known.contains(&key) && !TORCHRUNS.contains(&key) {
+                let known: Vec<&str> = known.iter().chain(&LAUNCHERS).copied().collect();
                 let meant = nearest(key, known.iter().copied());
                 let meant = meant.map_or_else(String::new, |name| format!(" did you mean '{name}'?"));
                 return refused(format!(

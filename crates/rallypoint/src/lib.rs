@@ -41,4 +41,6 @@ mod documents {
     mod server {}
     #[doc = include_str!("../../../docs/launcher.md")]
     mod launcher {}
+    #[doc = include_str!("../../../docs/rendezvous-etcd.md")]
+    mod rendezvous_etcd {}
 }

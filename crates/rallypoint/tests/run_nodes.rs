@@ -561,7 +561,8 @@ fn nodes_with_other_settings_are_told_so() {
     let mut first = node(&etcd.endpoint(), "1:2", &["--", "sh", "-c", "echo ready; sleep 600"]);
     first.wait_for("ready");
     let other = node(&etcd.endpoint(), "1:3", &["true"]).ended().expect(3);
-    assert!(other.text().contains("same settings"), "{}", other.text());
+    let said = "has 2 for MAX of --nnodes, this node has 3: start all nodes with the same --nnodes";
+    assert!(other.text().contains(said), "{}", other.text());
     first.signal("TERM");
     first.ended().expect(143);
 }

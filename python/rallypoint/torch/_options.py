@@ -59,8 +59,9 @@ def checked(params: RendezvousParameters, known: tuple[str, ...] | None) -> dict
     config = {name: text(value) for name, value in params.config.items() if value is not None}
     for name in config:
         if known is not None and name not in known and name not in _ALWAYS:
-            meant = "".join(f" did you mean {near!r}?" for near in difflib.get_close_matches(name, known, 1))
-            there = f"{meant} there are: {', '.join(known)}"
+            names = (*known, "is_host")
+            meant = "".join(f" did you mean {near!r}?" for near in difflib.get_close_matches(name, names, 1))
+            there = f"{meant} there are: {', '.join(names)}"
             raise ValueError(f"the rendezvous backend {params.backend!r} has no option {name!r};{there}")
     config.pop("is_host", None)
     return config

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rallypoint_rendezvous::{FINISHED, Rendezvous, RendezvousError};
+use rallypoint_rendezvous::{FINISHED, GroupChange, Rendezvous, RendezvousError};
 use tracing::{debug, info, warn};
 
 use super::{Agent, Outcome, Phase, Success};
@@ -228,7 +228,11 @@ impl Agent {
             }
             Cause::Group(change) => {
                 let words = words::change(change);
-                info!("{words}; meeting again");
+                match change {
+                    // As was wished.
+                    GroupChange::Waiting { .. } | GroupChange::Left { .. } => info!("{words}; meeting again"),
+                    _ => warn!("{words}; meeting again"),
+                }
                 words
             }
             Cause::CutOff(why) => {

@@ -40,7 +40,7 @@ impl std::fmt::Display for Said {
             etcd_client::Error::GRpcStatus(status) => match (status.message(), status.source()) {
                 (TRANSPORT, Some(source)) => write!(f, "{}", lost(source)),
                 ("", _) => write!(f, "{}", status.code()),
-                (message, _) if message.contains(NO_GRPC) => {
+                (message, _) if NO_GRPC.iter().any(|words| message.contains(words)) => {
                     f.write_str("it answers with HTTP and no gRPC, as an etcd's v2 API does, or a gateway")
                 }
                 (message, _) => f.write_str(message),
@@ -63,7 +63,7 @@ impl StdError for Said {
 }
 
 /// What the gRPC library says of an answer that is a text, such as `404 page not found`.
-const NO_GRPC: &str = "invalid compression flag";
+const NO_GRPC: [&str; 2] = ["invalid compression flag", "grpc-status header missing"];
 
 /// What the libraries say of every failure that is not the server's.
 const TRANSPORT: &str = "transport error";

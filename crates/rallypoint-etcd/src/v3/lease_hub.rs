@@ -375,7 +375,7 @@ impl Task {
         self.connections.failover.reach.answered();
         let Some(kept) = self.leases.get_mut(&answer.id) else { return };
         if answer.ttl <= 0 {
-            warn!(lease = answer.id, "the lease is lost");
+            warn!(lease = format_args!("{:x}", answer.id), "the lease is lost");
             kept.report.send_replace(LeaseState::Lost);
             self.remove(answer.id);
         } else if let Turn::Sent(sent) = kept.turn {

@@ -15,6 +15,9 @@ const WATCHERS: u64 = 100_000;
 /// Of a past that is not held here: each has a watch of its own, and what that has read.
 const ASIDE: u64 = 1000;
 
+/// Events that a stream's reader may be behind: an etcd that was away, or a gateway that was stopped, has many to tell.
+const QUEUE: usize = 1000;
+
 /// What a watcher asks for.
 #[derive(Debug, Clone)]
 pub(super) struct Wanted {
@@ -59,7 +62,7 @@ impl State {
 impl Feed {
     pub(super) fn new() -> Arc<Self> {
         let history = History::after(HISTORY, u64::MAX - 1);
-        let state = State { history, hub: Hub::default(), last: None, began_at: 0 };
+        let state = State { history, hub: Hub::with_queue(QUEUE), last: None, began_at: 0 };
         Arc::new(Feed {
             state: Mutex::new(state),
             aside: AtomicU64::new(0),

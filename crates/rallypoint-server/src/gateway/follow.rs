@@ -26,7 +26,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// How far back a gateway looks when it begins: v2 itself remembers so many events.
 const REMEMBERED: u64 = 1000;
 
-/// What was missed comes all at once, and a stream whose reader falls behind is cut off: so readers get their time.
+/// What was missed comes all at once, in one message or in many, and a stream whose reader falls behind is cut off: so readers get their time.
 const AT_ONCE: usize = 32;
 const BREATH: Duration = Duration::from_millis(1);
 
@@ -45,13 +45,15 @@ pub(super) async fn follow(gateway: Weak<Gateway>) {
         match begun {
             Ok(mut changes) => {
                 backoff = new_backoff();
+                let mut told = 0;
                 let error = loop {
                     let next = changes.next().await;
                     let Some(alive) = gateway.upgrade() else { return };
                     match next {
                         Ok(Some(changes)) => {
-                            for (at, (revision, changes)) in by_revision(&changes).enumerate() {
-                                if at % AT_ONCE == AT_ONCE - 1 {
+                            for (revision, changes) in by_revision(&changes) {
+                                told += 1;
+                                if told % AT_ONCE == 0 {
                                     sleep(BREATH).await;
                                 }
                                 let happened = translate(revision, changes, alive.clock.now());

@@ -37,6 +37,7 @@ use rallypoint_core::EtcdSettings;
 use rallypoint_etcd::v3::api::{GetOptions, ResponseHeader};
 use rallypoint_etcd::v3::{Client, TwoClusters, revision_of};
 use rallypoint_etcd::{Error as EtcdError, ErrorKind};
+use tokio::sync::Semaphore;
 
 use self::feed::{Feed, Wanted};
 use self::loose::LooseLeases;
@@ -60,6 +61,9 @@ const WHICH_CLUSTER: Duration = Duration::from_secs(2);
 const ASK_AGAIN: Duration = Duration::from_secs(60);
 /// How deep a key may be: each directory on the way is an operation, and etcd takes 128 in a transaction.
 const MAX_DEPTH: usize = 100;
+
+/// Whole trees that are read at a time.
+const LISTINGS: usize = 4;
 
 /// What stands between v2 clients and a cluster.
 #[derive(Debug, Clone)]
@@ -88,6 +92,8 @@ pub(crate) struct Gateway {
     fence: Fence,
     recent: Recent,
     queue: Queue,
+    /// For those who read whole trees.
+    listings: Semaphore,
     loose: LooseLeases,
     clock: Arc<Clock>,
     stats: Mutex<Stats>,
@@ -117,6 +123,7 @@ impl Gateway {
             fence: Fence::new(),
             recent: Recent::default(),
             queue: Queue::default(),
+            listings: Semaphore::new(LISTINGS),
             loose: LooseLeases::default(),
             clock: Arc::new(Clock::new()),
             stats: Mutex::default(),

@@ -7,7 +7,7 @@ use rallypoint_etcd::v3::api::Txn;
 use rallypoint_etcd::v3::{Client, revision_of};
 use rallypoint_etcd::{Error as EtcdError, ErrorKind, Repeat};
 use tokio::join;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Gateway;
 use super::once::unique;
@@ -18,8 +18,10 @@ use crate::v2::{Answer, Answered, Code, Error, Event, Op, Request};
 
 /// A lease is no shorter, in seconds.
 const SHORTEST: u64 = 2;
-/// How long a request may lose against others.
+/// How long a request may lose against others, or wait for an etcd that does not answer.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The least time to find out what became of a write whose answer was lost.
+const TO_SETTLE: Duration = Duration::from_secs(5);
 
 /// A lease that was granted for a request.
 #[derive(Debug, Clone, Copy)]
@@ -80,16 +82,26 @@ impl Gateway {
                 Some(turn.map_err(late)?)
             }
         };
+        // Each is in memory several times over, as it was read and as it is told.
+        let _listing = match request.op {
+            Op::Get { recursive: true } => {
+                let turn = timeout_at(until, self.listings.acquire()).await;
+                let late = |_| Error::new(Code::Internal, "too many others read whole trees", 0);
+                Some(turn.map_err(late)?)
+            }
+            _ => None,
+        };
         let mut seen = match self.guess(request) {
             Some(seen) => seen,
             None => self.look(client, &look).await?,
         };
         loop {
+            let client = &client.retrying_for(left(until));
             let plan = match decide(&seen, request, self.clock.now())? {
                 Decision::Answer(event) => return Ok(answered(event, seen.index, seen.raft_term)),
                 Decision::Write(plan) => plan,
             };
-            match self.send(client, &plan, &look, &seen, leases).await? {
+            match self.send(client, &plan, &look, &seen, leases, until).await? {
                 Sent::Done(revision, lease) => {
                     leases.is_used(lease);
                     self.tidy_up(client, &plan, revision, lease);
@@ -131,6 +143,7 @@ impl Gateway {
         look: &Look,
         seen: &Seen,
         leases: &mut Leases,
+        until: Instant,
     ) -> Result<Sent, Error> {
         let (lease, goes_on) = self.lease(client, plan, leases).await.map_err(|error| refused(&error))?;
         let (id, fence) = (unique(), self.fence.name());
@@ -160,13 +173,15 @@ impl Gateway {
                 return self.look(client, look).await.map(Sent::Lost);
             }
             Err(error) if error.may_have_applied() => {
-                match self.fence.settle(&self.client, &fence, &id, after).await {
-                    Ok(Some(revision)) => revision,
-                    Ok(None) => {
+                let own = self.client.retrying_for(left(until));
+                let settled = self.fence.settle(&own, &fence, &id, after);
+                match timeout(left(until), settled).await {
+                    Ok(Ok(Some(revision))) => revision,
+                    Ok(Ok(None)) => {
                         self.loose.forget(&id);
                         return self.look(client, look).await.map(|now| Sent::Unanswered(now, error));
                     }
-                    Err(_) => {
+                    Ok(Err(_)) | Err(_) => {
                         leases.is_used(lease);
                         return Err(refused(&error));
                     }
@@ -238,6 +253,11 @@ impl Gateway {
         let client = client.clone();
         tokio::spawn(async move { client.lease_revoke(lease).await });
     }
+}
+
+/// The time that a request to etcd may take, of one that is to end then.
+fn left(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now()).max(TO_SETTLE)
 }
 
 fn answered(event: Arc<Event>, index: u64, raft_term: u64) -> Answered {

@@ -217,6 +217,15 @@ impl Problem {
         {
             return Problem::new(NO_SERVER, without_v2(endpoint, place));
         }
+        if let RendezvousError::Mismatch { run_id, setting, ours, theirs } = error
+            && let Some((_, bound)) =
+                [("min_nodes", "MIN"), ("max_nodes", "MAX")].iter().find(|(it, _)| it == setting)
+        {
+            let text = format!(
+                "run {run_id:?} has {theirs} for {bound} of --nnodes, this node has {ours}: start all nodes with the same --nnodes"
+            );
+            return Problem::new(NO_RENDEZVOUS, text);
+        }
         let (code, advice) = match error {
             // What kept the name is gone.
             RendezvousError::Closed { reason, .. } if reason.ends_with(SERVER_ENDED) => {

@@ -235,6 +235,12 @@ fn count(status: &RunStatus, state: NodeState) -> usize {
     status.nodes.iter().filter(|node| node.state == state).count()
 }
 
+/// The nodes of the last round; of a run that is over, those that are still there.
+fn there(status: &RunStatus) -> usize {
+    let is_over = status.closed.is_some() || status.nodes.is_empty();
+    if is_over { status.nodes.len() } else { status.world_size }
+}
+
 /// The nodes that wait for a round.
 fn waiting(status: &RunStatus) -> usize {
     count(status, NodeState::Waiting) + count(status, NodeState::Joining)
@@ -270,7 +276,7 @@ fn list(all: &[RunStatus]) -> String {
             status.run_id.clone(),
             state(status),
             status.round.to_string(),
-            status.world_size.to_string(),
+            there(status).to_string(),
             range(status),
             waiting(status).to_string(),
             count(status, NodeState::Spare).to_string(),

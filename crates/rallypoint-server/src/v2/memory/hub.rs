@@ -13,13 +13,21 @@ use crate::v2::wire::{Event, Path};
 const QUEUE: usize = 100;
 
 /// The watchers by the path they watch.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Hub {
     watchers: HashMap<Path, BTreeMap<u64, Watcher>>,
     next_id: u64,
     count: usize,
     cut: u64,
     closed: bool,
+    /// Events that wait for a stream's reader, at most.
+    queue: usize,
+}
+
+impl Default for Hub {
+    fn default() -> Self {
+        Hub::with_queue(QUEUE)
+    }
 }
 
 #[derive(Debug)]
@@ -72,6 +80,11 @@ pub(crate) struct WatcherId {
 }
 
 impl Hub {
+    /// One whose streams may be so many events behind.
+    pub(crate) fn with_queue(queue: usize) -> Self {
+        Hub { watchers: HashMap::new(), next_id: 0, count: 0, cut: 0, closed: false, queue }
+    }
+
     /// How many wait.
     pub(crate) fn count(&self) -> usize {
         self.count
@@ -104,7 +117,7 @@ impl Hub {
         since: u64,
         past: Vec<Arc<Event>>,
     ) -> Watch {
-        let capacity = if stream { past.len() + QUEUE } else { 1 };
+        let capacity = if stream { past.len() + self.queue } else { 1 };
         let (sender, events) = mpsc::channel(capacity);
         let done = !stream && !past.is_empty();
         for event in past {
