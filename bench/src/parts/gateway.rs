@@ -34,7 +34,7 @@ enum What {
 
 pub(crate) async fn run(plan: &Plan) -> Part {
     let mut part = Part::default();
-    let (rounds, requests) = (plan.rounds(7, 2), plan.pick(200, 50));
+    let (rounds, requests) = (plan.rounds(21, 2), plan.pick(200, 50));
     part.setting.push(format!(
         "the gateway on etcd 3.5 without v2; both etcds with fsync; one client, one request at a time, {requests} a round; \
          rounds in turn: {rounds}"
@@ -113,7 +113,8 @@ async fn milliseconds(client: &Client, what: What, requests: u32) -> f64 {
 
 /// PyTorch's own nodes meet through both.
 fn formation(plan: &Plan) -> Comparison {
-    let (size, rounds) = (plan.pick(32, 8), plan.rounds(5, 1));
+    // PyTorch sleeps in steps of a second: few rounds tell nothing.
+    let (size, rounds) = (plan.pick(32, 8), plan.rounds(21, 1));
     let mut nursery = Nursery::start(&torch_python(), &[]);
     let mut samples = [(); 2].map(|()| Samples::default());
     for round in 0..rounds {
