@@ -86,9 +86,10 @@ pub struct Guarded {
 /// be called before anything else is started.
 pub fn guard(orders: &Orders) -> io::Result<Part> {
     let before = std::env::var(GUARD_VARIABLE).ok().and_then(|text| Guarded::parse(&text));
-    if before.is_some() {
-        // Started by way of `/proc/self/exe`, it would be called `exe` in `top`.
-        let _ = rustix::thread::set_name(c"rallypoint");
+    if let Some(before) = &before {
+        // Started by way of `/proc/self/exe`, it would be called `exe` in `top`. `killall rallypoint` spares the guard.
+        let name = if before.guards.len() == GUARDS { c"rallypoint" } else { c"launch-guard" };
+        let _ = rustix::thread::set_name(name);
     }
     match before {
         Some(guarded) if guarded.guards.len() == GUARDS => {

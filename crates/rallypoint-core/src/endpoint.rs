@@ -84,6 +84,8 @@ pub struct EndpointError {
     problem: String,
 }
 
+const NO_USERS: &str = "a user and a password are given apart from it";
+
 /// Without a password that may be in it: errors go to logs.
 fn shown(given: &str) -> String {
     let Some((before, host)) = given.rsplit_once('@') else { return given.to_owned() };
@@ -106,7 +108,7 @@ impl FromStr for Endpoint {
         };
         let rest = rest.strip_suffix('/').unwrap_or(rest);
         if rest.contains('@') {
-            return Err(error("a user and a password are given apart from it"));
+            return Err(error(NO_USERS));
         }
         if rest.contains(['/', '?', '#']) || rest.contains(char::is_whitespace) {
             return Err(error("only a host and a port belong there"));
@@ -177,6 +179,9 @@ impl FromStr for Endpoints {
     type Err = EndpointError;
 
     fn from_str(given: &str) -> Result<Self, EndpointError> {
+        if given.contains('@') {
+            return Err(EndpointError { given: shown(given), problem: NO_USERS.to_owned() });
+        }
         let mut endpoints = Vec::new();
         for one in given.split(',').filter(|one| !one.trim().is_empty()) {
             let endpoint: Endpoint = one.parse()?;
@@ -230,6 +235,8 @@ mod tests {
             assert!(error.contains(said) && error.contains("are given apart from it"), "{error}");
             assert!(!error.contains("secret") && !error.contains("se@"), "{error}");
         }
+        let error = "http://user:se,cret@a".parse::<Endpoints>().unwrap_err().to_string();
+        assert!(!error.contains("se,") && !error.contains("cret"), "{error}");
     }
 
     #[test]

@@ -21,8 +21,6 @@ const SLOW_PACE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Reach {
     endpoints: String,
-    /// For how long they are waited for, if that has an end.
-    limit: Option<Duration>,
     state: Mutex<State>,
 }
 
@@ -47,13 +45,7 @@ impl Reach {
     /// Of the servers at these endpoints, as they are to be named.
     #[must_use]
     pub fn new(endpoints: impl Into<String>) -> Self {
-        Reach { endpoints: endpoints.into(), limit: None, state: Mutex::default() }
-    }
-
-    /// The same, where they are waited for up to `limit`.
-    #[must_use]
-    pub fn for_up_to(self, limit: Duration) -> Self {
-        Reach { limit: Some(limit), ..self }
+        Reach { endpoints: endpoints.into(), state: Mutex::default() }
     }
 
     /// A server has answered, if only to refuse.
@@ -65,8 +57,13 @@ impl Reach {
 
     /// What was asked at `since` was not answered, for this reason. Says so, if that goes on.
     pub fn unanswered(&self, since: Instant, why: &Error) {
+        self.unanswered_within(since, why, None);
+    }
+
+    /// The same, and for how long it is waited for at most.
+    pub fn unanswered_within(&self, since: Instant, why: &Error, limit: Option<Duration>) {
         let line = self.state().unanswered(since, Instant::now(), why, &self.endpoints);
-        match (line, self.limit) {
+        match (line, limit) {
             (Some(line), Some(limit)) => warn!("{line}; waiting for up to {} s", limit.as_secs()),
             (Some(line), None) => warn!("{line}"),
             (None, _) => {}

@@ -21,7 +21,7 @@ pub async fn connect_within<T, F>(endpoint: &str, patience: Duration, connect: i
 where
     F: Future<Output = Result<T>>,
 {
-    let (begin, reach) = (Instant::now(), Reach::new(endpoint).for_up_to(patience));
+    let (begin, reach) = (Instant::now(), Reach::new(endpoint));
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
     let mut told = false;
     // Since when whoever listens there has done nothing else.
@@ -49,7 +49,7 @@ where
         if left.is_zero() {
             return Err(error);
         }
-        reach.unanswered(begin, why);
+        reach.unanswered_within(begin, why, (!hangs_up).then_some(patience));
         if !std::mem::replace(&mut told, true) {
             let most = left.as_secs_f64();
             match hangs_up {

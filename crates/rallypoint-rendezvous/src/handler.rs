@@ -57,6 +57,11 @@ pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
     /// answers.
     fn time_to_notice(&self) -> Duration;
 
+    /// This node's name in the run; none where the backend gives none.
+    fn node_name(&self) -> Option<&str> {
+        None
+    }
+
     /// Where other nodes reach this one; none where the backend does not know.
     fn address(&self) -> Option<&str> {
         None

@@ -173,7 +173,8 @@ impl RendezvousParameters {
     pub(crate) fn check_names(&self, known: &[&str]) -> Result<(), ParameterError> {
         for key in self.config.keys().map(String::as_str) {
             if !known.contains(&key) && !TORCHRUNS.contains(&key) {
-                let known: Vec<&str> = known.iter().chain(&LAUNCHERS).copied().collect();
+                let launchers = LAUNCHERS.iter().filter(|name| **name != key);
+                let known: Vec<&str> = known.iter().chain(launchers).copied().collect();
                 let meant = nearest(key, known.iter().copied());
                 let meant = meant.map_or_else(String::new, |name| format!(" did you mean '{name}'?"));
                 return refused(format!(

@@ -4,7 +4,8 @@
 
 mod launcher;
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write as _};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;
@@ -116,11 +117,47 @@ fn what_listens_there_and_is_no_plain_etcd_is_told_apart() {
     let front = Gateway::start(&["--listen", "127.0.0.1:0", "--endpoint", &plain]);
     for (args, said) in [
         (&["--endpoint", tls.trim_start_matches("https://")][..], "or one that wants TLS (--cacert)"),
-        (&["--endpoint", &plain, "--cacert", &ca], "does not speak TLS: leave out --cacert"),
+        (&["--endpoint", &plain, "--cacert", &ca], "if it has no TLS, leave out --cacert"),
         (&["--endpoint", &front.endpoint], "answers with HTTP and no gRPC"),
     ] {
         let gateway = Gateway::start(&[&["--listen", "127.0.0.1:0"], args].concat());
         assert!(gateway.before.contains(said), "{}", gateway.before);
+    }
+}
+
+/// A client that reads as fast as it can is not cut off when its gateway has much to catch up with.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_gets_all_that_its_gateway_has_missed() {
+    const EVENTS: usize = 600;
+    let etcd = Etcd::start(Version::V35);
+    let on = ["--listen", "127.0.0.1:0", "--endpoint", &etcd.endpoint()];
+    let (stopped, other) = (Gateway::start(&on), Gateway::start(&on));
+    other.client().set("/w/a", "first").await.unwrap();
+    let mut stream = TcpStream::connect(&stopped.endpoint).unwrap();
+    write!(stream, "GET /v2/keys/w/a?wait=true&stream=true HTTP/1.1\r\nHost: gateway\r\n\r\n").unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let lines = BufReader::new(stream).lines().map_while(Result::ok);
+        lines.filter(|line| line.contains("\"action\":\"set\"")).try_for_each(|line| tell.send(line))
+    });
+    // Until it is known to wait there.
+    for turn in 0.. {
+        let value = format!("turn {turn}");
+        other.client().set("/w/a", &value).await.unwrap();
+        let mut lines = std::iter::from_fn(|| told.recv_timeout(Duration::from_millis(200)).ok());
+        if lines.any(|line| line.contains(&value)) {
+            break;
+        }
+    }
+    signal(stopped.child.id(), "STOP");
+    for event in 0..EVENTS {
+        other.client().set("/w/a", &event.to_string()).await.unwrap();
+    }
+    signal(stopped.child.id(), "CONT");
+    for event in 0..EVENTS {
+        let line =
+            told.recv_timeout(Duration::from_secs(30)).unwrap_or_else(|_| panic!("event {event} is missing"));
+        assert!(line.contains(&format!("\"value\":\"{event}\"")), "{event}: {line}");
     }
 }
 

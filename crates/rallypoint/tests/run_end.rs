@@ -142,6 +142,9 @@ fn any_two_of_its_processes_can_be_killed_at_once() {
         let chain = launcher.chain();
         let shown = launcher::command_line(chain[1]);
         assert!(!shown.contains("rallypoint") && !shown.contains("sleep"), "pkill -f would find it: {shown}");
+        let names = chain.iter().map(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap());
+        let names: Vec<String> = names.map(|name| name.trim().to_owned()).collect();
+        assert_eq!(names, ["rallypoint", "launch-guard", "rallypoint"], "killall would find it");
         let family = descendants(chain[2]);
         assert!(family.len() >= 4, "{family:?}");
         let pids = pair.map(|at: usize| chain[at].to_string());

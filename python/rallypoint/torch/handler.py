@@ -53,8 +53,8 @@ class RendezvousHandler(_RendezvousHandler):
         self._round: TorchRound | None = None
         self._store: RoundStore | None = None
         self._ends = Ends()
-        # Whether it was told why this round is over.
-        self._told = False
+        # What was told of why this round is over.
+        self._told = ""
         # torchrun does not shut a handler down when it is told to end by a signal, so as not to close the run.
         atexit.register(self._leave)
 
@@ -88,12 +88,12 @@ class RendezvousHandler(_RendezvousHandler):
             before.close_port()
             self._tell_why(before, sys._getframe(1))
         # Those of the last round have ended.
-        told, self._ends, self._told = self._told, Ends(), False
+        told, self._ends, self._told = self._told, Ends(), ""
         self._round = round = self._rendezvous.next_rendezvous(self._serves)
         if before is not None:
             before.stop()
-            gone = None if told else self._rendezvous.gone()
-            if gone is not None:
+            gone = self._rendezvous.gone()
+            if gone is not None and gone not in told:
                 # Workers fail as soon as one of another node is gone. Why that was turns out when its lease ends.
                 logger.warning("run %r: the nodes have met again, as %s", self._run_id, gone)
         # Kept until the next round has begun: torch's C++ does not keep the Python half.
@@ -172,7 +172,7 @@ class RendezvousHandler(_RendezvousHandler):
         """Says once why torchrun stops the workers of this round: by itself it does so only at ``LOGLEVEL=INFO``."""
         change = None if self._told else self._rendezvous.change()
         if change is not None:
-            self._told = True
+            self._told = change
             logger.warning("run %r: %s; the workers stop, and the nodes meet again", self._run_id, change)
 
     def _leave(self) -> None:

@@ -41,8 +41,13 @@ impl Round<'_> {
         own.cloned().into_iter().chain(told).collect()
     }
 
+    /// This node as the others know it: several may be on one machine.
+    fn name(&self) -> &str {
+        self.handler().node_name().unwrap_or(self.agent.host())
+    }
+
     fn leave(&self, signal: Signal) -> Notice {
-        Notice::leaves(self.decision.rules().node, self.agent.host(), signal == Signal::KILL)
+        Notice::leaves(self.decision.rules().node, self.name(), signal == Signal::KILL)
     }
 
     /// What this node tells the others before it stops its workers, where none of them failed: theirs may fail with those.
@@ -52,7 +57,7 @@ impl Round<'_> {
             Verdict::Stop(signal) => Some(self.leave(*signal)),
             Verdict::Regroup { cause: Cause::Group(change @ GroupChange::Waiting { .. }), .. } => {
                 let node = self.decision.rules().node;
-                Some(Notice::regroups(node, self.agent.host(), words::change(change)))
+                Some(Notice::regroups(node, self.name(), words::change(change)))
             }
             _ => None,
         }

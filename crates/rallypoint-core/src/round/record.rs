@@ -207,7 +207,8 @@ pub struct RoundRecord {
     #[serde(default)]
     pub news: News,
     /// Members of the round before that had died, left or been replaced when this one was planned, the first few. They may
-    /// have been told of in no news: nobody reads those of a round that all have asked to be over.
+    /// have been told of in no news: nobody reads those of a round that all have asked to be over. Who had asked for this
+    /// round before it died is not among them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub without: Vec<Lost>,
     /// What a later version has added.

@@ -41,7 +41,9 @@ impl std::fmt::Display for Said {
                 (TRANSPORT, Some(source)) => write!(f, "{}", lost(source)),
                 ("", _) => write!(f, "{}", status.code()),
                 (message, _) if NO_GRPC.iter().any(|words| message.contains(words)) => {
-                    f.write_str("it answers with HTTP and no gRPC, as an etcd's v2 API does, or a gateway")
+                    f.write_str("it answers with HTTP and no gRPC, as an etcd's v2 API does, or a gateway")?;
+                    let status = message.rsplit_once("HTTP status code ").map(|(_, status)| status);
+                    status.map_or(Ok(()), |status| write!(f, " (status {status})"))
                 }
                 (message, _) => f.write_str(message),
             },

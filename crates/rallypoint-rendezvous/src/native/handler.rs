@@ -401,6 +401,10 @@ impl RendezvousHandler for NativeHandler {
         self.settings.lease + Duration::from_secs(5)
     }
 
+    fn node_name(&self) -> Option<&str> {
+        Some(&self.node)
+    }
+
     fn address(&self) -> Option<&str> {
         Some(&self.address)
     }

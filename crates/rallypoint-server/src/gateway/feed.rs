@@ -197,6 +197,10 @@ struct Watching {
 
 impl Drop for Watching {
     fn drop(&mut self) {
-        self.feed.state().hub.remove(&self.watch.place);
+        let mut state = self.feed.state();
+        if self.watch.fell_behind {
+            state.hub.count_cut();
+        }
+        state.hub.remove(&self.watch.place);
     }
 }

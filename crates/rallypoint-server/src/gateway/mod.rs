@@ -28,7 +28,7 @@ mod write;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use futures::FutureExt as _;
@@ -38,6 +38,7 @@ use rallypoint_etcd::v3::api::{GetOptions, ResponseHeader};
 use rallypoint_etcd::v3::{Client, TwoClusters, revision_of};
 use rallypoint_etcd::{Error as EtcdError, ErrorKind};
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use self::feed::{Feed, Wanted};
 use self::loose::LooseLeases;
@@ -55,7 +56,8 @@ use crate::v2::{
 /// Time to find out what is behind the gateway, at its start.
 const FIRST_LOOK: Duration = Duration::from_secs(5);
 /// Time that etcd has to answer when the gateway's health is asked for. Who asks waits for a second, as a rule.
-const HEALTH_LOOK: Duration = Duration::from_millis(800);
+const HEALTH_LOOK: Duration = Duration::from_millis(700);
+const ALARMS_LOOK: Duration = Duration::from_millis(200);
 /// How long the endpoints have to say which cluster they are of, and how often they are asked.
 const WHICH_CLUSTER: Duration = Duration::from_secs(2);
 const ASK_AGAIN: Duration = Duration::from_secs(60);
@@ -72,7 +74,7 @@ pub struct GatewayConfig {
     /// How the cluster is reached. Its prefix is before all keys of the gateway, and its user is who the gateway is, and
     /// who clients are that show no password.
     pub etcd: EtcdSettings,
-    /// Turns clients away that show no password.
+    /// Turns clients away that do not log in as a user of etcd's.
     pub require_login: bool,
 }
 
@@ -99,7 +101,9 @@ pub(crate) struct Gateway {
     stats: Mutex<Stats>,
     cluster_id: AtomicU64,
     /// Its endpoints turned out to be of two clusters: some of its clients do not see what others write.
-    split: OnceLock<TwoClusters>,
+    split: Mutex<Option<TwoClusters>>,
+    /// Asks for health, on a connection of its own: a gateway that is busy is not ill.
+    probe: Client,
     version: OnceLock<String>,
 }
 
@@ -115,6 +119,7 @@ impl Gateway {
     pub(crate) async fn start(config: GatewayConfig) -> Result<Arc<Self>, EtcdError> {
         let GatewayConfig { etcd, require_login } = config;
         let client = Client::connect_lazily(etcd.clone())?;
+        let probe = Client::connect_lazily(etcd.clone())?.retrying_for(HEALTH_LOOK);
         let gateway = Arc::new_cyclic(|me| Gateway {
             me: Weak::clone(me),
             client,
@@ -128,7 +133,8 @@ impl Gateway {
             clock: Arc::new(Clock::new()),
             stats: Mutex::default(),
             cluster_id: AtomicU64::new(0),
-            split: OnceLock::new(),
+            split: Mutex::default(),
+            probe,
             version: OnceLock::new(),
         });
         match gateway.first_look().await {
@@ -152,7 +158,7 @@ impl Gateway {
                 "; what listens there is no etcd yet, or one that wants TLS (--cacert)"
             }
             Some(_) if error.speaks_no_tls() => {
-                "; what listens there does not speak TLS: leave out --cacert, --cert and --key (the gateway's own certificate is --server-cert)"
+                "; what listens there does not speak TLS, or has ended the connection: if it has no TLS, leave out --cacert, --cert and --key (the gateway's own certificate is --server-cert)"
             }
             _ => "",
         };
@@ -160,7 +166,11 @@ impl Gateway {
     }
 
     fn warn_of_no_users(&self) {
-        if self.users.required && !self.client.has_token() {
+        // By its certificate it may be a user without a password.
+        let settings = self.client.settings();
+        let shows =
+            settings.credentials.is_some() || settings.tls.as_ref().is_none_or(|tls| tls.cert.is_none());
+        if self.users.required && shows && !self.client.has_token() {
             tracing::warn!(
                 "a login is required, and this etcd does not ask for users: all clients are turned away until it does (etcdctl auth enable)"
             );
@@ -179,6 +189,10 @@ impl Gateway {
         if let Ok(status) = client.status().await {
             self.version.get_or_init(|| status.version().to_owned());
         }
+    }
+
+    fn split(&self) -> MutexGuard<'_, Option<TwoClusters>> {
+        self.split.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn heard_of(&self, cluster_id: u64) {
@@ -280,10 +294,12 @@ async fn keep_asking_which_cluster(gateway: Weak<Gateway>) {
         if gateway.client.settings().endpoints.as_slice().len() < 2 {
             return;
         }
-        if let Some(two) = gateway.client.two_clusters(WHICH_CLUSTER).await {
-            tracing::error!("{two}");
-            let _ = gateway.split.set(two);
-            return;
+        let two = gateway.client.two_clusters(WHICH_CLUSTER).await;
+        let before = std::mem::replace(&mut *gateway.split(), two.clone());
+        match two {
+            Some(two) if before.is_none() => tracing::error!("{two}"),
+            None if before.is_some() => tracing::warn!("the endpoints are of one etcd cluster again"),
+            _ => {}
         }
     }
 }
@@ -332,19 +348,24 @@ impl Keys for Gateway {
     }
 
     fn ill(&self) -> BoxFuture<'_, Option<String>> {
-        if let Some(two) = self.split.get() {
-            return std::future::ready(Some(two.to_string())).boxed();
-        }
-        let client = self.client.retrying_for(HEALTH_LOOK);
+        let two = self.split().as_ref().map(ToString::to_string);
         let ill = async move {
-            if let Err(error) = client.get(layout::ACTION, None).await {
-                return Some(error.to_string());
+            if two.is_some() {
+                return two;
             }
-            // Alarms. Where passwords are asked for, only root is told of them.
-            client.status().await.ok()?.errors().first().cloned()
+            match timeout(HEALTH_LOOK, self.probe.get(layout::ACTION, None)).await {
+                Err(_) => {
+                    let silent = || "the etcd does not answer".to_owned();
+                    return Some(self.probe.why_silent().unwrap_or_else(silent));
+                }
+                Ok(Err(error)) => return Some(error.to_string()),
+                Ok(Ok(_)) => {}
+            }
+            // Alarms. Where passwords are asked for, only root is told of them. Who tells late is well.
+            let status = timeout(ALARMS_LOOK, self.probe.status()).await.ok()?.ok()?;
+            status.errors().first().cloned()
         };
-        let late = || self.client.why_silent().unwrap_or_else(|| "the etcd does not answer".to_owned());
-        async move { tokio::time::timeout(HEALTH_LOOK, ill).await.unwrap_or_else(|_| Some(late())) }.boxed()
+        ill.boxed()
     }
 
     fn counts(&self) -> Counts {

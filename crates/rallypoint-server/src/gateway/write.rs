@@ -93,7 +93,7 @@ impl Gateway {
         };
         let mut seen = match self.guess(request) {
             Some(seen) => seen,
-            None => self.look(client, &look).await?,
+            None => self.look(&client.retrying_for(left(until)), &look).await?,
         };
         loop {
             let client = &client.retrying_for(left(until));
@@ -145,7 +145,9 @@ impl Gateway {
         leases: &mut Leases,
         until: Instant,
     ) -> Result<Sent, Error> {
-        let (lease, goes_on) = self.lease(client, plan, leases).await.map_err(|error| refused(&error))?;
+        let lease = self.lease(client, plan, leases, until).await;
+        let (lease, goes_on) = lease.map_err(|error| refused(&error))?;
+        let client = &client.retrying_for(left(until));
         let (id, fence) = (unique(), self.fence.name());
         // It can only come after what has been told already.
         let after = seen.index.max(self.feed.last().unwrap_or(0));
@@ -211,6 +213,7 @@ impl Gateway {
         client: &Client,
         plan: &Plan,
         leases: &mut Leases,
+        until: Instant,
     ) -> Result<(i64, bool), EtcdError> {
         let Some(ttl) = plan.ttl else { return Ok((0, false)) };
         if let Some(granted) = leases.granted.filter(|granted| granted.ttl == ttl) {
@@ -231,6 +234,7 @@ impl Gateway {
         if let Some(Granted { id, .. }) = leases.granted.take() {
             self.revoke(client, id);
         }
+        let client = client.retrying_for(left(until));
         let (id, _) = client.lease_grant(Duration::from_secs(ttl.max(1))).await?;
         leases.granted = Some(Granted { id, ttl });
         Ok((id, false))

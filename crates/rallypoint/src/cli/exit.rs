@@ -144,9 +144,11 @@ impl EndpointFlags {
     fn speaks_no_tls(self) -> &'static str {
         match self {
             EndpointFlags::Torchrun => {
-                "; what listens there does not speak TLS: leave out cacert, cert and key in --rdzv-conf, RALLYPOINT_CACERT and the like, and https"
+                "; what listens there does not speak TLS, or has ended the connection: if it has no TLS, leave out cacert, cert and key in --rdzv-conf, RALLYPOINT_CACERT and the like, and https"
             }
-            _ => "; what listens there does not speak TLS: leave out --cacert, --cert and --key, and https",
+            _ => {
+                "; what listens there does not speak TLS, or has ended the connection: if it has no TLS, leave out --cacert, --cert and --key, and https"
+            }
         }
     }
 

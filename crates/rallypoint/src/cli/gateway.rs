@@ -45,7 +45,7 @@ pub(crate) struct Gateway {
     /// Where its keys are in the etcd. All gateways with the same are one v2 etcd.
     #[arg(long, env = "RALLYPOINT_KEY_PREFIX", value_name = "PREFIX", default_value = "/rallypoint-v2")]
     key_prefix: String,
-    /// Turn clients away that show no user and password. Without it they are who the gateway is: --user, if it is given.
+    /// Turn clients away that do not log in as a user of etcd's. Without it they are who the gateway is: --user, if it is given.
     #[arg(long, env = "RALLYPOINT_REQUIRE_LOGIN", value_parser = yes_or_no)]
     require_login: bool,
     /// error, warn, info, debug or trace.

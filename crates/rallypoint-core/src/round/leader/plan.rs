@@ -277,7 +277,7 @@ impl Planner {
             lease: start.lease,
             closed: None,
             news: News::default(),
-            without: roster.gone().to_vec(),
+            without: roster.gone(),
             more: BTreeMap::new(),
         };
         let members = nodes.iter().enumerate();

@@ -122,7 +122,7 @@ impl Roster {
         (self.round, self.plan, self.members) = (last.round, last.plan, last.members);
         self.state_lost = last.state_lost;
         self.lost.clone_from(&last.told.lost);
-        self.gone = last.told.lost.iter().filter(|lost| lost.why != Why::Again).cloned().collect();
+        self.gone = last.told.lost.iter().filter(|lost| is_gone(lost.why)).cloned().collect();
         self.lost_count = last.told.lost_count;
         self.counted_before = self.lost_count.saturating_sub(self.lost.len());
         for lost in &last.told.lost {
@@ -410,7 +410,7 @@ impl Roster {
         });
         self.count_losses(1);
         let lost = Lost { node: id.to_owned(), rank, why };
-        if self.gone.len() < NAMED_LOSSES && why != Why::Again {
+        if self.gone.len() < NAMED_LOSSES && is_gone(why) {
             self.gone.push(lost.clone());
         }
         if self.lost.len() < NAMED_LOSSES {
@@ -464,9 +464,15 @@ impl Roster {
         &self.plan
     }
 
-    /// Members of the last round that are there no more, the first few.
-    pub(super) fn gone(&self) -> &[Lost] {
-        &self.gone
+    /// Members of the last round that are there no more, the first few. A process that was taken for dead may be back.
+    pub(super) fn gone(&self) -> Vec<Lost> {
+        let is_back = |id: &str| match (self.members.get(id), self.nodes.get(id)) {
+            (Some(member), Some(node)) => {
+                node.record.incarnation == member.incarnation && node.record.wants != Wants::Leave
+            }
+            _ => false,
+        };
+        self.gone.iter().filter(|lost| !is_back(&lost.node)).cloned().collect()
     }
 
     /// What the members should know.
@@ -516,6 +522,11 @@ impl Roster {
         });
         seating::seats(&self.settings, candidates.collect()).into_iter().map(str::to_owned).collect()
     }
+}
+
+/// Whether who is lost so is there no more.
+fn is_gone(why: Why) -> bool {
+    matches!(why, Why::Died | Why::Left | Why::Replaced)
 }
 
 #[cfg(test)]

@@ -60,6 +60,8 @@ impl Queued {
 pub(crate) struct Watch {
     events: mpsc::Receiver<Queued>,
     pub(crate) place: WatcherId,
+    /// The history has moved on before its events were read.
+    pub(crate) fell_behind: bool,
 }
 
 impl Watch {
@@ -67,7 +69,11 @@ impl Watch {
     pub(crate) async fn next(&mut self) -> Option<Arc<Event>> {
         match self.events.recv().await? {
             Queued::Kept(event) => Some(event),
-            Queued::Past(event) => event.upgrade(),
+            Queued::Past(event) => {
+                let event = event.upgrade();
+                self.fell_behind |= event.is_none();
+                event
+            }
         }
     }
 }
@@ -93,6 +99,11 @@ impl Hub {
     /// How many were cut off because they did not read.
     pub(crate) fn cut(&self) -> u64 {
         self.cut
+    }
+
+    /// One more was.
+    pub(crate) fn count_cut(&mut self) {
+        self.cut += 1;
     }
 
     /// Ends all watches of now.
@@ -134,7 +145,7 @@ impl Hub {
             self.watchers.entry(path).or_default().insert(id, watcher);
             self.count += 1;
         }
-        Watch { events, place }
+        Watch { events, place, fell_behind: false }
     }
 
     /// Ends a watch, if it has not ended by itself.
