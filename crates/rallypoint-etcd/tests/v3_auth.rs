@@ -9,6 +9,7 @@ use rallypoint_etcd::ErrorKind;
 use rallypoint_etcd::v3::api::PutOptions;
 use rallypoint_etcd::v3::{Client, Event, KeyRange, Lease, LeaseState, Watch, WatchUpdate};
 use rallypoint_testkit::{Cluster, Etcd, Proxy, Silent, Version};
+use tokio::task::block_in_place;
 
 const TTL: Duration = Duration::from_secs(2);
 
@@ -77,7 +78,7 @@ async fn refreshed(lease: &mut Lease) -> Duration {
     began.elapsed()
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_password_is_shown_once_for_requests_watches_leases_and_new_connections() {
     for version in Version::all() {
         let etcd = with_passwords(Etcd::start(version));
@@ -101,7 +102,7 @@ async fn a_password_is_shown_once_for_requests_watches_leases_and_new_connection
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn one_who_shows_the_password_to_a_silent_server_holds_up_nobody_at_another() {
     let etcd = with_passwords(Etcd::start(Version::V35));
     let silent = Silent::start();
@@ -115,7 +116,7 @@ async fn one_who_shows_the_password_to_a_silent_server_holds_up_nobody_at_anothe
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_good_at_every_server_of_a_cluster() {
     let cluster = Cluster::start(Version::V35, 3);
     cluster.nodes()[0].ask_for_passwords("trainer", "secret", "run/");
@@ -145,7 +146,7 @@ async fn tokens_that_a_restarted_server_has_forgotten_cost_no_lease() {
         let mut lease = client.lease(TTL).await.unwrap();
         put(&client, "run/a", &lease).await;
         etcd.terminate();
-        etcd.restart();
+        block_in_place(|| etcd.restart());
         refreshed(&mut lease).await;
         tokio::time::sleep(TTL * 2).await;
         assert!(is_there(&client, "run/a").await, "on {version:?}");
@@ -159,7 +160,7 @@ fn signed(folder: &tempfile::TempDir, seconds: u32) -> String {
     format!("--auth-token=jwt,sign-method=HS256,priv-key={},ttl={seconds}s", secret.display())
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn signed_tokens_that_end_every_few_seconds_are_renewed_for_all_that_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     for version in Version::all() {
@@ -193,7 +194,7 @@ async fn signed_tokens_that_end_every_few_seconds_are_renewed_for_all_that_goes_
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_permission_that_is_lost_for_a_while_costs_no_lease_and_disturbs_no_other() {
     let folder = tempfile::tempdir().unwrap();
     // Those that are signed are of no use after a change of roles.
@@ -202,10 +203,12 @@ async fn a_permission_that_is_lost_for_a_while_costs_no_lease_and_disturbs_no_ot
         Version::all().into_iter().flat_map(|version| tokens.iter().map(move |t| (version, t)))
     {
         let etcd = with_passwords(Etcd::builder(version).arg(token).start());
-        let _ = etcd.etcdctl(&["--user=root:root", "role", "add", "other"]);
+        let _ = block_in_place(|| etcd.etcdctl(&["--user=root:root", "role", "add", "other"]));
+        let _ = block_in_place(|| {
+            etcd.etcdctl(&["--user=root:root", "role", "grant-permission", "other", "readwrite", "other"])
+        });
         let _ =
-            etcd.etcdctl(&["--user=root:root", "role", "grant-permission", "other", "readwrite", "other"]);
-        let _ = etcd.etcdctl(&["--user=root:root", "user", "grant-role", "trainer", "other"]);
+            block_in_place(|| etcd.etcdctl(&["--user=root:root", "user", "grant-role", "trainer", "other"]));
         let client = connect(&etcd.endpoint()).await;
         let mut lease = client.lease(Duration::from_secs(8)).await.unwrap();
         put(&client, "run/a", &lease).await;
@@ -216,7 +219,7 @@ async fn a_permission_that_is_lost_for_a_while_costs_no_lease_and_disturbs_no_ot
         }
         refreshed(&mut lease).await;
 
-        etcd.revoke_role("trainer");
+        block_in_place(|| etcd.revoke_role("trainer"));
         assert_eq!(client.get("run/a", None).await.unwrap_err().kind(), ErrorKind::PermissionDenied);
         if version >= Version::V35 {
             let state = tokio::time::timeout(Duration::from_secs(3), lease.changed()).await.unwrap();
@@ -224,7 +227,7 @@ async fn a_permission_that_is_lost_for_a_while_costs_no_lease_and_disturbs_no_ot
         }
         tokio::time::sleep(TTL * 2).await;
         assert!(others.iter().all(|other| other.state() != LeaseState::Lost), "on {version:?}");
-        etcd.grant_role("trainer");
+        block_in_place(|| etcd.grant_role("trainer"));
         let took = refreshed(&mut lease).await;
         assert!(took < Duration::from_secs(5), "{took:?}");
         // As long again as it had to live: it is really refreshed.
@@ -236,19 +239,19 @@ async fn a_permission_that_is_lost_for_a_while_costs_no_lease_and_disturbs_no_ot
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_lease_whose_keys_may_no_longer_be_written_ends_and_that_is_told() {
     for version in Version::all().into_iter().filter(|version| *version >= Version::V35) {
         let etcd = with_passwords(Etcd::start(version));
         let client = connect(&etcd.endpoint()).await;
         let lease = client.lease(TTL).await.unwrap();
         put(&client, "run/a", &lease).await;
-        etcd.revoke_role("trainer");
+        block_in_place(|| etcd.revoke_role("trainer"));
         tokio::time::timeout(TTL * 4, lease.lost()).await.expect("it is told");
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn passwords_that_are_asked_for_later_or_no_longer_disturb_nobody() {
     for version in Version::all() {
         let etcd = Etcd::start(version);
@@ -258,11 +261,12 @@ async fn passwords_that_are_asked_for_later_or_no_longer_disturb_nobody() {
         let mut watch = client.watch(KeyRange::key("run/n"), 1);
         client.put("run/n", "open", None).await.unwrap();
         expect(&mut watch, "open").await;
-        etcd.ask_for_passwords("trainer", "secret", "run/");
+        // Leases are refreshed meanwhile: to set passwords takes etcd a while.
+        block_in_place(|| etcd.ask_for_passwords("trainer", "secret", "run/"));
         client.put("run/n", "asked", None).await.unwrap();
         expect(&mut watch, "asked").await;
         refreshed(&mut lease).await;
-        etcd.ask_for_no_passwords();
+        block_in_place(|| etcd.ask_for_no_passwords());
         client.put("run/n", "open again", None).await.unwrap();
         expect(&mut watch, "open again").await;
         refreshed(&mut lease).await;

@@ -511,7 +511,7 @@ fn an_operator_sees_runs_and_closes_them() {
         (&["close", "job", "--reason", "again"][..], 5, "closed already"),
         (&["close", "other", "--reason", "x"], 1, "no run \"other\""),
         (&["status", "other"], 1, "no run \"other\""),
-        (&["status", "other"], 1, "of the backend rallypoint, and no others"),
+        (&["status", "--rdzv-id", "other"], 1, "of the backend rallypoint, and no others"),
         (&["close", "job", "--reason", "again"], 5, &format!("status job --endpoint {endpoint}`")),
         (&["close", "job"], 2, "--reason"),
         (&["close", "job", "--reason", " "], 2, "say why"),

@@ -1,4 +1,4 @@
-//! docs/torchrun.md, held against the installed torchrun and against `rallypoint run --help`.
+//! docs/from-torchrun.md, held against the installed torchrun and against `rallypoint run --help`.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -11,7 +11,7 @@ use launcher::{Launcher, RALLYPOINT};
 use rallypoint_testkit::run_python;
 use serde::Deserialize;
 
-const PAGE: &str = include_str!("../../../docs/torchrun.md");
+const PAGE: &str = include_str!("../../../docs/from-torchrun.md");
 const READ_TORCHRUN: &str = include_str!("torchrun_table.py");
 
 #[derive(Deserialize)]
@@ -83,7 +83,7 @@ fn the_table_has_every_flag_of_torchrun_with_its_variable_and_default() {
     let torchrun = torchrun();
     let theirs: BTreeSet<&str> = torchrun.flags.iter().map(|flag| flag.flag.as_str()).collect();
     let listed: BTreeSet<&str> = table.keys().map(String::as_str).collect();
-    assert_eq!(theirs, listed, "torchrun's flags, and those of docs/torchrun.md");
+    assert_eq!(theirs, listed, "torchrun's flags, and those of docs/from-torchrun.md");
     for flag in &torchrun.flags {
         let row = &table[&flag.flag];
         assert_eq!(row[0], flag.variable, "the variable of {}", flag.flag);
@@ -139,7 +139,7 @@ fn what_the_table_says_we_take_is_in_the_help() {
 fn the_table_has_every_variable_that_torchruns_launcher_reads() {
     let table = table("Variables");
     let listed: BTreeSet<String> = table.keys().cloned().collect();
-    assert_eq!(torchrun().variables, listed, "torchrun's variables, and those of docs/torchrun.md");
+    assert_eq!(torchrun().variables, listed, "torchrun's variables, and those of docs/from-torchrun.md");
     for (variable, row) in &table {
         let means = row[0].as_deref().unwrap();
         assert!(["same", "differs", "no effect"].contains(&means), "{variable}: {means:?}");

@@ -202,7 +202,7 @@ async fn read(mut response: reqwest::Response) -> Result<Option<Vec<u8>>, reqwes
 }
 
 /// What is said of a server that has no v2 API.
-pub const NO_V2: &str = " (is the v2 API on? etcd needs --enable-v2)";
+pub const NO_V2: &str = " (is the v2 API on? etcd 3.4 and 3.5 need --enable-v2, and a later one a `rallypoint gateway` before it)";
 
 /// What a reply that is not of the v2 API means.
 fn unexpected(status: StatusCode) -> (ErrorKind, &'static str) {

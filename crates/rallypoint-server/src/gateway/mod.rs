@@ -179,7 +179,9 @@ impl Gateway {
 
     async fn first_look(&self) -> Result<(), EtcdError> {
         let client = self.client.retrying_for(FIRST_LOOK);
-        let answer = client.get(layout::ACTION, None).await?;
+        // It watches all of them, whatever its clients may see.
+        let all = GetOptions::new().with_prefix().with_keys_only().with_limit(1);
+        let answer = client.get("", Some(all)).await?;
         self.heard_of(answer.header().map_or(0, ResponseHeader::cluster_id));
         Ok(())
     }

@@ -306,6 +306,10 @@ async fn a_client_is_the_user_that_it_says_it_is() {
     // It must be somebody itself.
     let refused = Server::gateway(on(), GatewayConfig::to(settings.clone())).await.unwrap_err();
     assert!(format!("{refused:?}").contains("user name is empty"), "{refused:?}");
+    // It watches all keys.
+    settings.credentials = Some(Credentials::new("worker", "secret"));
+    let refused = Server::gateway(on(), GatewayConfig::to(settings.clone())).await.unwrap_err();
+    assert!(format!("{refused:?}").contains("PermissionDenied"), "{refused:?}");
     settings.credentials = Some(Credentials::new("gate", "way"));
     let mut config = GatewayConfig::to(settings);
     let open = Server::gateway(on(), config.clone()).await.unwrap();

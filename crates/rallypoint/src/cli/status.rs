@@ -50,6 +50,9 @@ pub(crate) struct Status {
     /// The run, by its --rdzv-id. If it is not given, all runs.
     #[arg(value_name = "RUN")]
     run: Option<String>,
+    /// The same, as `run` has it.
+    #[arg(long = "rdzv-id", alias = "rdzv_id", value_name = "RUN", hide = true, conflicts_with = "run")]
+    rdzv_id: Option<String>,
     /// Print JSON: an object for one run, a list of such for all. With --watch, each in one line.
     #[arg(long, env = "RALLYPOINT_JSON", value_parser = yes_or_no)]
     json: bool,
@@ -58,6 +61,12 @@ pub(crate) struct Status {
     watch: bool,
     #[command(flatten)]
     connection: Connection,
+}
+
+impl Status {
+    fn run(&self) -> Option<&String> {
+        self.run.as_ref().or(self.rdzv_id.as_ref())
+    }
 }
 
 /// End a run for all its nodes.
@@ -85,7 +94,7 @@ fn in_words(reason: &str) -> Result<String, &'static str> {
 
 /// The exit code of `rallypoint status`.
 pub(crate) async fn status(options: &Status) -> Result<u8, Problem> {
-    if let Some(run) = &options.run {
+    if let Some(run) = options.run() {
         native::check_run_id(run).map_err(|error| Problem::usage(error.to_string()))?;
     }
     let client = options.connection.client().await?;
@@ -95,7 +104,7 @@ pub(crate) async fn status(options: &Status) -> Result<u8, Problem> {
         return Ok(0);
     }
     let range =
-        KeyRange::prefix(options.run.as_ref().map_or_else(|| DEFAULT_ROOT.to_owned(), |run| run_prefix(run)));
+        KeyRange::prefix(options.run().map_or_else(|| DEFAULT_ROOT.to_owned(), |run| run_prefix(run)));
     let mut changes = watch(&client, range).await.map_err(|error| failed(&error))?;
     // Listened to from here on: one that comes while something is shown must not be lost.
     let mut interrupt =
@@ -177,7 +186,7 @@ fn no_such_run(run: &str) -> Problem {
 async fn look(client: &Client, options: &Status) -> Result<(String, String), Problem> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let one = async |run: &str| native::status(client, run).await.map_err(|error| failed(&error));
-    if let Some(run) = &options.run {
+    if let Some(run) = options.run() {
         let Some(mut status) = one(run).await? else {
             // One that is watched may yet come.
             let text = format!("run {}: not there\n", plain(run));

@@ -91,6 +91,11 @@ impl Waiting {
             if std::mem::replace(&mut stood_by, spare) && !spare {
                 since = Instant::now();
             }
+            // Most often the place that it takes is given to it at once.
+            if since.elapsed() < QUIET {
+                next = since + QUIET;
+                continue;
+            }
             let left = self.timeout.saturating_sub(since.elapsed());
             let left = (now == Phase::Meeting && !spare).then_some(left);
             let text = describe(call.left());
