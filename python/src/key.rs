@@ -26,7 +26,7 @@ impl FromPyObject<'_, '_> for Bytes {
 }
 
 /// A list of keys or values.
-pub(crate) struct Several(pub(crate) Vec<Bytes>);
+pub(crate) struct Several(Vec<Bytes>);
 
 impl Several {
     /// In the form that the store takes it.

@@ -36,8 +36,11 @@ impl std::fmt::Display for TwoClusters {
 impl std::error::Error for TwoClusters {}
 
 /// Asks every endpoint, on connections of their own: most are needed for nothing else. Who does not answer within `time`
-/// counts for nothing.
+/// counts for nothing. One alone is of one cluster, and is not asked.
 pub(super) async fn two_clusters(connections: &Connections, time: Duration) -> Option<TwoClusters> {
+    if connections.len() < 2 {
+        return None;
+    }
     let ask = |at| async move { tokio::time::timeout(time, cluster(connections, at)).await.ok().flatten() };
     let clusters = join_all((0..connections.len()).map(ask)).await;
     let mut known = clusters.into_iter().enumerate().filter_map(|(at, cluster)| Some((at, cluster?)));

@@ -15,11 +15,8 @@ pub(super) struct Clusters {
 }
 
 impl Clusters {
-    /// Looks, unless that was done or there is only one endpoint. Says what it finds.
+    /// Looks, unless that was done. Says what it finds.
     pub(super) fn look(&self, client: &Client) {
-        if client.settings().endpoints.as_slice().len() < 2 {
-            return;
-        }
         self.look.get_or_init(|| {
             let (found, client) = (Arc::new(OnceLock::new()), client.clone());
             let find = Arc::clone(&found);

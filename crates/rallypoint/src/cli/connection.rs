@@ -159,9 +159,7 @@ impl Connection {
             Problem::new(NO_SERVER, text)
         });
         let client = connected?;
-        if client.settings().endpoints.as_slice().len() > 1
-            && let Some(two) = client.two_clusters(OTHER_ENDPOINTS).await
-        {
+        if let Some(two) = client.two_clusters(OTHER_ENDPOINTS).await {
             warn!("{two}");
         }
         Ok(client)
