@@ -83,16 +83,19 @@ fn tool(variable: &str, path: &str, component: &str) -> PathBuf {
 }
 
 fn find(variable: &str, path: &str) -> Option<PathBuf> {
-    // Set to nothing is not set.
-    if let Some(own) = env::var_os(variable).filter(|own| !own.is_empty()) {
-        let own = PathBuf::from(own);
+    if let Some(own) = own_tool(variable) {
         assert!(own.is_file(), "{variable} names {}, which is not a file", own.display());
         return Some(own);
     }
     Some(in_tools(path)).filter(|found| found.is_file())
 }
 
-fn in_tools(path: &str) -> PathBuf {
+/// What the variable names. Set to nothing is not set.
+pub(crate) fn own_tool(variable: &str) -> Option<PathBuf> {
+    env::var_os(variable).filter(|own| !own.is_empty()).map(PathBuf::from)
+}
+
+pub(crate) fn in_tools(path: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .ancestors()
         .nth(2)

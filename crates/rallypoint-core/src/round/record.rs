@@ -77,10 +77,11 @@ pub struct NodeRecord {
     pub seat: Option<Seat>,
     /// What it was started with.
     pub settings: RunSettings,
-    /// Nodes of one rack are kept together by [`RankPolicy::Hint`](super::RankPolicy::Hint).
+    /// Nodes of one rack are kept together by [`RankPolicy::Hint`](super::RankPolicy::Hint), and when they come together
+    /// by [`RankPolicy::Sticky`](super::RankPolicy::Sticky).
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub rack: String,
-    /// Its place among the others, for [`RankPolicy::Hint`](super::RankPolicy::Hint).
+    /// Its place among the others, for the same two.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub hint: String,
     /// Whatever it wants the others to know.

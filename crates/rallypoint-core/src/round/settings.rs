@@ -67,7 +67,8 @@ impl RunSettings {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RankPolicy {
-    /// Members keep their ranks from round to round; holes are filled in order of arrival.
+    /// Members keep their ranks from round to round; others fill the holes by rack and hint, and without those in order
+    /// of arrival.
     #[default]
     Sticky,
     /// In order of arrival.

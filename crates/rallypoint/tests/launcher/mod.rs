@@ -83,7 +83,8 @@ impl Launcher {
         // What the tests run under must not choose for them; what a test sets itself stays.
         let set: Vec<_> = command.get_envs().map(|(name, _)| name.to_owned()).collect();
         for (name, _) in std::env::vars_os().filter(|(name, _)| !set.contains(name)) {
-            if name.to_str().is_some_and(|name| name.starts_with("PET_") || name.starts_with("RALLYPOINT_")) {
+            let chooses = ["PET_", "RALLYPOINT_", "SLURM", "KUBERNETES_"];
+            if name.to_str().is_some_and(|name| chooses.iter().any(|chooses| name.starts_with(chooses))) {
                 command.env_remove(name);
             }
         }

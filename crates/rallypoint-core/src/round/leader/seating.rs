@@ -30,28 +30,32 @@ pub(super) fn seats<'a>(settings: &RunSettings, mut candidates: Vec<Candidate<'a
         RankPolicy::Address => candidates.sort_by(|a, b| {
             by_address(a.address, b.address).then_with(|| (a.arrived, a.id).cmp(&(b.arrived, b.id)))
         }),
-        RankPolicy::Hint => by_hint(&mut candidates),
+        RankPolicy::Hint => {
+            candidates.sort_by_key(|node| node.arrived);
+            by_hint(&mut candidates);
+        }
     }
     candidates.into_iter().map(|node| node.id).collect()
 }
 
-/// Whoever can keep a rank keeps it; the others fill the holes in their order.
+/// Whoever can keep a rank keeps it; the others fill the holes by their hints, and without those as they came.
 fn sticky<'a>(candidates: &[Candidate<'a>]) -> Vec<&'a str> {
     let mut seats = vec![None; candidates.len()];
     let mut rest = Vec::new();
     for node in candidates {
         match node.last_rank.and_then(|rank| seats.get_mut(rank)) {
             Some(seat @ None) => *seat = Some(node.id),
-            _ => rest.push(node.id),
+            _ => rest.push(node.clone()),
         }
     }
-    let mut rest = rest.into_iter();
+    by_hint(&mut rest);
+    let mut rest = rest.into_iter().map(|node| node.id);
     seats.into_iter().filter_map(|seat| seat.or_else(|| rest.next())).collect()
 }
 
-/// Racks in the order of their first hint; within a rack by hint.
+/// Racks in the order of their first hint; within a rack by hint; those of one hint as they stand.
 fn by_hint(candidates: &mut [Candidate<'_>]) {
-    candidates.sort_by(|a, b| natural(a.hint, b.hint).then_with(|| a.arrived.cmp(&b.arrived)));
+    candidates.sort_by(|a, b| natural(a.hint, b.hint));
     let mut racks = HashMap::new();
     for node in candidates.iter() {
         let next = racks.len();
@@ -118,6 +122,17 @@ mod tests {
             node("zero", 1, Some(0)),
         ];
         assert_eq!(seats(&settings(8, RankPolicy::Sticky), nodes), ["zero", "early", "two", "late"]);
+    }
+
+    #[test]
+    fn newcomers_with_hints_fill_the_holes_by_them() {
+        let hinted = |id, arrived, hint, last_rank| Candidate { hint, ..node(id, arrived, last_rank) };
+        let first = vec![hinted("c", 1, "10", None), hinted("a", 3, "0", None), hinted("b", 2, "9", None)];
+        assert_eq!(seats(&settings(3, RankPolicy::Sticky), first), ["a", "b", "c"]);
+        // b is gone: who takes its place comes last by its hint, and moves nobody.
+        let then =
+            vec![hinted("a", 3, "0", Some(0)), hinted("c", 1, "10", Some(2)), hinted("d", 4, "11", None)];
+        assert_eq!(seats(&settings(3, RankPolicy::Sticky), then), ["a", "d", "c"]);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use rallypoint_rendezvous::native::{BACKEND, TORCHRUNS};
 use rallypoint_rendezvous::{ParameterError, Registry, RendezvousParameters};
 
 use super::options::Run;
+use super::scheduler::Scheduled;
 use super::server::Serves;
 use super::worker_store::StoreServer;
 use crate::cli::exit::{EndpointFlags, NODE_RANK, Problem};
@@ -63,8 +64,8 @@ pub(crate) struct Meet {
     pub(crate) without_effect: Vec<(String, String)>,
 }
 
-/// Puts what torchrun's flags mean into the native backend's words.
-pub(crate) fn of(options: &mut Run) -> Result<Meet, Problem> {
+/// Puts what torchrun's flags mean into the native backend's words, with what a scheduler says.
+pub(crate) fn of(options: &mut Run, scheduled: Scheduled) -> Result<Meet, Problem> {
     let asked = Asked::take(options);
     if asked.torchs.is_none() && !Registry::with_defaults().names().any(|name| name == asked.backend) {
         return Err(Problem::usage(format!(
@@ -73,6 +74,7 @@ pub(crate) fn of(options: &mut Run) -> Result<Meet, Problem> {
         )));
     }
     let mut meet = Meet::new(options)?;
+    scheduled.config.into_iter().for_each(|(key, value)| meet.set(&key, value));
     if let Some(who) = meet.config.remove("worker_store") {
         // The plugin of torchrun has it there.
         let server = StoreServer::from_str(&who, false).map_err(|_| {
@@ -87,7 +89,7 @@ pub(crate) fn of(options: &mut Run) -> Result<Meet, Problem> {
     }
     // torchrun's way to say that the nodes of one machine need no place: port 0.
     if asked.torchs.is_some() && !options.standalone && asked.endpoint.ends_with(":0") {
-        if options.nnodes.max > 1 {
+        if options.nodes().max > 1 {
             let endpoint = &asked.endpoint;
             return Err(Problem::usage(format!(
                 "--rdzv-endpoint {endpoint} is for 1 node: the others cannot know which port it will be"
@@ -95,7 +97,8 @@ pub(crate) fn of(options: &mut Run) -> Result<Meet, Problem> {
         }
         options.connection.endpoint.clear();
     }
-    meet.alone = options.standalone || (options.nnodes.max == 1 && options.connection.endpoints().is_empty());
+    meet.alone =
+        options.standalone || (options.nodes().max == 1 && options.connection.endpoints().is_empty());
     if options.standalone {
         meet.none_of(&asked, "--standalone is for this node alone");
         meet.no_host(is_host);
@@ -107,7 +110,7 @@ pub(crate) fn of(options: &mut Run) -> Result<Meet, Problem> {
             meet.by_itself(options, asked);
             meet.no_host(is_host);
         } else {
-            meet.with_others(options, &asked, is_host);
+            meet.with_others(options, &asked, is_host, scheduled.serves);
         }
     }
     Ok(meet)
@@ -153,7 +156,7 @@ impl Asked {
     }
 
     fn check_rank(&self, options: &Run) -> Result<(), Problem> {
-        let nodes = options.nnodes.max;
+        let nodes = options.nodes().max;
         let Some(rank) = self.node_rank.filter(|rank| self.is_static() && *rank >= nodes) else {
             return Ok(());
         };
@@ -239,7 +242,13 @@ impl Meet {
         }
     }
 
-    fn with_others(&mut self, options: &mut Run, asked: &Asked, is_host: Option<bool>) {
+    fn with_others(
+        &mut self,
+        options: &mut Run,
+        asked: &Asked,
+        is_host: Option<bool>,
+        scheduled: Option<Serves>,
+    ) {
         let is_static = asked.is_static();
         if asked.by_master() {
             let address = asked.master_addr.as_deref().unwrap_or(MASTER_ADDR);
@@ -267,6 +276,7 @@ impl Meet {
         self.serves = match (is_host, asked.node_rank) {
             (Some(true), _) => Serves::Here,
             (Some(false), _) => Serves::Elsewhere,
+            (None, _) if scheduled.is_some() => scheduled.unwrap_or(Serves::OnDemand),
             (None, Some(0)) if is_static => Serves::Here,
             (None, Some(_)) if is_static => Serves::Elsewhere,
             (None, _) => Serves::OnDemand,
@@ -333,7 +343,7 @@ mod tests {
     fn meant(line: &str) -> Result<(Run, Meet), Problem> {
         let words = ["rallypoint"].into_iter().chain(line.split_whitespace()).chain(["train.py"]);
         let mut run = Cli::try_parse_from(words).map_err(|error| Problem::usage(error.to_string()))?.run;
-        let meet = of(&mut run)?;
+        let meet = of(&mut run, Scheduled::default())?;
         Ok((run, meet))
     }
 

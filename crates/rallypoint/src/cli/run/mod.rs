@@ -12,6 +12,7 @@ mod options;
 mod program;
 mod progress;
 mod room;
+mod scheduler;
 mod server;
 mod signals;
 mod stuck;
@@ -46,6 +47,7 @@ pub(super) use self::options::Run;
 use self::options::{EventLogHandler, WorkersPerNode};
 use self::program::Program;
 use self::progress::Waiting;
+use self::scheduler::Surroundings;
 use self::server::Meeting;
 use self::signals::SHORTEST_LOOK;
 use self::terminal::{LogWriter, Terminal};
@@ -221,15 +223,20 @@ async fn launch(
             "{HEALTH_VARIABLE} has no effect: there is no server for health checks, as in torchrun's public release"
         );
     }
-    let mut spec = spec(options, orders.grace)?;
+    let mut options = options.clone();
+    let variable = |name: &str| std::env::var(name).ok();
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let scheduled = scheduler::take(&mut options, Surroundings { variable: &variable, host: &host })?;
+    scheduled.said.iter().for_each(|said| info!("{said}"));
+    scheduled.warned.iter().for_each(|warned| warn!("{warned}"));
+    let mut spec = spec(&options, orders.grace)?;
     spec.interactive = options.interactive_rank.map(|local_rank| Interactive {
         local_rank,
-        group: guarded.terminal_group().filter(|_| interactive(options)),
+        group: guarded.terminal_group().filter(|_| interactive(&options)),
     });
-    checks::check(options, spec.local_world_size)?;
+    checks::check(&options, spec.local_world_size)?;
     limits::make_room(spec.local_world_size);
-    let mut options = options.clone();
-    let meet = meet::of(&mut options)?;
+    let meet = meet::of(&mut options, scheduled)?;
     let (options, alone) = (&options, meet.alone);
     spec.worker_store = StoreServer::choose(options.worker_store);
     meet.said.iter().for_each(|said| info!("{said}"));
@@ -326,7 +333,7 @@ fn spec(options: &Run, grace: Duration) -> Result<WorkerSpec, Problem> {
     let prefix = prefix.map_err(|error| Problem::usage(format!("--log-line-prefix-template: {error}")))?;
     // torchrun tells its Python the same with -u; a program that is a Python gets it this way.
     let unbuffered = program.unbuffered.then(|| ("PYTHONUNBUFFERED", "1".into()));
-    let mut spec = WorkerSpec::new(program.path, devices::workers(options.nproc_per_node)?);
+    let mut spec = WorkerSpec::new(program.path, devices::workers(options.workers())?);
     spec.args = program.args;
     spec.role.clone_from(&options.role);
     spec.max_restarts = options.max_restarts;
@@ -348,7 +355,7 @@ fn spec(options: &Run, grace: Duration) -> Result<WorkerSpec, Problem> {
 /// The CPUs of each worker, if they are to be bound.
 fn cpus(options: &Run, workers: usize) -> Result<Vec<numa::Cpus>, Problem> {
     let Some(mode) = options.numa_binding else { return Ok(Vec::new()) };
-    let gpus = if options.nproc_per_node == WorkersPerNode::Cpu { Vec::new() } else { devices::addresses()? };
+    let gpus = if options.workers() == WorkersPerNode::Cpu { Vec::new() } else { devices::addresses()? };
     let allowed = allowed_cpus().map_err(|error| {
         Problem::new(NODE, format!("--numa-binding: cannot tell the CPUs of this process: {error}"))
     })?;
@@ -361,10 +368,10 @@ fn cpus(options: &Run, workers: usize) -> Result<Vec<numa::Cpus>, Problem> {
 
 fn run_id(options: &Run, alone: bool) -> Result<String, Problem> {
     let given = options.rdzv_id.trim();
-    if alone && options.nnodes.max > 1 {
+    if alone && options.nodes().max > 1 {
         return Err(Problem::usage(format!(
             "--standalone is for 1 node, and --nnodes says up to {}: leave one of them out",
-            options.nnodes.max
+            options.nodes().max
         )));
     }
     if alone {
@@ -390,7 +397,7 @@ fn parameters(
     run_id: &str,
 ) -> Result<RendezvousParameters, Problem> {
     let usage = |error: rallypoint_rendezvous::ParameterError| Problem::usage(error.to_string());
-    let nodes = options.nnodes;
+    let nodes = options.nodes();
     let mut parameters =
         RendezvousParameters::new(&options.rdzv_backend, endpoints, run_id, nodes.min, nodes.max)
             .map_err(usage)?;

@@ -41,25 +41,20 @@ pub(crate) struct Run {
     /// with Python, as torchrun does; ${local_rank} in arguments is replaced.
     #[arg(value_name = "PROGRAM", required = true, num_args = 1.., trailing_var_arg = true)]
     pub(crate) command: Vec<OsString>,
-    /// The number of nodes, or the least and the most: work begins when MIN are here, after a last call for up to MAX.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        env = "PET_NNODES",
-        value_name = "MIN[:MAX]",
-        default_value = "1:1"
-    )]
-    pub(crate) nnodes: Nodes,
-    /// Workers on this node: a number, or one for each gpu, xpu (Intel's) or cpu; auto: for each GPU, or else each CPU.
+    /// The number of nodes, or the least and the most: work begins when MIN are here, after a last call for up to MAX. If
+    /// it is not given, 1, or under Slurm's srun the nodes of the step.
+    #[arg(long, allow_negative_numbers = true, env = "PET_NNODES", value_name = "MIN[:MAX]")]
+    pub(crate) nnodes: Option<Nodes>,
+    /// Workers on this node: a number, or one for each gpu, xpu (Intel's) or cpu; auto: for each GPU, or else each CPU. If
+    /// it is not given, 1, or under Slurm's srun one for each GPU that the step has on this node.
     #[arg(
         long,
         allow_negative_numbers = true,
         alias = "nproc_per_node",
         env = "PET_NPROC_PER_NODE",
-        value_name = "N|auto|gpu|xpu|cpu",
-        default_value = "1"
+        value_name = "N|auto|gpu|xpu|cpu"
     )]
-    pub(crate) nproc_per_node: WorkersPerNode,
+    pub(crate) nproc_per_node: Option<WorkersPerNode>,
     /// Run on this node alone. Nothing else needs to run, and neither endpoint nor id is needed.
     #[arg(long, env = "PET_STANDALONE", value_parser = yes_or_no)]
     pub(crate) standalone: bool,
@@ -330,6 +325,18 @@ pub(crate) struct Run {
 
     #[command(flatten)]
     pub(crate) without_meaning: WithoutMeaning,
+}
+
+impl Run {
+    /// How many nodes, as was said; one, where nobody said it.
+    pub(crate) fn nodes(&self) -> Nodes {
+        self.nnodes.unwrap_or(Nodes { min: 1, max: 1 })
+    }
+
+    /// How many workers on this node, as was said; one, where nobody said it.
+    pub(crate) fn workers(&self) -> WorkersPerNode {
+        self.nproc_per_node.unwrap_or(WorkersPerNode::Number(1))
+    }
 }
 
 /// torchrun's options that have no meaning here: each is accepted with a word in the log, or refused.

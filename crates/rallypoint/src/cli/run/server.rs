@@ -16,6 +16,8 @@ pub(crate) enum Serves {
     OnDemand,
     /// Whatever the address: this is the node that is named by it.
     Here,
+    /// The same, and whatever else listens there is a stranger: nobody chose the port.
+    Only,
     /// Never: another node has it.
     Elsewhere,
 }
@@ -59,9 +61,16 @@ pub(crate) async fn find(
             info!(endpoint = %endpoint, "nothing listens there: this node starts the embedded server");
             meeting.server = Some(server);
         }
+        OnDemand::Taken if serves == Serves::Only => {
+            let text = format!(
+                "the port of {endpoint}, which was taken from the number of the job, is in use: choose one with {}",
+                place.flags()
+            );
+            return Err(Problem::new(NO_SERVER, text));
+        }
         OnDemand::Taken => meeting.taken = true,
         // A name that is not known yet, or an address that somebody translates.
-        OnDemand::Elsewhere if serves == Serves::Here => {
+        OnDemand::Elsewhere if matches!(serves, Serves::Here | Serves::Only) => {
             let listen = SocketAddr::from((Ipv4Addr::UNSPECIFIED, endpoint.port));
             let server = Server::bind(Config::on(listen)).map_err(|error| cannot_serve(&error, place))?;
             info!(endpoint = %endpoint, "this node starts the embedded server, on all its addresses");
