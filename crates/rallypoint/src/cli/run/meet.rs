@@ -11,7 +11,7 @@ use rallypoint_core::endpoint::host_and_port;
 use rallypoint_rendezvous::native::{BACKEND, TORCHRUNS};
 use rallypoint_rendezvous::{ParameterError, Registry, RendezvousParameters};
 
-use super::options::Run;
+use super::options::{C10D, Run, STATIC};
 use super::scheduler::Scheduled;
 use super::server::Serves;
 use super::worker_store::StoreServer;
@@ -82,7 +82,7 @@ pub(crate) fn of(options: &mut Run, scheduled: Scheduled) -> Result<Meet, Proble
         })?;
         options.worker_store.get_or_insert(server);
     }
-    let native = asked.torchs.is_some() || options.rdzv_backend == BACKEND;
+    let native = options.is_native();
     let is_host = if native { meet.drop_theirs(asked.torchs)? } else { None };
     if asked.torchs.is_some() {
         options.rdzv_backend = BACKEND.to_owned();
@@ -97,8 +97,7 @@ pub(crate) fn of(options: &mut Run, scheduled: Scheduled) -> Result<Meet, Proble
         }
         options.connection.endpoint.clear();
     }
-    meet.alone =
-        options.standalone || (options.nodes().max == 1 && options.connection.endpoints().is_empty());
+    meet.alone = options.is_alone();
     if options.standalone {
         meet.none_of(&asked, "--standalone is for this node alone");
         meet.no_host(is_host);
@@ -121,6 +120,8 @@ struct Asked {
     torchs: Option<Torchs>,
     /// The backend's name, as it was given.
     backend: String,
+    /// The nodes meet at the master.
+    by_master: bool,
     endpoint: String,
     master_addr: Option<String>,
     master_port: Option<u16>,
@@ -132,11 +133,12 @@ impl Asked {
         let backend = options.rdzv_backend.clone();
         Asked {
             torchs: match backend.as_str() {
-                "static" => Some(Torchs::Static),
-                "c10d" => Some(Torchs::C10d),
+                STATIC => Some(Torchs::Static),
+                C10D => Some(Torchs::C10d),
                 _ => None,
             },
             backend,
+            by_master: options.meets_at_master(),
             endpoint: options.connection.endpoints().to_owned(),
             master_addr: options.master_addr.take().filter(|address| !address.is_empty()),
             master_port: options.master_port.take(),
@@ -144,15 +146,9 @@ impl Asked {
         }
     }
 
-    /// The nodes meet at the master, for want of an endpoint.
-    fn by_master(&self) -> bool {
-        let named = self.master_addr.is_some() || self.master_port.is_some() || self.node_rank.is_some();
-        self.endpoint.is_empty() && (self.torchs == Some(Torchs::Static) || named)
-    }
-
     /// Each node has the rank that it is given.
     fn is_static(&self) -> bool {
-        self.torchs == Some(Torchs::Static) || self.by_master()
+        self.torchs == Some(Torchs::Static) || self.by_master
     }
 
     fn check_rank(&self, options: &Run) -> Result<(), Problem> {
@@ -174,7 +170,7 @@ impl Asked {
             (None, None) if self.master_port.is_some() => "--master-port".to_owned(),
             (None, None) => "--node-rank".to_owned(),
         };
-        let server = if self.by_master() { ", where node 0 starts the server" } else { "" };
+        let server = if self.by_master { ", where node 0 starts the server" } else { "" };
         format!("{asked} means Rallypoint's own backend here; the nodes meet at {endpoint}{server}")
     }
 }
@@ -250,7 +246,7 @@ impl Meet {
         scheduled: Option<Serves>,
     ) {
         let is_static = asked.is_static();
-        if asked.by_master() {
+        if asked.by_master {
             let address = asked.master_addr.as_deref().unwrap_or(MASTER_ADDR);
             options.connection.endpoint = endpoint(address, asked.master_port.unwrap_or(MASTER_PORT));
             self.place = EndpointFlags::Master;
@@ -290,7 +286,7 @@ impl Meet {
             // So a second node of this rank is told of, and one that is started again takes its place at once.
             self.set("node_id", format!("{NODE_RANK}{rank}"));
         }
-        if asked.torchs.is_some() || asked.by_master() {
+        if asked.torchs.is_some() || asked.by_master {
             let place = Some(options.connection.endpoints()).filter(|endpoint| !endpoint.is_empty());
             self.said = place.map(|endpoint| asked.said(endpoint));
             self.nameless = options.rdzv_id.trim().is_empty();

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use rallypoint_agent::{DEFAULT_MAX_DEPARTURES, DEFAULT_SIGNALS, StreamChoice, WhenExhausted};
 use rallypoint_core::time::bounded;
-use rallypoint_rendezvous::native::OPTIONS;
+use rallypoint_rendezvous::native::{BACKEND, OPTIONS};
 
 use super::numa::Mode;
 use super::worker_store::StoreServer;
@@ -14,6 +14,10 @@ use crate::cli::LogFormat;
 use crate::cli::connection::Connection;
 use crate::cli::exit::TABLE;
 use crate::cli::variables::{Unread, Variable, yes_or_no};
+
+/// torchrun's own backends, which mean Rallypoint's here.
+pub(crate) const STATIC: &str = "static";
+pub(crate) const C10D: &str = "c10d";
 
 /// Run a program as the workers of a distributed job, together with other nodes.
 ///
@@ -331,6 +335,25 @@ impl Run {
     /// How many nodes, as was said; one, where nobody said it.
     pub(crate) fn nodes(&self) -> Nodes {
         self.nnodes.unwrap_or(Nodes { min: 1, max: 1 })
+    }
+
+    /// There is nobody to meet.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.standalone || (self.nodes().max == 1 && self.connection.endpoints().is_empty())
+    }
+
+    /// The backend is Rallypoint's own, by this name or by one of torchrun's that mean it.
+    pub(crate) fn is_native(&self) -> bool {
+        [BACKEND, STATIC, C10D].contains(&self.rdzv_backend.as_str())
+    }
+
+    /// The nodes meet at the master, for want of an endpoint.
+    pub(crate) fn meets_at_master(&self) -> bool {
+        let named = self.master_addr.as_ref().is_some_and(|address| !address.is_empty())
+            || self.master_port.is_some()
+            || self.node_rank.is_some();
+        let meant = named || self.rdzv_backend == STATIC;
+        self.connection.endpoints().is_empty() && self.is_native() && meant
     }
 
     /// How many workers on this node, as was said; one, where nobody said it.

@@ -3,7 +3,7 @@
 
 use rallypoint_core::Endpoints;
 
-use super::{Scheduled, Surroundings, Taken, alone, by_master, native};
+use super::{Scheduled, Surroundings, Taken};
 use crate::cli::run::options::Run;
 use crate::cli::run::server::Serves;
 
@@ -14,7 +14,7 @@ pub(super) fn take(options: &mut Run, around: Surroundings<'_>) -> Scheduled {
     let Some(index) = around.text(INDEX).and_then(|index| index.parse::<usize>().ok()) else {
         return scheduled;
     };
-    if alone(options) {
+    if options.is_alone() {
         scheduled.warned = options.nnodes.is_none().then(|| {
             "this pod is one of an Indexed Job, and without --nnodes it runs alone: set PET_NNODES to how many there are, or --standalone where each is to run alone".to_owned()
         });
@@ -23,12 +23,12 @@ pub(super) fn take(options: &mut Run, around: Surroundings<'_>) -> Scheduled {
     let mut taken = Taken::from("Kubernetes");
     // The pod that is started in the place of another has its index, and its name.
     let named = around.host.ends_with(&format!("-{index}"));
-    if by_master(options) {
+    if options.meets_at_master() {
         if options.node_rank.is_none() && index < options.nodes().max {
             options.node_rank = Some(index);
             taken.add("--node-rank", index, INDEX);
         }
-    } else if native(options) {
+    } else if options.is_native() {
         if options.node_rank.is_none() {
             // In a JobSet each Job begins with 0; names have the Job's own number before it.
             let hint = if named { around.host.to_owned() } else { index.to_string() };

@@ -7,8 +7,6 @@ mod slurm;
 
 use std::collections::BTreeMap;
 
-use rallypoint_rendezvous::native::BACKEND;
-
 use super::options::Run;
 use super::server::Serves;
 use crate::cli::exit::Problem;
@@ -87,26 +85,6 @@ impl Taken {
         let taken = (!self.options.is_empty()).then(|| self.options.join(", "));
         taken.map(|taken| format!("from {}: {taken}; flags win", self.from))
     }
-}
-
-/// Whether the backend is Rallypoint's own, by this or one of torchrun's names.
-fn native(options: &Run) -> bool {
-    [BACKEND, "static", "c10d"].contains(&options.rdzv_backend.as_str())
-}
-
-/// Whether the nodes meet at the master, as torchrun's flags say it.
-fn by_master(options: &Run) -> bool {
-    let named = options.master_addr.as_ref().is_some_and(|address| !address.is_empty())
-        || options.master_port.is_some()
-        || options.node_rank.is_some();
-    options.connection.endpoints().is_empty()
-        && native(options)
-        && (named || options.rdzv_backend == "static")
-}
-
-/// Whether there is nobody to meet.
-fn alone(options: &Run) -> bool {
-    options.nodes().max == 1 && options.connection.endpoints().is_empty()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Slurm: one launcher for each node of a step, as `srun --ntasks-per-node=1` starts them.
 
-use super::{Scheduled, Surroundings, Taken, alone, by_master, native};
+use super::{Scheduled, Surroundings, Taken};
 use crate::cli::exit::Problem;
 use crate::cli::run::options::{Nodes, Run, WorkersPerNode};
 use crate::cli::run::server::Serves;
@@ -42,11 +42,11 @@ pub(super) fn take(options: &mut Run, around: Surroundings<'_>) -> Result<Schedu
         options.rdzv_id = run_id(around)?;
         taken.add("--rdzv-id", &options.rdzv_id, "SLURM_JOB_ID and SLURM_STEP_ID");
     }
-    if alone(options) {
+    if options.is_alone() {
         scheduled.said = taken.said();
         return Ok(scheduled);
     }
-    if by_master(options) {
+    if options.meets_at_master() {
         if options.master_addr.as_ref().is_none_or(String::is_empty) {
             let (first, port) = place(around, "--master-addr")?;
             taken.add("--master-addr", &first, "SLURM_STEP_NODELIST");
@@ -70,11 +70,11 @@ pub(super) fn take(options: &mut Run, around: Surroundings<'_>) -> Result<Schedu
             options.local_addr.get_or_insert(first);
         }
     }
-    if native(options) && options.node_rank.is_none() {
+    if options.is_native() && options.node_rank.is_none() {
         taken.add("rank_hint", task, "SLURM_PROCID");
         scheduled.config.insert("rank_hint".to_owned(), task.to_string());
     }
-    if let Some(rack) = rack(around).filter(|_| native(options)) {
+    if let Some(rack) = rack(around).filter(|_| options.is_native()) {
         taken.add("rack", &rack, "SLURM_TOPOLOGY_ADDR");
         scheduled.config.insert("rack".to_owned(), rack);
     }
