@@ -149,7 +149,6 @@ class Machine:
         """Folders with what the Secrets have, by their names: certificates of servers for all addresses, one of a client."""
         # An etcd looks where its peers come from, too.
         names = ",".join(f"IP:{address}" for address in ["127.0.0.1", *self.addresses.values()])
-        # A client whose certificate had names would have to come from one of them.
         kinds = {"etcd-server": f"subjectAltName={names}", "rallypoint-server": f"subjectAltName={names}", "etcd-client": ""}
         authority = self.folder / "authority"
         key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
