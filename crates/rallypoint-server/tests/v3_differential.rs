@@ -92,6 +92,7 @@ impl Pair {
         for (at, (mut ours, etcd)) in ours.into_iter().zip(etcd).enumerate() {
             // etcd looks a previous value up when it sends the event: a compaction may have been faster.
             if let (Heard::Event(ours), Heard::Event(etcd)) = (&mut ours, &etcd)
+                && watch.prev_kv
                 && etcd.prev_kv.is_none()
                 && etcd.kv.as_ref().unwrap().mod_revision <= compacted
             {

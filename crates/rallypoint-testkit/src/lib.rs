@@ -14,7 +14,8 @@
 //!
 //! Programs are looked up in `.tools`, where `scripts/setup` puts them; `RALLYPOINT_ETCD_35`, `RALLYPOINT_ETCDCTL`,
 //! `RALLYPOINT_ETCD_34`, `RALLYPOINT_ETCDCTL_34` and `RALLYPOINT_TORCH_PYTHON` name others. `RALLYPOINT_ETCD_36` names
-//! an etcd 3.6 to try as well, `RALLYPOINT_SLURM` a folder with another Slurm.
+//! an etcd 3.6 to try as well, `RALLYPOINT_SLURM` a folder
+//! with another Slurm, as `scripts/setup` lays it out.
 
 mod certs;
 mod cluster;

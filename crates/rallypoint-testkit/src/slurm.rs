@@ -34,8 +34,10 @@ impl Slurm {
     /// number `first_job`: what a launcher takes from it, a port for one, is not to be another Slurm's of this machine.
     #[must_use]
     pub fn start(nodes: usize, first_job: u32) -> Option<Self> {
-        let programs = own_tool("RALLYPOINT_SLURM").unwrap_or_else(|| in_tools("slurm"));
+        let own = own_tool("RALLYPOINT_SLURM");
+        let programs = own.clone().unwrap_or_else(|| in_tools("slurm"));
         if !programs.join("slurmctld").exists() {
+            assert!(own.is_none(), "RALLYPOINT_SLURM names {}, which has no slurmctld", programs.display());
             eprintln!("Slurm is not tried: {} is not there; run `scripts/setup slurm`", programs.display());
             return None;
         }
@@ -125,6 +127,13 @@ impl Slurm {
         self.wait_until(&format!("job {job} is {state}"), || self.state(job) == state);
     }
 
+    /// Waits until a job is over, however it ended.
+    pub fn wait_for_end(&self, job: &str) {
+        self.wait_until(&format!("job {job} is over"), || {
+            !["PENDING", "RUNNING", "COMPLETING"].contains(&self.state(job).as_str())
+        });
+    }
+
     /// The machine of a node dies with all that runs on it, and Slurm is told at once.
     pub fn kill_node(&mut self, number: usize) {
         let node = &mut self.nodes[number - 1];
@@ -205,6 +214,13 @@ fn set_environment(command: &mut Command, folder: &Path, programs: &Path) {
     // Scripts of jobs find srun by it.
     let own = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{}:{own}", programs.join("usr/bin").display()));
+    // What the tests run under must not choose for them.
+    for (name, _) in std::env::vars_os() {
+        let chooses = ["SLURM", "SBATCH_", "PET_", "RALLYPOINT_"];
+        if name.to_str().is_some_and(|name| chooses.iter().any(|chooses| name.starts_with(chooses))) {
+            command.env_remove(name);
+        }
+    }
     command.env("LD_LIBRARY_PATH", path).env("SLURM_CONF", conf(folder)).current_dir(folder);
 }
 

@@ -4,6 +4,9 @@
 
 mod launcher;
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use launcher::{Launcher, RALLYPOINT};
 use rallypoint_testkit::{Etcd, Slurm, Version};
 
@@ -55,7 +58,8 @@ fn under_srun_no_flag_is_needed() {
     let worker = ["--nnodes", "1:2", "--", "sh", "-c", script];
     let ended = srun(&slurm, &[&flags[..], &worker].concat()).ended().expect(0);
     assert_eq!(ended.with(" in mine").len(), 2, "{}", ended.text());
-    assert!(ended.with("from Slurm").iter().all(|line| !line.contains("--nnodes")), "{}", ended.text());
+    let said = ended.with("from Slurm");
+    assert!(said.len() == 2 && said.iter().all(|line| !line.contains("--nnodes")), "{}", ended.text());
 
     let ended = srun(&slurm, &["--nodes=2", "--ntasks=4", RALLYPOINT, "run", "--", "true"]).ended().expect(2);
     assert_eq!(ended.with("srun starts 4 launchers on 2 nodes").len(), 4, "{}", ended.text());
@@ -130,12 +134,13 @@ fn a_spare_takes_the_rank_of_a_node_that_dies() {
     let dead = (0..3).find(|rank| node_of(&before, *rank) != 1).unwrap();
     let number = node_of(&before, dead);
     slurm.kill_node(number);
-    let died =
-        || slurm.output(&job).lines().filter(|line| line.contains(&format!("rank {dead} of 3 on "))).count();
-    let deadline = std::time::Instant::now() + launcher::TIMEOUT;
-    while died() < 2 {
-        assert!(std::time::Instant::now() < deadline, "no spare came: {}", slurm.output(&job));
-        std::thread::sleep(std::time::Duration::from_millis(100));
+    let starts = |rank: usize| {
+        slurm.output(&job).lines().filter(|line| line.contains(&format!("rank {rank} of 3 on "))).count()
+    };
+    let deadline = Instant::now() + launcher::TIMEOUT;
+    while !(0..3).all(|rank| starts(rank) == 2) {
+        assert!(Instant::now() < deadline, "no spare came: {}", slurm.output(&job));
+        thread::sleep(Duration::from_millis(100));
     }
     let after = slurm.output(&job);
     for rank in (0..3).filter(|rank| *rank != dead) {
@@ -144,6 +149,39 @@ fn a_spare_takes_the_rank_of_a_node_that_dies() {
     assert_ne!(node_of(&after, dead), number, "{after}");
     slurm.ask("scancel", &[&job]);
     slurm.wait_for_state(&job, "CANCELLED");
+}
+
+#[test]
+fn scripts_that_start_launchers_in_other_ways_work_as_before() {
+    let Some(slurm) = Slurm::start(2, 600) else { return };
+    let run = |script: &str| {
+        let job = slurm.submit(&["--nodes=2", "--ntasks-per-node=1"], script);
+        slurm.wait_for_end(&job);
+        (slurm.state(&job), slurm.output(&job))
+    };
+    // A step for each node, in a loop, as scripts for torchrun have it.
+    let node = "--nnodes 2 --node-rank $((i - 1)) --master-addr 127.0.0.1 --master-port 20699";
+    let (state, output) = run(&format!(
+        "for i in 1 2; do srun --nodes=1 --ntasks=1 --nodelist=127.0.0.$i {RALLYPOINT} run {node} -- sh -c 'echo rank $RANK of $WORLD_SIZE' & done; wait"
+    ));
+    assert_eq!(state, "COMPLETED", "{output}");
+    assert!(output.contains("rank 0 of 2") && output.contains("rank 1 of 2"), "{output}");
+
+    // One run after the other in one step has the name and the place of the first.
+    let twice =
+        r#"for turn in first second; do "$0" run -- sh -c "sleep 0.\$RANK; echo $turn \$RANK" || exit; done"#;
+    let (state, output) = run(&format!("srun sh -c '{twice}' {RALLYPOINT}"));
+    assert_eq!(state, "COMPLETED", "{output}");
+    let all = ["first 0", "first 1", "second 0", "second 1"];
+    assert!(all.iter().all(|said| output.contains(said)), "{output}");
+
+    // Somebody else has the port.
+    let _held = std::net::TcpListener::bind("127.0.0.1:20602").unwrap();
+    let (state, output) = run(&format!("srun --kill-on-bad-exit=1 {RALLYPOINT} run -- true"));
+    assert_eq!(state, "FAILED", "{output}");
+    assert!(
+        output.contains("the port of 127.0.0.1:20602, which was taken from the number of the job, is in use")
+    );
 }
 
 /// Of `docs/slurm.md`, as they stand, but for what this machine has not: GPUs, and an etcd of those names.

@@ -48,9 +48,9 @@ pub struct NativeSettings {
     pub address: Option<String>,
     /// The port where the workers meet, should this node be the master; a free one without.
     pub master_port: Option<u16>,
-    /// Nodes of one rack get ranks next to each other with [`RankPolicy::Hint`].
+    /// Nodes of one rack get ranks next to each other with [`RankPolicy::Hint`], and with [`RankPolicy::Sticky`] when they come.
     pub rack: String,
-    /// The order of nodes with [`RankPolicy::Hint`], for instance a Slurm node id.
+    /// The order of nodes with the same two, for instance a Slurm node id.
     pub hint: String,
     /// Whatever the others may want to know of this node.
     pub about: String,

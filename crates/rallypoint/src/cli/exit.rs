@@ -67,6 +67,8 @@ pub(crate) enum EndpointFlags {
     Embedded,
     /// `--master-addr`: node 0 has the server.
     Master,
+    /// The first node of what a scheduler has started, where no flag says anything else.
+    Scheduler,
     /// `--endpoint` of an operator's command.
     Operator,
     /// Of torchrun, with options in `--rdzv-conf`.
@@ -85,6 +87,7 @@ impl EndpointFlags {
             EndpointFlags::Endpoint
             | EndpointFlags::Embedded
             | EndpointFlags::Unnamed
+            | EndpointFlags::Scheduler
             | EndpointFlags::Torchrun => "--rdzv-endpoint",
             EndpointFlags::Master => "--master-addr and --master-port",
             EndpointFlags::Operator => "--endpoint",
@@ -104,6 +107,9 @@ impl EndpointFlags {
             | EndpointFlags::Unnamed
             | EndpointFlags::Torchrun => "; check --rdzv-endpoint, and that an etcd runs there",
             EndpointFlags::Master => "; check --master-addr and --master-port, and that node 0 runs there",
+            EndpointFlags::Scheduler => {
+                "; it is the first node of the step: see what its launcher says, or give --rdzv-endpoint"
+            }
             EndpointFlags::Operator => "; check --endpoint, and that an etcd runs there",
         }
     }
@@ -114,6 +120,7 @@ impl EndpointFlags {
             EndpointFlags::Endpoint
             | EndpointFlags::Embedded
             | EndpointFlags::Unnamed
+            | EndpointFlags::Scheduler
             | EndpointFlags::Torchrun => "; name the etcd in --rdzv-endpoint as its certificate does",
             EndpointFlags::Master => "; name node 0 in --master-addr as its certificate does",
             EndpointFlags::Operator => "; name the etcd in --endpoint as its certificate does",
@@ -165,6 +172,7 @@ impl EndpointFlags {
             | EndpointFlags::Operator
             | EndpointFlags::Torchrun => "; check that all nodes use this --rdzv-id and --rdzv-endpoint",
             EndpointFlags::Unnamed => "; check that all nodes use this --rdzv-endpoint",
+            EndpointFlags::Scheduler => "; see what the launchers on the other nodes of the step say",
             EndpointFlags::Master => {
                 "; check that all nodes use this --master-addr and --master-port, and each a --node-rank of its own"
             }
@@ -177,7 +185,7 @@ impl EndpointFlags {
             EndpointFlags::Endpoint | EndpointFlags::Operator | EndpointFlags::Torchrun => {
                 "; start a new one with another --rdzv-id"
             }
-            EndpointFlags::Embedded => "; start all nodes again",
+            EndpointFlags::Embedded | EndpointFlags::Scheduler => "; start all nodes again",
             EndpointFlags::Unnamed | EndpointFlags::Master => {
                 "; start all nodes again, or name the new run with --rdzv-id"
             }

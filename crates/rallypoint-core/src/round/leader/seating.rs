@@ -127,12 +127,15 @@ mod tests {
     #[test]
     fn newcomers_with_hints_fill_the_holes_by_them() {
         let hinted = |id, arrived, hint, last_rank| Candidate { hint, ..node(id, arrived, last_rank) };
-        let first = vec![hinted("c", 1, "10", None), hinted("a", 3, "0", None), hinted("b", 2, "9", None)];
-        assert_eq!(seats(&settings(3, RankPolicy::Sticky), first), ["a", "b", "c"]);
-        // b is gone: who takes its place comes last by its hint, and moves nobody.
+        let first = || vec![hinted("c", 1, "10", None), hinted("a", 3, "0", None), hinted("b", 2, "9", None)];
+        assert_eq!(seats(&settings(3, RankPolicy::Sticky), first()), ["a", "b", "c"]);
+        let racks =
+            first().into_iter().zip(["r1", "r1", "r2"]).map(|(node, rack)| Candidate { rack, ..node });
+        assert_eq!(seats(&settings(3, RankPolicy::Sticky), racks.collect()), ["a", "c", "b"]);
+        // a and b are gone: two others take their places, by their hints, and move nobody.
         let then =
-            vec![hinted("a", 3, "0", Some(0)), hinted("c", 1, "10", Some(2)), hinted("d", 4, "11", None)];
-        assert_eq!(seats(&settings(3, RankPolicy::Sticky), then), ["a", "d", "c"]);
+            vec![hinted("e", 4, "12", None), hinted("c", 1, "10", Some(2)), hinted("d", 5, "11", None)];
+        assert_eq!(seats(&settings(3, RankPolicy::Sticky), then), ["d", "e", "c"]);
     }
 
     #[test]

@@ -50,8 +50,8 @@ pub(crate) struct Meet {
     pub(crate) serves: Serves,
     /// How long an etcd that does not answer yet is waited for; none: as long as for the other nodes.
     pub(crate) patience: Option<Duration>,
-    /// The run has no name, as under torchrun.
-    pub(crate) nameless: bool,
+    /// The run before this one, on the same server, may have had the same name.
+    pub(crate) name_again: bool,
     /// For the backend: `--rdzv-conf`, and what follows from other options.
     pub(crate) config: BTreeMap<String, String>,
     /// One line on what torchrun's words mean here.
@@ -75,6 +75,10 @@ pub(crate) fn of(options: &mut Run, scheduled: Scheduled) -> Result<Meet, Proble
     }
     let mut meet = Meet::new(options)?;
     scheduled.config.into_iter().for_each(|(key, value)| meet.set(&key, value));
+    meet.name_again = scheduled.names_run;
+    if scheduled.names_run {
+        meet.place = EndpointFlags::Scheduler;
+    }
     if let Some(who) = meet.config.remove("worker_store") {
         // The plugin of torchrun has it there.
         let server = StoreServer::from_str(&who, false).map_err(|_| {
@@ -90,9 +94,9 @@ pub(crate) fn of(options: &mut Run, scheduled: Scheduled) -> Result<Meet, Proble
     // torchrun's way to say that the nodes of one machine need no place: port 0.
     if asked.torchs.is_some() && !options.standalone && asked.endpoint.ends_with(":0") {
         if options.nodes().max > 1 {
-            let endpoint = &asked.endpoint;
+            let (endpoint, nodes) = (&asked.endpoint, options.nodes().max);
             return Err(Problem::usage(format!(
-                "--rdzv-endpoint {endpoint} is for 1 node: the others cannot know which port it will be"
+                "--rdzv-endpoint {endpoint} is for 1 node, and there are {nodes}: the others cannot know which port it will be"
             )));
         }
         options.connection.endpoint.clear();
@@ -103,6 +107,7 @@ pub(crate) fn of(options: &mut Run, scheduled: Scheduled) -> Result<Meet, Proble
         meet.no_host(is_host);
     } else if !native {
         meet.none_of(&asked, "only Rallypoint's own backend heeds it");
+        meet.serves = scheduled.serves.unwrap_or(meet.serves);
     } else {
         asked.check_rank(options)?;
         if meet.alone {
@@ -182,7 +187,7 @@ impl Meet {
             alone: false,
             serves: Serves::OnDemand,
             patience: options.connect_timeout.map(|seconds| seconds.0),
-            nameless: false,
+            name_again: false,
             config: RendezvousParameters::parse_config(&options.rdzv_conf).map_err(refused)?,
             said: None,
             warned: None,
@@ -269,14 +274,12 @@ impl Meet {
                 options.connection.endpoint = format!("{}:{port}", asked.endpoint);
             }
         }
-        self.serves = match (is_host, asked.node_rank) {
-            (Some(true), _) => Serves::Here,
-            (Some(false), _) => Serves::Elsewhere,
-            (None, _) if scheduled.is_some() => scheduled.unwrap_or(Serves::OnDemand),
-            (None, Some(0)) if is_static => Serves::Here,
-            (None, Some(_)) if is_static => Serves::Elsewhere,
-            (None, _) => Serves::OnDemand,
-        };
+        let told = is_host.map(|here| if here { Serves::Here } else { Serves::Elsewhere }).or(scheduled);
+        self.serves = told.unwrap_or(match asked.node_rank.filter(|_| is_static) {
+            Some(0) => Serves::Here,
+            Some(_) => Serves::Elsewhere,
+            None => Serves::OnDemand,
+        });
         // A policy is the run's, so all its nodes have one with a static rendezvous, also the one that leaves out its 0.
         if let Some(rank) = asked.node_rank.or(is_static.then_some(0)) {
             self.set("rank_policy", "hint");
@@ -289,11 +292,11 @@ impl Meet {
         if asked.torchs.is_some() || asked.by_master {
             let place = Some(options.connection.endpoints()).filter(|endpoint| !endpoint.is_empty());
             self.said = place.map(|endpoint| asked.said(endpoint));
-            self.nameless = options.rdzv_id.trim().is_empty();
-            if self.nameless && self.place == EndpointFlags::Endpoint {
-                self.place = EndpointFlags::Unnamed;
-            }
-            if self.nameless {
+            if options.rdzv_id.trim().is_empty() {
+                self.name_again = true;
+                if self.place == EndpointFlags::Endpoint {
+                    self.place = EndpointFlags::Unnamed;
+                }
                 options.rdzv_id = NO_NAME.to_owned();
             }
         }

@@ -445,8 +445,8 @@ async fn reach(options: &Run, meet: &Meet, run_id: &str) -> Result<Reached, Prob
         let timeout = timeout.unwrap_or(DEFAULT_JOIN_TIMEOUT);
         let deadline = began + bounded(meet.patience.unwrap_or(timeout));
         let handler = connect(&parameters, &meeting, meet.place, deadline).await?;
-        // The server of the job before this one, which is about to end: only a run without a name can be taken for it.
-        let over = meet.nameless && meeting.server.is_none();
+        // The server of the run before this one, which is about to end: only where that had the same name.
+        let over = meet.name_again && meeting.server.is_none();
         if !over || Instant::now() >= deadline || !handler.is_closed().await.unwrap_or(false) {
             if meeting.taken {
                 info!(

@@ -63,6 +63,7 @@ pub(crate) struct Run {
     #[arg(long, env = "PET_STANDALONE", value_parser = yes_or_no)]
     pub(crate) standalone: bool,
     /// The name of the run: nodes with the same name meet. A run that is over stays over, so a new one needs a new name.
+    /// Under Slurm's srun it need not be given.
     #[arg(
         long,
         alias = "rdzv_id",

@@ -1,6 +1,6 @@
 //! Where the nodes meet: an etcd that is there, or the embedded server on one of them.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use rallypoint_core::{Endpoint, Endpoints};
 use tracing::info;
@@ -16,8 +16,8 @@ pub(crate) enum Serves {
     OnDemand,
     /// Whatever the address: this is the node that is named by it.
     Here,
-    /// The same, and whatever else listens there is a stranger: nobody chose the port.
-    Only,
+    /// The same, and a server that is there already is a stranger's: nobody chose the port.
+    Own,
     /// Never: another node has it.
     Elsewhere,
 }
@@ -61,18 +61,14 @@ pub(crate) async fn find(
             info!(endpoint = %endpoint, "nothing listens there: this node starts the embedded server");
             meeting.server = Some(server);
         }
-        OnDemand::Taken if serves == Serves::Only => {
-            let text = format!(
-                "the port of {endpoint}, which was taken from the number of the job, is in use: choose one with {}",
-                place.flags()
-            );
-            return Err(Problem::new(NO_SERVER, text));
-        }
+        OnDemand::Taken if serves == Serves::Own => return Err(port_in_use(endpoint, place)),
         OnDemand::Taken => meeting.taken = true,
         // A name that is not known yet, or an address that somebody translates.
-        OnDemand::Elsewhere if matches!(serves, Serves::Here | Serves::Only) => {
-            let listen = SocketAddr::from((Ipv4Addr::UNSPECIFIED, endpoint.port));
-            let server = Server::bind(Config::on(listen)).map_err(|error| cannot_serve(&error, place))?;
+        OnDemand::Elsewhere if matches!(serves, Serves::Here | Serves::Own) => {
+            let server = on_all_addresses(endpoint.port).map_err(|error| match error {
+                ServerError::AddressInUse { .. } if serves == Serves::Own => port_in_use(endpoint, place),
+                error => cannot_serve(&error, place),
+            })?;
             info!(endpoint = %endpoint, "this node starts the embedded server, on all its addresses");
             meeting.endpoints = SocketAddr::from((Ipv4Addr::LOCALHOST, endpoint.port)).to_string();
             meeting.server = Some(server);
@@ -81,6 +77,25 @@ pub(crate) async fn find(
         OnDemand::Elsewhere => {}
     }
     Ok(meeting)
+}
+
+/// Of both families, where this machine has both.
+fn on_all_addresses(port: u16) -> Result<Server, ServerError> {
+    match Server::bind(Config::on((Ipv6Addr::UNSPECIFIED, port).into())) {
+        Err(error) if !matches!(error, ServerError::AddressInUse { .. }) => {
+            Server::bind(Config::on((Ipv4Addr::UNSPECIFIED, port).into()))
+        }
+        bound => bound,
+    }
+}
+
+/// The port that was taken from the number of the job is another's.
+fn port_in_use(endpoint: &Endpoint, place: EndpointFlags) -> Problem {
+    let text = format!(
+        "the port of {endpoint}, which was taken from the number of the job, is in use: choose one with {}",
+        place.flags()
+    );
+    Problem::new(NO_SERVER, text)
 }
 
 /// The nodes have no place to meet: the others, who wait for this server, end with the same code.

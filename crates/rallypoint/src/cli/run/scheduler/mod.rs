@@ -6,6 +6,9 @@ mod kubernetes;
 mod slurm;
 
 use std::collections::BTreeMap;
+use std::fmt;
+
+use rallypoint_rendezvous::RendezvousParameters;
 
 use super::options::Run;
 use super::server::Serves;
@@ -18,7 +21,9 @@ pub(crate) struct Scheduled {
     pub(crate) config: BTreeMap<String, String>,
     /// Whether this node has the server, where the scheduler knows.
     pub(crate) serves: Option<Serves>,
-    /// One line: each option that was taken, and the variables it is from.
+    /// Both the run's name and its place are the scheduler's: what it starts next in the same way has them too.
+    pub(crate) names_run: bool,
+    /// One line: each option that was taken, and what it is from.
     pub(crate) said: Option<String>,
     /// What the user should know at once.
     pub(crate) warned: Option<String>,
@@ -27,27 +32,16 @@ pub(crate) struct Scheduled {
 /// What a process finds around it.
 #[derive(Clone, Copy)]
 pub(crate) struct Surroundings<'a> {
-    /// Its environment; a variable that is empty is none.
+    /// Its environment.
     pub(crate) variable: &'a dyn Fn(&str) -> Option<String>,
     /// The name of its machine, or of its pod.
     pub(crate) host: &'a str,
 }
 
 impl Surroundings<'_> {
+    /// A variable that is empty is none.
     fn text(&self, name: &str) -> Option<String> {
         (self.variable)(name).filter(|value| !value.is_empty())
-    }
-
-    /// A variable that is needed, for want of a flag.
-    fn needed(&self, name: &str, instead: &str) -> Result<String, Problem> {
-        self.text(name)
-            .ok_or_else(|| Problem::usage(format!("{name} is not set, as it is under srun: give {instead}")))
-    }
-
-    fn number(&self, name: &str, instead: &str) -> Result<usize, Problem> {
-        let text = self.needed(name, instead)?;
-        text.parse()
-            .map_err(|_| Problem::usage(format!("{name} is {text:?}, which is no number: give {instead}")))
     }
 }
 
@@ -66,24 +60,48 @@ pub(crate) fn take(options: &mut Run, around: Surroundings<'_>) -> Result<Schedu
     }
 }
 
-/// The options that were taken, for people.
-struct Taken {
-    from: &'static str,
-    options: Vec<String>,
+/// Takes options, and keeps what to say of it.
+struct Taking<'a> {
+    options: &'a mut Run,
+    scheduled: Scheduled,
+    /// What `--rdzv-conf` says itself. What is wrong with it is told later.
+    given: BTreeMap<String, String>,
+    said: Vec<String>,
 }
 
-impl Taken {
-    fn from(scheduler: &'static str) -> Self {
-        Taken { from: scheduler, options: Vec::new() }
+impl<'a> Taking<'a> {
+    fn new(options: &'a mut Run) -> Self {
+        let given = RendezvousParameters::parse_config(&options.rdzv_conf).unwrap_or_default();
+        options.local_addr = options.local_addr.take().filter(|address| !address.is_empty());
+        Taking { options, scheduled: Scheduled::default(), given, said: Vec::new() }
     }
 
-    fn add(&mut self, option: &str, value: impl std::fmt::Display, variables: &str) {
-        self.options.push(format!("{option} {value} ({variables})"));
+    fn say(&mut self, option: &str, value: impl fmt::Display, from: &str) {
+        self.said.push(format!("{option} {value} ({from})"));
     }
 
-    fn said(self) -> Option<String> {
-        let taken = (!self.options.is_empty()).then(|| self.options.join(", "));
-        taken.map(|taken| format!("from {}: {taken}; flags win", self.from))
+    /// A setting of the backend.
+    fn set(&mut self, key: &str, value: String, from: &str) {
+        if !self.given.contains_key(key) {
+            self.say(key, &value, from);
+            self.scheduled.config.insert(key.to_owned(), value);
+        }
+    }
+
+    /// This node has the server: the others reach it by this name.
+    fn serve(&mut self, serves: Serves, host: &str, from: &str) {
+        self.scheduled.serves = Some(serves);
+        if self.options.local_addr.is_none() {
+            self.say("--local-addr", host, from);
+            self.options.local_addr = Some(host.to_owned());
+        }
+    }
+
+    fn done(mut self, scheduler: &str) -> Scheduled {
+        if !self.said.is_empty() {
+            self.scheduled.said = Some(format!("from {scheduler}: {}; flags win", self.said.join(", ")));
+        }
+        self.scheduled
     }
 }
 

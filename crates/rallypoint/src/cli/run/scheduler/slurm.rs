@@ -1,128 +1,195 @@
 //! Slurm: one launcher for each node of a step, as `srun --ntasks-per-node=1` starts them.
 
-use super::{Scheduled, Surroundings, Taken};
+use super::{Scheduled, Surroundings, Taking};
 use crate::cli::exit::Problem;
 use crate::cli::run::options::{Nodes, Run, WorkersPerNode};
 use crate::cli::run::server::Serves;
 
-/// The ports of the servers that steps start: below those that the kernel gives away, and clear of torchrun's own.
+/// The ports of the servers that steps start: below those that the kernel gives away by default, and clear of torchrun's.
 const FIRST_PORT: u64 = 20_000;
 const PORTS: u64 = 9_000;
+/// What a shell of `salloc` runs in, on one node of the job.
+const INTERACTIVE_STEP: u64 = 4_294_967_290;
 
 pub(super) fn take(options: &mut Run, around: Surroundings<'_>) -> Result<Scheduled, Problem> {
-    let mut scheduled = Scheduled::default();
-    let placed = options.nnodes.is_some() || !options.connection.endpoints().is_empty();
-    let in_step = ["SLURM_STEP_ID", "SLURM_STEP_NUM_NODES", "SLURM_PROCID"];
-    if !in_step.iter().all(|name| around.text(name).is_some()) {
-        let nodes = around.text("SLURM_JOB_NUM_NODES").and_then(|nodes| nodes.parse().ok()).unwrap_or(1);
-        scheduled.warned = (nodes > 1 && !placed).then(|| {
+    let nodes_said = options.nnodes.is_some() || !options.connection.endpoints().is_empty();
+    let mut taking = Taking::new(options);
+    take_workers(&mut taking, around);
+    let Some(step) = Step::of(around) else {
+        let nodes = around.text("SLURM_NNODES").and_then(|nodes| nodes.parse().ok()).unwrap_or(1);
+        taking.scheduled.warned = (nodes > 1 && !nodes_said).then(|| {
             format!("this Slurm job has {nodes} nodes, and srun did not start this launcher, so it runs alone: write srun --ntasks-per-node=1 rallypoint run ...")
         });
-        return Ok(scheduled);
-    }
+        return Ok(taking.done("Slurm"));
+    };
     if around.text("SLURM_HET_SIZE").is_some_and(|size| size != "1") {
-        scheduled.warned = (!placed).then(|| {
-            "nothing is taken from Slurm, since the job is a heterogeneous one: give --nnodes, --rdzv-id and --rdzv-endpoint".to_owned()
+        taking.scheduled.warned = (!nodes_said).then(|| {
+            "where to meet is not taken from Slurm, since the job is a heterogeneous one: give --nnodes, --rdzv-id and --rdzv-endpoint".to_owned()
         });
-        return Ok(scheduled);
+        return Ok(taking.done("Slurm"));
     }
-    let mut taken = Taken::from("Slurm");
-    let task = around.number("SLURM_PROCID", "--nnodes, --rdzv-id and --rdzv-endpoint")?;
-    if options.nnodes.is_none() {
-        let nodes = nodes(around)?;
-        options.nnodes = Some(Nodes { min: nodes, max: nodes });
-        taken.add("--nnodes", nodes, "SLURM_STEP_NUM_NODES");
+    take_nodes(&mut taking, &step)?;
+    // Nodes of other steps know neither this step's name nor its first node.
+    if taking.options.nodes().max <= step.tasks {
+        take_run(&mut taking, &step);
     }
-    let gpus = around.text("SLURM_GPUS_ON_NODE").and_then(|gpus| gpus.parse().ok()).filter(|gpus| *gpus > 0);
-    if let (None, Some(gpus)) = (options.nproc_per_node, gpus) {
-        options.nproc_per_node = Some(WorkersPerNode::Number(gpus));
-        taken.add("--nproc-per-node", gpus, "SLURM_GPUS_ON_NODE");
+    Ok(taking.done("Slurm"))
+}
+
+/// What Slurm says of a step, and of this task of it.
+#[derive(Debug)]
+struct Step {
+    cluster: String,
+    job: u64,
+    step: u64,
+    /// How often the job was started before.
+    restarts: u64,
+    nodes: usize,
+    /// Those that `srun` starts, on all nodes.
+    tasks: usize,
+    /// This task among all of them, and among those of its node.
+    task: usize,
+    local_task: usize,
+    /// The name of the first node, and of this one.
+    first: String,
+    node: String,
+    /// The switches above this node.
+    rack: Option<String>,
+}
+
+impl Step {
+    /// None where `srun` has not started this process.
+    fn of(around: Surroundings<'_>) -> Option<Self> {
+        let number = |name| around.text(name)?.parse::<u64>().ok();
+        let count = |name| around.text(name)?.parse::<usize>().ok();
+        let step = number("SLURM_STEP_ID").filter(|step| *step != INTERACTIVE_STEP)?;
+        let nodes = count("SLURM_STEP_NUM_NODES").filter(|nodes| *nodes > 0)?;
+        let node = around.text("SLURMD_NODENAME")?;
+        Some(Step {
+            // Of a cluster without a name there is only one.
+            cluster: around.text("SLURM_CLUSTER_NAME").unwrap_or_else(|| "slurm".to_owned()),
+            job: number("SLURM_JOB_ID")?,
+            step,
+            restarts: number("SLURM_RESTART_COUNT").unwrap_or(0),
+            nodes,
+            tasks: count("SLURM_STEP_NUM_TASKS").unwrap_or(nodes),
+            task: count("SLURM_PROCID")?,
+            local_task: count("SLURM_LOCALID").unwrap_or(0),
+            first: first_host(&around.text("SLURM_STEP_NODELIST")?)?,
+            rack: around.text("SLURM_TOPOLOGY_ADDR").and_then(|address| rack(&address, &node)),
+            node,
+        })
     }
-    if options.rdzv_id.trim().is_empty() {
-        options.rdzv_id = run_id(around)?;
-        taken.add("--rdzv-id", &options.rdzv_id, "SLURM_JOB_ID and SLURM_STEP_ID");
+
+    /// Its name among all of its cluster. A run that is over stays over, so a job that is requeued has another.
+    fn run_id(&self) -> String {
+        let Step { cluster, job, step, restarts, .. } = self;
+        let again = if *restarts > 0 { format!("-{restarts}") } else { String::new() };
+        format!("{cluster}-{job}.{step}{again}")
     }
-    if options.is_alone() {
-        scheduled.said = taken.said();
-        return Ok(scheduled);
+
+    /// Jobs with neighbouring numbers, and the steps of one job, are often on one machine, and get different ports.
+    fn port(&self) -> u16 {
+        let number = self.job % PORTS + self.step % PORTS * 101 + self.restarts % PORTS * 1009;
+        u16::try_from(FIRST_PORT + number % PORTS).unwrap_or(u16::MAX)
     }
-    if options.meets_at_master() {
-        if options.master_addr.as_ref().is_none_or(String::is_empty) {
-            let (first, port) = place(around, "--master-addr")?;
-            taken.add("--master-addr", &first, "SLURM_STEP_NODELIST");
-            options.master_addr = Some(first);
-            if options.master_port.is_none() {
-                taken.add("--master-port", port, "SLURM_JOB_ID");
-                options.master_port = Some(port);
-            }
-        }
-        if options.node_rank.is_none() && task < options.nodes().max {
-            options.node_rank = Some(task);
-            taken.add("--node-rank", task, "SLURM_PROCID");
-        }
-    } else if options.connection.endpoints().is_empty() {
-        let (first, port) = place(around, "--rdzv-endpoint")?;
-        options.connection.endpoint = format!("{first}:{port}");
-        taken.add("--rdzv-endpoint", &options.connection.endpoint, "SLURM_STEP_NODELIST and SLURM_JOB_ID");
-        let here = around.text("SLURMD_NODENAME").map_or(task == 0, |name| name == first);
-        scheduled.serves = Some(if here { Serves::Only } else { Serves::Elsewhere });
-        if here {
-            options.local_addr.get_or_insert(first);
-        }
+
+    /// Whether this is the launcher that the others look for on the first node.
+    fn is_first(&self) -> bool {
+        self.node == self.first && self.local_task == 0
     }
-    if options.is_native() && options.node_rank.is_none() {
-        taken.add("rank_hint", task, "SLURM_PROCID");
-        scheduled.config.insert("rank_hint".to_owned(), task.to_string());
+}
+
+/// A worker for each GPU of the step on this node.
+fn take_workers(taking: &mut Taking<'_>, around: Surroundings<'_>) {
+    const GPUS: &str = "SLURM_GPUS_ON_NODE";
+    let gpus = around.text(GPUS).and_then(|gpus| gpus.parse().ok()).filter(|gpus| *gpus > 0);
+    if let (None, Some(gpus)) = (taking.options.nproc_per_node, gpus) {
+        taking.options.nproc_per_node = Some(WorkersPerNode::Number(gpus));
+        taking.say("--nproc-per-node", gpus, GPUS);
     }
-    if let Some(rack) = rack(around).filter(|_| options.is_native()) {
-        taken.add("rack", &rack, "SLURM_TOPOLOGY_ADDR");
-        scheduled.config.insert("rack".to_owned(), rack);
-    }
-    scheduled.said = taken.said();
-    Ok(scheduled)
 }
 
 /// The nodes of the step, each of which has one launcher.
-fn nodes(around: Surroundings<'_>) -> Result<usize, Problem> {
-    let nodes = around.number("SLURM_STEP_NUM_NODES", "--nnodes")?;
-    let tasks = match around.text("SLURM_STEP_NUM_TASKS") {
-        Some(_) => around.number("SLURM_STEP_NUM_TASKS", "--nnodes")?,
-        None => nodes,
-    };
-    match (nodes, tasks) {
-        (0, _) => Err(Problem::usage("SLURM_STEP_NUM_NODES is 0: give --nnodes".to_owned())),
-        (nodes, tasks) if tasks != nodes => Err(Problem::usage(format!(
+fn take_nodes(taking: &mut Taking<'_>, step: &Step) -> Result<(), Problem> {
+    let Step { nodes, tasks, .. } = *step;
+    match taking.options.nnodes {
+        None if tasks != nodes => Err(Problem::usage(format!(
             "srun starts {tasks} launchers on {nodes} nodes, and each node needs one: write srun --ntasks-per-node=1, and say with --nproc-per-node how many workers it starts (or --standalone, where each is to run alone)"
         ))),
-        (nodes, _) => Ok(nodes),
+        None => {
+            taking.options.nnodes = Some(Nodes { min: nodes, max: nodes });
+            taking.say("--nnodes", nodes, "SLURM_STEP_NUM_NODES");
+            Ok(())
+        }
+        Some(given) => {
+            taking.scheduled.warned = (tasks > nodes && tasks > given.max && given.max > 1).then(|| {
+                format!("srun starts {tasks} launchers on {nodes} nodes, and --nnodes is {}: the others stand by as spares, on the same machines; for one launcher on each node write srun --ntasks-per-node=1", given.max)
+            });
+            Ok(())
+        }
     }
 }
 
-/// The step, among all of its cluster, and which time it is that Slurm has started the job.
-fn run_id(around: Surroundings<'_>) -> Result<String, Problem> {
-    let job = around.needed("SLURM_JOB_ID", "--rdzv-id")?;
-    let step = around.needed("SLURM_STEP_ID", "--rdzv-id")?;
-    let cluster = around.text("SLURM_CLUSTER_NAME").unwrap_or_else(|| "slurm".to_owned());
-    // A run that is over stays over, so a job that is requeued needs another name.
-    let again = around.text("SLURM_RESTART_COUNT").filter(|count| count != "0");
-    Ok(format!("{cluster}-{job}.{step}{}", again.map(|count| format!("-{count}")).unwrap_or_default()))
+/// What the run is called, where its nodes meet, and this node's rank.
+fn take_run(taking: &mut Taking<'_>, step: &Step) {
+    if taking.options.rdzv_id.trim().is_empty() {
+        taking.options.rdzv_id = step.run_id();
+        taking.scheduled.names_run = true;
+        taking.say("--rdzv-id", step.run_id(), "SLURM_JOB_ID, SLURM_STEP_ID and others");
+    }
+    if taking.options.is_alone() {
+        return;
+    }
+    let by_master = taking.options.meets_at_master();
+    if by_master {
+        take_master(taking, step);
+    } else if taking.options.connection.endpoints().is_empty() && taking.options.connection.is_plain() {
+        let endpoint = format!("{}:{}", step.first, step.port());
+        taking.say("--rdzv-endpoint", &endpoint, "SLURM_STEP_NODELIST and SLURM_JOB_ID");
+        taking.options.connection.endpoint = endpoint;
+        take_server(taking, step, Serves::Own);
+    } else {
+        taking.scheduled.names_run = false;
+    }
+    if taking.options.is_native() && !by_master && taking.options.node_rank.is_none() {
+        taking.set("rank_hint", step.task.to_string(), "SLURM_PROCID");
+    }
+    if let Some(rack) = step.rack.clone().filter(|_| taking.options.is_native()) {
+        taking.set("rack", rack, "SLURM_TOPOLOGY_ADDR");
+    }
 }
 
-/// The first node of the step, and a port that other steps there do not have.
-fn place(around: Surroundings<'_>, instead: &str) -> Result<(String, u16), Problem> {
-    let list = around.needed("SLURM_STEP_NODELIST", instead)?;
-    let first = first_host(&list).ok_or_else(|| {
-        Problem::usage(format!("SLURM_STEP_NODELIST is {list:?}, which names no node: give {instead}"))
-    })?;
-    let number = |name: &str| match around.text(name) {
-        Some(_) => around.number(name, instead).map(|number| number as u64),
-        None => Ok(0),
-    };
-    let (job, step, again) =
-        (number("SLURM_JOB_ID")?, number("SLURM_STEP_ID")?, number("SLURM_RESTART_COUNT")?);
-    // Jobs that follow each other, and the steps of one, are often on one machine: they are apart.
-    let port = FIRST_PORT + (job % PORTS + step % PORTS * 101 + again % PORTS * 1009) % PORTS;
-    Ok((first, u16::try_from(port).unwrap_or(u16::MAX)))
+/// What torchrun's flags for node 0 leave open.
+fn take_master(taking: &mut Taking<'_>, step: &Step) {
+    let port_said = taking.options.master_port.is_some();
+    if taking.options.master_addr.as_ref().is_none_or(String::is_empty) {
+        taking.options.master_addr = Some(step.first.clone());
+        taking.say("--master-addr", &step.first, "SLURM_STEP_NODELIST");
+        if !port_said {
+            taking.options.master_port = Some(step.port());
+            taking.say("--master-port", step.port(), "SLURM_JOB_ID");
+        }
+        take_server(taking, step, if port_said { Serves::Here } else { Serves::Own });
+    } else if taking.options.node_rank.is_none() {
+        // The address is the user's: whose it is says more than a rank that nobody gave.
+        taking.scheduled.serves = Some(Serves::OnDemand);
+        taking.scheduled.names_run = false;
+    }
+    // A spare has no rank that it could ask for.
+    if taking.options.node_rank.is_none() && step.task < taking.options.nodes().max {
+        taking.options.node_rank = Some(step.task);
+        taking.say("--node-rank", step.task, "SLURM_PROCID");
+    }
+}
+
+/// The launcher on the first node has the server.
+fn take_server(taking: &mut Taking<'_>, step: &Step, serves: Serves) {
+    if step.is_first() {
+        taking.serve(serves, &step.first, "SLURM_STEP_NODELIST");
+    } else {
+        taking.scheduled.serves = Some(Serves::Elsewhere);
+    }
 }
 
 /// The first name of Slurm's list of hosts: `n007` of `n[007-009,12],other`.
@@ -142,12 +209,11 @@ fn first_host(list: &str) -> Option<String> {
     Some(host).filter(|host| !host.is_empty())
 }
 
-/// The switches above this node, of an address such as `core.s1.n1`; none in a cluster without a topology.
-fn rack(around: Surroundings<'_>) -> Option<String> {
-    let address = around.text("SLURM_TOPOLOGY_ADDR")?;
-    // The name of a node may have dots of its own.
-    let node = around.text("SLURMD_NODENAME")?;
-    address.strip_suffix(&node)?.strip_suffix('.').filter(|switches| !switches.is_empty()).map(str::to_owned)
+/// The switches of an address such as `core.s1.n1`; none in a cluster without a topology. The name of a node may have dots
+/// of its own.
+fn rack(address: &str, node: &str) -> Option<String> {
+    let switches = address.strip_suffix(node)?.strip_suffix('.')?;
+    Some(switches.to_owned()).filter(|switches| !switches.is_empty())
 }
 
 #[cfg(test)]
@@ -185,13 +251,17 @@ mod tests {
         assert_eq!((scheduled.serves, run.local_addr), (Some(Serves::Elsewhere), None));
         assert_eq!(scheduled.config["rank_hint"], "2");
         assert_eq!(scheduled.config["rack"], "core.s1");
+        assert!(scheduled.names_run);
         assert_eq!(
             scheduled.said.unwrap(),
-            "from Slurm: --nnodes 4 (SLURM_STEP_NUM_NODES), --nproc-per-node 8 (SLURM_GPUS_ON_NODE), --rdzv-id yard-4711.1 (SLURM_JOB_ID and SLURM_STEP_ID), --rdzv-endpoint n07:24812 (SLURM_STEP_NODELIST and SLURM_JOB_ID), rank_hint 2 (SLURM_PROCID), rack core.s1 (SLURM_TOPOLOGY_ADDR); flags win"
+            "from Slurm: --nproc-per-node 8 (SLURM_GPUS_ON_NODE), --nnodes 4 (SLURM_STEP_NUM_NODES), --rdzv-id yard-4711.1 (SLURM_JOB_ID, SLURM_STEP_ID and others), --rdzv-endpoint n07:24812 (SLURM_STEP_NODELIST and SLURM_JOB_ID), rank_hint 2 (SLURM_PROCID), rack core.s1 (SLURM_TOPOLOGY_ADDR); flags win"
         );
         // The first node has the server, and the address that the others know.
-        let (run, scheduled) = taken("", "n07", &with(&[("SLURMD_NODENAME", "n07")])).unwrap();
-        assert_eq!((scheduled.serves, run.local_addr.as_deref()), (Some(Serves::Only), Some("n07")));
+        let first =
+            [("SLURMD_NODENAME", "n07"), ("SLURM_TOPOLOGY_ADDR", "core.s1.n07"), ("SLURM_PROCID", "0")];
+        let (run, scheduled) = taken("", "n07", &with(&first)).unwrap();
+        assert_eq!((scheduled.serves, run.local_addr.as_deref()), (Some(Serves::Own), Some("n07")));
+        assert!(scheduled.said.unwrap().contains("--local-addr n07 (SLURM_STEP_NODELIST)"));
     }
 
     #[test]
@@ -202,18 +272,34 @@ mod tests {
 
     #[test]
     fn flags_win() {
-        let line =
-            "--nnodes 2:3 --nproc-per-node 1 --rdzv-id mine --rdzv-endpoint etcd1:2379 --local-addr 10.0.0.9";
+        let line = "--nnodes 2:3 --nproc-per-node 1 --rdzv-id mine --rdzv-endpoint etcd1:2379 --local-addr 10.0.0.9 --rdzv-conf rank_hint=7";
         let (run, scheduled) = taken(line, "n09", &STEP).unwrap();
         assert_eq!((run.nodes(), run.rdzv_id.as_str()), (Nodes { min: 2, max: 3 }, "mine"));
         assert_eq!(run.connection.endpoints(), "etcd1:2379");
         assert_eq!((scheduled.serves, run.local_addr.as_deref()), (None, Some("10.0.0.9")));
-        // Who did not say it has them still.
-        assert_eq!(scheduled.config["rank_hint"], "2");
+        // What was not said is taken still, and nothing else is said to be.
+        assert_eq!(scheduled.config.get("rank_hint"), None);
+        assert_eq!(scheduled.said.unwrap(), "from Slurm: rack core.s1 (SLURM_TOPOLOGY_ADDR); flags win");
+        assert!(!scheduled.names_run);
         let (run, scheduled) = taken("--standalone", "n09", &STEP).unwrap();
         assert_eq!((run.nnodes, scheduled), (None, Scheduled::default()));
         let (run, scheduled) = taken("--nnodes 1", "n09", &STEP).unwrap();
         assert_eq!((run.connection.endpoints(), scheduled.config.len()), ("", 0));
+        // No server with TLS is started on demand: who wants it says where it is.
+        let (run, _) = taken("--cacert ca.pem", "n09", &STEP).unwrap();
+        assert_eq!(run.connection.endpoints(), "");
+    }
+
+    #[test]
+    fn nodes_of_several_steps_have_nothing_in_common() {
+        // A step for each node, in a loop, as scripts for torchrun have it.
+        let one = [("SLURM_STEP_NUM_NODES", "1"), ("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0")];
+        let (run, scheduled) =
+            taken("--nnodes 2 --node-rank 1 --master-addr n07", "n09", &with(&one)).unwrap();
+        assert_eq!((run.rdzv_id.as_str(), run.node_rank), ("", Some(1)));
+        assert_eq!((scheduled.serves, scheduled.config.len()), (None, 0));
+        let (run, _) = taken("--nnodes 1:2 --rdzv-endpoint n07:2379", "n09", &with(&one)).unwrap();
+        assert_eq!(run.rdzv_id, "");
     }
 
     #[test]
@@ -223,10 +309,10 @@ mod tests {
             (run.master_addr.as_deref(), run.master_port, run.node_rank),
             (Some("n08"), None, Some(2))
         );
-        assert_eq!((run.connection.endpoints(), scheduled.serves), ("", None));
+        assert_eq!((run.connection.endpoints(), scheduled.serves), ("", Some(Serves::OnDemand)));
         let (run, scheduled) = taken("--node-rank 3", "n09", &STEP).unwrap();
         assert_eq!((run.master_addr.as_deref(), run.master_port), (Some("n07"), Some(24_812)));
-        assert_eq!(scheduled.config.get("rank_hint"), None);
+        assert_eq!((scheduled.config.get("rank_hint"), scheduled.serves), (None, Some(Serves::Elsewhere)));
         // A spare has no rank that it could ask for.
         assert_eq!(taken("--nnodes 2 --master-addr n08", "n09", &STEP).unwrap().0.node_rank, None);
     }
@@ -235,29 +321,59 @@ mod tests {
     fn another_backend_gets_no_hints() {
         let (run, scheduled) = taken("--rdzv-backend etcd", "n09", &STEP).unwrap();
         assert_eq!((run.nodes().max, scheduled.config.len()), (4, 0));
+        assert_eq!((run.connection.endpoints(), scheduled.serves), ("n07:24812", Some(Serves::Elsewhere)));
     }
 
     #[test]
     fn several_launchers_on_a_node_are_refused() {
-        let problem = taken("", "n09", &with(&[("SLURM_STEP_NUM_TASKS", "32")])).unwrap_err();
+        let many = |line: &str| taken(line, "n09", &with(&[("SLURM_STEP_NUM_TASKS", "32")]));
+        let problem = many("").unwrap_err();
         assert!(
             problem.text.contains("32 launchers on 4 nodes") && problem.text.contains("--ntasks-per-node=1")
         );
-        // Unless they are meant.
-        let (run, _) = taken("--nnodes 32", "n09", &with(&[("SLURM_STEP_NUM_TASKS", "32")])).unwrap();
-        assert_eq!(run.nodes().max, 32);
-        let problem = taken("", "n09", &with(&[("SLURM_STEP_NUM_NODES", "x")])).unwrap_err();
-        assert!(problem.text.contains("SLURM_STEP_NUM_NODES is \"x\"") && problem.text.contains("--nnodes"));
+        // Unless they are meant, which --nnodes says.
+        assert_eq!(many("--nnodes 32").unwrap().1.warned, None);
+        assert!(many("--nnodes 4").unwrap().1.warned.unwrap().contains("--nnodes is 4"));
+        // One of those on the first node has the server.
+        let serves = |local| {
+            let task = [("SLURM_STEP_NUM_TASKS", "32"), ("SLURMD_NODENAME", "n07"), ("SLURM_LOCALID", local)];
+            taken("--nnodes 32", "n07", &with(&task)).unwrap().1.serves
+        };
+        assert_eq!((serves("0"), serves("1")), (Some(Serves::Own), Some(Serves::Elsewhere)));
     }
 
     #[test]
     fn who_was_not_started_by_srun_is_told() {
-        let batch = [("SLURM_JOB_ID", "4711"), ("SLURM_JOB_NUM_NODES", "4"), ("SLURM_PROCID", "0")];
+        let batch = [("SLURM_JOB_ID", "4711"), ("SLURM_NNODES", "4"), ("SLURM_PROCID", "0")];
         let (run, scheduled) = taken("", "n07", &batch).unwrap();
         assert!(run.nnodes.is_none() && scheduled.warned.unwrap().contains("4 nodes"));
         assert_eq!(taken("--nnodes 1", "n07", &batch).unwrap().1, Scheduled::default());
+        // The shell of salloc is a step of its own, on one node.
+        let shell =
+            with(&[("SLURM_STEP_ID", "4294967290"), ("SLURM_STEP_NUM_NODES", "1"), ("SLURM_NNODES", "4")]);
+        assert!(taken("", "n07", &shell).unwrap().1.warned.unwrap().contains("4 nodes"));
         let (run, scheduled) = taken("", "n07", &with(&[("SLURM_HET_SIZE", "2")])).unwrap();
         assert!(run.nnodes.is_none() && scheduled.warned.unwrap().contains("heterogeneous"));
+        assert_eq!(run.nproc_per_node, Some(WorkersPerNode::Number(8)));
+    }
+
+    #[test]
+    fn what_is_no_number_is_no_step() {
+        for (name, value) in [
+            ("SLURM_STEP_NUM_NODES", "x"),
+            ("SLURM_STEP_NUM_NODES", "0"),
+            ("SLURM_STEP_ID", "-1"),
+            ("SLURM_PROCID", ""),
+            ("SLURM_STEP_NODELIST", "n[1-"),
+        ] {
+            let (run, scheduled) = taken("", "n09", &with(&[(name, value), ("SLURM_NNODES", "4")])).unwrap();
+            assert!(run.nnodes.is_none() && scheduled.warned.is_some(), "{name}={value}");
+        }
+        let huge = with(&[
+            ("SLURM_JOB_ID", "18446744073709551615"),
+            ("SLURM_RESTART_COUNT", "18446744073709551615"),
+        ]);
+        assert!(taken("", "n09", &huge).unwrap().0.connection.endpoints().starts_with("n07:2"));
     }
 
     #[test]
@@ -270,15 +386,13 @@ mod tests {
 
     #[test]
     fn a_rack_is_what_is_above_the_node() {
-        for (address, node, rack) in [
+        for (address, node, above) in [
             ("core.s1.n09", "n09", Some("core.s1")),
             ("s2.n09.site", "n09.site", Some("s2")),
             ("n09", "n09", None),
             ("core.s1.n08", "n09", None),
         ] {
-            let changed = with(&[("SLURM_TOPOLOGY_ADDR", address), ("SLURMD_NODENAME", node)]);
-            let config = taken("", "n09", &changed).unwrap().1.config;
-            assert_eq!(config.get("rack").map(String::as_str), rack, "{address}");
+            assert_eq!(rack(address, node).as_deref(), above, "{address}");
         }
     }
 
