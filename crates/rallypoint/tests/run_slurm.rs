@@ -169,10 +169,10 @@ fn scripts_that_start_launchers_in_other_ways_work_as_before() {
 
     // One run after the other in one step has the name and the place of the first.
     let twice =
-        r#"for turn in first second; do "$0" run -- sh -c "sleep 0.\$RANK; echo $turn \$RANK" || exit; done"#;
+        r#"for turn in a b c d e; do "$0" run -- sh -c "sleep 0.\$RANK; echo $turn \$RANK" || exit; done"#;
     let (state, output) = run(&format!("srun sh -c '{twice}' {RALLYPOINT}"));
     assert_eq!(state, "COMPLETED", "{output}");
-    let all = ["first 0", "first 1", "second 0", "second 1"];
+    let all = ["a", "b", "c", "d", "e"].map(|turn| [format!("{turn} 0\n"), format!("{turn} 1\n")]).concat();
     assert!(all.iter().all(|said| output.contains(said)), "{output}");
 
     // Somebody else has the port.

@@ -1,8 +1,6 @@
 //! Kubernetes: the pods of an Indexed Job, alone or within a JobSet. How many they are, and what the run is called, no
 //! variable says: the manifest does.
 
-use rallypoint_core::Endpoints;
-
 use super::{Scheduled, Surroundings, Taking};
 use crate::cli::run::options::Run;
 use crate::cli::run::server::Serves;
@@ -23,7 +21,7 @@ pub(super) fn take(options: &mut Run, around: Surroundings<'_>) -> Scheduled {
     if taking.options.is_alone() {
         return taking.done("Kubernetes");
     }
-    if let Some(own) = own_endpoint(taking.options, host) {
+    if let Some(own) = taking.own_endpoint(host) {
         // The name may not be known to anybody yet, this pod included.
         taking.serve(Serves::Here, &own, POD);
     }
@@ -38,21 +36,6 @@ pub(super) fn take(options: &mut Run, around: Surroundings<'_>) -> Scheduled {
         }
     }
     taking.done("Kubernetes")
-}
-
-/// The host where the nodes meet, if it is this pod in its service.
-fn own_endpoint(options: &Run, host: &str) -> Option<String> {
-    if options.connection.only_connect() {
-        return None;
-    }
-    let place = if options.meets_at_master() {
-        options.master_addr.clone()?
-    } else {
-        let endpoints: Endpoints = options.connection.endpoints().parse().ok()?;
-        let [endpoint] = endpoints.as_slice() else { return None };
-        endpoint.host.clone()
-    };
-    (place.split('.').next() == Some(host)).then_some(place)
 }
 
 #[cfg(test)]

@@ -8,11 +8,15 @@ mod slurm;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use rallypoint_core::Endpoints;
 use rallypoint_rendezvous::RendezvousParameters;
 
 use super::options::Run;
 use super::server::Serves;
 use crate::cli::exit::Problem;
+
+/// Every worker has it.
+const OUTER_RUN: &str = "TORCHELASTIC_RUN_ID";
 
 /// What was taken, beside what was written into the options.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -39,16 +43,17 @@ pub(crate) struct Surroundings<'a> {
 }
 
 impl Surroundings<'_> {
-    /// A variable that is empty is none.
+    /// A variable that is empty is none; no scheduler writes what a terminal or a log would choke on.
     fn text(&self, name: &str) -> Option<String> {
-        (self.variable)(name).filter(|value| !value.is_empty())
+        (self.variable)(name).filter(|value| !value.is_empty() && !value.contains(char::is_control))
     }
 }
 
 /// Takes what was not given from the scheduler, where there is one.
 pub(crate) fn take(options: &mut Run, around: Surroundings<'_>) -> Result<Scheduled, Problem> {
-    // For this node alone, whatever else the scheduler has started.
-    if options.standalone {
+    // For this node alone, whatever else the scheduler has started. A launcher within a worker is another's business: what
+    // the scheduler says is of the run that the worker belongs to.
+    if options.standalone || around.text(OUTER_RUN).is_some() {
         return Ok(Scheduled::default());
     }
     if around.text("SLURM_JOB_ID").is_some() {
@@ -91,10 +96,31 @@ impl<'a> Taking<'a> {
     /// This node has the server: the others reach it by this name.
     fn serve(&mut self, serves: Serves, host: &str, from: &str) {
         self.scheduled.serves = Some(serves);
+        self.be_known_as(host, from);
+    }
+
+    /// The address by which the others reach this node.
+    fn be_known_as(&mut self, host: &str, from: &str) {
         if self.options.local_addr.is_none() {
             self.say("--local-addr", host, from);
             self.options.local_addr = Some(host.to_owned());
         }
+    }
+
+    /// Where the nodes meet is on this node, by the name that it is known by: whoever serves there, this is its address.
+    fn own_endpoint(&self, own: &str) -> Option<String> {
+        let options = &self.options;
+        if options.connection.only_connect() {
+            return None;
+        }
+        let place = if options.meets_at_master() {
+            options.master_addr.clone()?
+        } else {
+            let endpoints: Endpoints = options.connection.endpoints().parse().ok()?;
+            let [endpoint] = endpoints.as_slice() else { return None };
+            endpoint.host.clone()
+        };
+        (place == own || place.split('.').next() == Some(own)).then_some(place)
     }
 
     fn done(mut self, scheduler: &str) -> Scheduled {
@@ -135,8 +161,10 @@ mod tests {
 
     #[test]
     fn without_a_scheduler_nothing_is_taken() {
-        let (run, scheduled) = taken("", "node1", &[("SLURM_JOB_ID", "")]).unwrap();
-        assert_eq!((run.nnodes, run.rdzv_id.as_str()), (None, ""));
-        assert_eq!(scheduled, Scheduled::default());
+        for job in ["", "1\n2"] {
+            let (run, scheduled) = taken("", "node1", &[("SLURM_JOB_ID", job)]).unwrap();
+            assert_eq!((run.nnodes, run.rdzv_id.as_str()), (None, ""));
+            assert_eq!(scheduled, Scheduled::default());
+        }
     }
 }

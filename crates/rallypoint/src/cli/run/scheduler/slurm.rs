@@ -14,8 +14,12 @@ const INTERACTIVE_STEP: u64 = 4_294_967_290;
 pub(super) fn take(options: &mut Run, around: Surroundings<'_>) -> Result<Scheduled, Problem> {
     let nodes_said = options.nnodes.is_some() || !options.connection.endpoints().is_empty();
     let mut taking = Taking::new(options);
-    take_workers(&mut taking, around);
-    let Some(step) = Step::of(around) else {
+    let step = Step::of(around);
+    // Several launchers on a node would each start workers for all its GPUs.
+    if step.as_ref().is_none_or(|step| step.tasks <= step.nodes) {
+        take_workers(&mut taking, around);
+    }
+    let Some(step) = step else {
         let nodes = around.text("SLURM_NNODES").and_then(|nodes| nodes.parse().ok()).unwrap_or(1);
         taking.scheduled.warned = (nodes > 1 && !nodes_said).then(|| {
             format!("this Slurm job has {nodes} nodes, and srun did not start this launcher, so it runs alone: write srun --ntasks-per-node=1 rallypoint run ...")
@@ -23,9 +27,12 @@ pub(super) fn take(options: &mut Run, around: Surroundings<'_>) -> Result<Schedu
         return Ok(taking.done("Slurm"));
     };
     if around.text("SLURM_HET_SIZE").is_some_and(|size| size != "1") {
-        taking.scheduled.warned = (!nodes_said).then(|| {
-            "where to meet is not taken from Slurm, since the job is a heterogeneous one: give --nnodes, --rdzv-id and --rdzv-endpoint".to_owned()
-        });
+        // Slurm counts each part of the job for itself.
+        if step.tasks > 1 && !nodes_said {
+            return Err(Problem::usage(
+                "where to meet is not taken from Slurm, since the job is a heterogeneous one: give --nnodes, --rdzv-id and --rdzv-endpoint, or --standalone where each node is to run alone",
+            ));
+        }
         return Ok(taking.done("Slurm"));
     }
     take_nodes(&mut taking, &step)?;
@@ -90,7 +97,7 @@ impl Step {
 
     /// Jobs with neighbouring numbers, and the steps of one job, are often on one machine, and get different ports.
     fn port(&self) -> u16 {
-        let number = self.job % PORTS + self.step % PORTS * 101 + self.restarts % PORTS * 1009;
+        let number = self.job % PORTS + self.step % PORTS * 4001 + self.restarts % PORTS * 2003;
         u16::try_from(FIRST_PORT + number % PORTS).unwrap_or(u16::MAX)
     }
 
@@ -115,7 +122,8 @@ fn take_nodes(taking: &mut Taking<'_>, step: &Step) -> Result<(), Problem> {
     let Step { nodes, tasks, .. } = *step;
     match taking.options.nnodes {
         None if tasks != nodes => Err(Problem::usage(format!(
-            "srun starts {tasks} launchers on {nodes} nodes, and each node needs one: write srun --ntasks-per-node=1, and say with --nproc-per-node how many workers it starts (or --standalone, where each is to run alone)"
+            "srun starts {tasks} launchers on {}, and each node needs one: write srun --ntasks-per-node=1, and say with --nproc-per-node how many workers it starts (or --standalone, where each is to run alone)",
+            number_of(nodes)
         ))),
         None => {
             taking.options.nnodes = Some(Nodes { min: nodes, max: nodes });
@@ -124,11 +132,15 @@ fn take_nodes(taking: &mut Taking<'_>, step: &Step) -> Result<(), Problem> {
         }
         Some(given) => {
             taking.scheduled.warned = (tasks > nodes && tasks > given.max && given.max > 1).then(|| {
-                format!("srun starts {tasks} launchers on {nodes} nodes, and --nnodes is {}: the others stand by as spares, on the same machines; for one launcher on each node write srun --ntasks-per-node=1", given.max)
+                format!("srun starts {tasks} launchers on {}, and --nnodes is {}: the others stand by as spares, on the same machines; for one launcher on each node write srun --ntasks-per-node=1", number_of(nodes), given.max)
             });
             Ok(())
         }
     }
+}
+
+fn number_of(nodes: usize) -> String {
+    if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") }
 }
 
 /// What the run is called, where its nodes meet, and this node's rank.
@@ -151,6 +163,9 @@ fn take_run(taking: &mut Taking<'_>, step: &Step) {
         take_server(taking, step, Serves::Own);
     } else {
         taking.scheduled.names_run = false;
+        if let Some(own) = taking.own_endpoint(&step.node).filter(|_| step.local_task == 0) {
+            taking.be_known_as(&own, "SLURMD_NODENAME");
+        }
     }
     if taking.options.is_native() && !by_master && taking.options.node_rank.is_none() {
         taking.set("rank_hint", step.task.to_string(), "SLURM_PROCID");
@@ -247,14 +262,14 @@ mod tests {
         let (run, scheduled) = taken("", "n09", &STEP).unwrap();
         assert_eq!((run.nodes(), run.rdzv_id.as_str()), (Nodes { min: 4, max: 4 }, "yard-4711.1"));
         assert_eq!(run.nproc_per_node, Some(WorkersPerNode::Number(8)));
-        assert_eq!(run.connection.endpoints(), "n07:24812");
+        assert_eq!(run.connection.endpoints(), "n07:28712");
         assert_eq!((scheduled.serves, run.local_addr), (Some(Serves::Elsewhere), None));
         assert_eq!(scheduled.config["rank_hint"], "2");
         assert_eq!(scheduled.config["rack"], "core.s1");
         assert!(scheduled.names_run);
         assert_eq!(
             scheduled.said.unwrap(),
-            "from Slurm: --nproc-per-node 8 (SLURM_GPUS_ON_NODE), --nnodes 4 (SLURM_STEP_NUM_NODES), --rdzv-id yard-4711.1 (SLURM_JOB_ID, SLURM_STEP_ID and others), --rdzv-endpoint n07:24812 (SLURM_STEP_NODELIST and SLURM_JOB_ID), rank_hint 2 (SLURM_PROCID), rack core.s1 (SLURM_TOPOLOGY_ADDR); flags win"
+            "from Slurm: --nproc-per-node 8 (SLURM_GPUS_ON_NODE), --nnodes 4 (SLURM_STEP_NUM_NODES), --rdzv-id yard-4711.1 (SLURM_JOB_ID, SLURM_STEP_ID and others), --rdzv-endpoint n07:28712 (SLURM_STEP_NODELIST and SLURM_JOB_ID), rank_hint 2 (SLURM_PROCID), rack core.s1 (SLURM_TOPOLOGY_ADDR); flags win"
         );
         // The first node has the server, and the address that the others know.
         let first =
@@ -267,7 +282,7 @@ mod tests {
     #[test]
     fn a_job_that_is_requeued_meets_nobody_of_its_past() {
         let (run, _) = taken("", "n09", &with(&[("SLURM_RESTART_COUNT", "2")])).unwrap();
-        assert_eq!((run.rdzv_id.as_str(), run.connection.endpoints()), ("yard-4711.1-2", "n07:26830"));
+        assert_eq!((run.rdzv_id.as_str(), run.connection.endpoints()), ("yard-4711.1-2", "n07:23718"));
     }
 
     #[test]
@@ -311,7 +326,7 @@ mod tests {
         );
         assert_eq!((run.connection.endpoints(), scheduled.serves), ("", Some(Serves::OnDemand)));
         let (run, scheduled) = taken("--node-rank 3", "n09", &STEP).unwrap();
-        assert_eq!((run.master_addr.as_deref(), run.master_port), (Some("n07"), Some(24_812)));
+        assert_eq!((run.master_addr.as_deref(), run.master_port), (Some("n07"), Some(28_712)));
         assert_eq!((scheduled.config.get("rank_hint"), scheduled.serves), (None, Some(Serves::Elsewhere)));
         // A spare has no rank that it could ask for.
         assert_eq!(taken("--nnodes 2 --master-addr n08", "n09", &STEP).unwrap().0.node_rank, None);
@@ -321,7 +336,7 @@ mod tests {
     fn another_backend_gets_no_hints() {
         let (run, scheduled) = taken("--rdzv-backend etcd", "n09", &STEP).unwrap();
         assert_eq!((run.nodes().max, scheduled.config.len()), (4, 0));
-        assert_eq!((run.connection.endpoints(), scheduled.serves), ("n07:24812", Some(Serves::Elsewhere)));
+        assert_eq!((run.connection.endpoints(), scheduled.serves), ("n07:28712", Some(Serves::Elsewhere)));
     }
 
     #[test]
@@ -332,7 +347,8 @@ mod tests {
             problem.text.contains("32 launchers on 4 nodes") && problem.text.contains("--ntasks-per-node=1")
         );
         // Unless they are meant, which --nnodes says.
-        assert_eq!(many("--nnodes 32").unwrap().1.warned, None);
+        let (run, scheduled) = many("--nnodes 32").unwrap();
+        assert_eq!((run.nproc_per_node, scheduled.warned), (None, None), "the GPUs are for all of them");
         assert!(many("--nnodes 4").unwrap().1.warned.unwrap().contains("--nnodes is 4"));
         // One of those on the first node has the server.
         let serves = |local| {
@@ -352,9 +368,11 @@ mod tests {
         let shell =
             with(&[("SLURM_STEP_ID", "4294967290"), ("SLURM_STEP_NUM_NODES", "1"), ("SLURM_NNODES", "4")]);
         assert!(taken("", "n07", &shell).unwrap().1.warned.unwrap().contains("4 nodes"));
-        let (run, scheduled) = taken("", "n07", &with(&[("SLURM_HET_SIZE", "2")])).unwrap();
-        assert!(run.nnodes.is_none() && scheduled.warned.unwrap().contains("heterogeneous"));
+        let problem = taken("", "n07", &with(&[("SLURM_HET_SIZE", "2")])).unwrap_err();
+        assert!(problem.text.contains("heterogeneous"));
+        let (run, scheduled) = taken("--nnodes 4", "n07", &with(&[("SLURM_HET_SIZE", "2")])).unwrap();
         assert_eq!(run.nproc_per_node, Some(WorkersPerNode::Number(8)));
+        assert_eq!((run.rdzv_id.as_str(), scheduled.config.len()), ("", 0));
     }
 
     #[test]
@@ -374,6 +392,19 @@ mod tests {
             ("SLURM_RESTART_COUNT", "18446744073709551615"),
         ]);
         assert!(taken("", "n09", &huge).unwrap().0.connection.endpoints().starts_with("n07:2"));
+    }
+
+    #[test]
+    fn a_launcher_within_a_worker_takes_nothing() {
+        let (run, scheduled) = taken("", "n09", &with(&[("TORCHELASTIC_RUN_ID", "yard-4711.1")])).unwrap();
+        assert_eq!((run.nnodes, scheduled), (None, Scheduled::default()));
+    }
+
+    #[test]
+    fn a_node_that_the_endpoint_names_is_known_by_that_name() {
+        let (run, scheduled) = taken("--rdzv-endpoint n09:2379", "n09", &STEP).unwrap();
+        assert_eq!((run.local_addr.as_deref(), scheduled.serves), (Some("n09"), None));
+        assert_eq!(taken("--rdzv-endpoint etcd://n09:2379", "n09", &STEP).unwrap().0.local_addr, None);
     }
 
     #[test]
