@@ -97,3 +97,8 @@ pub use time::rfc3339;
 pub use words::{change as describe_change, gone};
 pub use worker_store::{ServedStore, WorkerStore};
 pub use workers::Workers;
+
+/// The example of the README, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -18,3 +18,8 @@ pub mod time;
 pub use backoff::Backoff;
 pub use endpoint::{Endpoint, EndpointError, Endpoints, Scheme};
 pub use settings::{Credentials, EtcdSettings, SettingsError, TlsSettings};
+
+/// The example of the README, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -15,3 +15,8 @@ pub mod v3;
 pub use error::{Error, ErrorKind, Result};
 pub use failover::Repeat;
 pub use reach::Reach;
+
+/// The example of the README, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -55,3 +55,8 @@ pub use port::HeldPort;
 pub use registry::{Creator, Registry};
 /// What [`EtcdBarrier::store_extra_data`] takes.
 pub use serde_json::Value;
+
+/// The example of the README, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

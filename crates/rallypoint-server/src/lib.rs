@@ -68,3 +68,8 @@ pub use serve::Server;
 
 #[doc(hidden)]
 pub use http::v2_alone;
+
+/// The example of the README, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

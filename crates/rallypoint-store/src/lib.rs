@@ -26,3 +26,8 @@ pub use memory::MemoryStore;
 pub use prefix::PrefixStore;
 pub use store::{DEFAULT_TIMEOUT, Store};
 pub use tcp::TcpStore;
+
+/// The example of the README, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -67,3 +67,8 @@ pub use machine::{ConnectionId, Input, Machine, Output};
 pub use refusal::Refusal;
 pub use server::{BindError, TcpStoreServer};
 pub use value::Bytes;
+
+/// The example of the README, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -29,6 +29,8 @@ pub use rallypoint_tcpstore as tcpstore;
 /// The examples in the documents, as tests.
 #[cfg(doctest)]
 mod documents {
+    #[doc = include_str!("../README.md")]
+    mod of_the_crate {}
     #[doc = include_str!("../../../README.md")]
     mod readme {}
     #[doc = include_str!("../../../docs/store.md")]
