@@ -18,7 +18,7 @@ const SERVER: &str = env!("CARGO_BIN_EXE_rallypoint-server");
 struct Serving {
     child: Child,
     endpoint: String,
-    log: BufReader<std::process::ChildStderr>,
+    log: Option<BufReader<std::process::ChildStderr>>,
 }
 
 impl Serving {
@@ -39,7 +39,7 @@ impl Serving {
             line.contains(if is_kept { "is kept in" } else { "in memory" }),
             "it says what it is: {line}"
         );
-        Serving { child, endpoint, log }
+        Serving { child, endpoint, log: Some(log) }
     }
 
     fn signal(&self, signal: &str) -> bool {
@@ -49,7 +49,9 @@ impl Serving {
     fn terminate(mut self) -> Option<i32> {
         assert!(self.signal("-TERM"));
         // A full pipe would keep it from ending.
-        std::io::copy(&mut self.log, &mut std::io::sink()).unwrap();
+        if let Some(mut log) = self.log.take() {
+            std::io::copy(&mut log, &mut std::io::sink()).unwrap();
+        }
         self.child.wait().unwrap().code()
     }
 }
@@ -83,6 +85,21 @@ async fn both_commands_serve_and_stop_in_good_order() {
         let began = Instant::now();
         assert_eq!(serving.terminate(), Some(0));
         assert!(began.elapsed() < Duration::from_secs(5));
+    }
+}
+
+#[test]
+fn a_server_whose_log_nobody_reads_any_more_serves_and_ends_as_ever() {
+    let ours = (RALLYPOINT, &["serve", "--listen", "127.0.0.1:0", "--log-level", "debug"][..]);
+    let etcds = (SERVER, &["--listen-client-urls", "http://127.0.0.1:0", "--log-level", "debug"][..]);
+    for (program, args) in [ours, etcds] {
+        let mut serving = Serving::start(program, args);
+        serving.log = None;
+        // What it is asked for it would log, and so the signals.
+        let asked = run(RALLYPOINT, &["status", "--endpoint", &serving.endpoint]);
+        assert!(asked.status.success(), "{}", String::from_utf8_lossy(&asked.stderr));
+        assert!(serving.signal("-HUP"));
+        assert_eq!(serving.terminate(), Some(0), "{program}");
     }
 }
 

@@ -287,7 +287,7 @@ fn man(part: Option<&str>) -> u8 {
 
 fn run_server(options: Serve) -> u8 {
     if let Err(problem) = start_log(&options.log_level, options.log_format) {
-        eprintln!("error: {problem}");
+        say(format!("error: {problem}\n"));
         return 2;
     }
     let mut config = Config::on(options.listen);

@@ -49,6 +49,8 @@ where
     let filter = EnvFilter::try_new(format!("{level}{quiet}"));
     let filter = filter.map_err(|error| format!("{level:?} is not a log level: {error}"))?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_target(false);
+    // It would say on stderr that stderr cannot be written, and panic.
+    let log = log.log_internal_errors(false);
     match format {
         LogFormat::Json => log.json().init(),
         LogFormat::Text => log.with_ansi(colours).init(),
@@ -127,6 +129,6 @@ fn advertised_url(given: &str) -> Result<String, String> {
 /// One line with the causes, and the exit code of a failure.
 #[must_use]
 pub fn failed(error: &(dyn Error + 'static)) -> u8 {
-    eprintln!("error: {}", exit::chain(error));
+    exit::say(format!("error: {}\n", exit::chain(error)));
     1
 }

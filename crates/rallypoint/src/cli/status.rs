@@ -154,7 +154,8 @@ pub(crate) async fn close(options: &Close) -> Result<u8, Problem> {
         );
         return Err(Problem::new(super::exit::CLOSED, text));
     }
-    println!("run {} is closed: {}", plain(run), plain(&options.reason));
+    // The run is closed, whoever reads.
+    let _ = writeln!(std::io::stdout(), "run {} is closed: {}", plain(run), plain(&options.reason));
     Ok(0)
 }
 

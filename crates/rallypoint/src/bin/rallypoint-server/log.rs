@@ -51,6 +51,8 @@ pub(super) fn start(level: &str, outputs: &[Output]) -> Result<(), String> {
     }
     let all = All(outputs.iter().map(Output::open).collect::<Result<_, _>>()?);
     let log = tracing_subscriber::fmt().with_env_filter(level).with_target(false).with_ansi(false);
+    // It would say on stderr that one cannot be written, and panic where stderr cannot either.
+    let log = log.log_internal_errors(false);
     log.with_writer(Mutex::new(all)).init();
     Ok(())
 }

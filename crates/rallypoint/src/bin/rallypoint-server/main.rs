@@ -3,6 +3,7 @@
 mod flags;
 mod log;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use rallypoint::cli::{failed, serve};
@@ -14,7 +15,7 @@ fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     if let Err(problem) = log::start(&flags.log_level, &flags.log_outputs) {
-        eprintln!("error: {problem}");
+        let _ = writeln!(std::io::stderr(), "error: {problem}");
         return ExitCode::from(2);
     }
     for flag in &flags.without_meaning {

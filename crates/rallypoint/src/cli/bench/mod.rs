@@ -7,6 +7,7 @@ mod limits;
 mod progress;
 
 use std::fmt;
+use std::io::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -94,11 +95,12 @@ pub(crate) fn run(options: &Bench) -> u8 {
         .and_then(|runtime| runtime.block_on(measure(options)));
     match measured {
         Ok(measured) => {
-            if options.json {
-                println!("{}", serde_json::to_string(&measured).expect("figures can be written as JSON"));
-            } else {
-                print!("{measured}");
-            }
+            let text = match options.json {
+                true => serde_json::to_string(&measured).expect("figures can be written as JSON") + "\n",
+                false => measured.to_string(),
+            };
+            // Who closes the pipe has seen enough.
+            let _ = std::io::stdout().write_all(text.as_bytes());
             u8::from(!measured.formation.ranks_ok)
         }
         Err(problem) => problem.report(),
@@ -135,8 +137,8 @@ async fn measure(options: &Rendezvous) -> Result<Measured, Problem> {
             progress.now(format!("letting the group be for {time} s"));
             let measured = idle(&settings, nodes, Duration::from_secs(time.into())).await;
             if measured.is_none() {
-                eprintln!(
-                    "this server does not count its requests: only a real etcd tells what a group costs at rest"
+                progress.say(
+                    "this server does not count its requests: only a real etcd tells what a group costs at rest",
                 );
             }
             measured

@@ -1,5 +1,6 @@
 //! What a user sees while something is measured: a large group takes a minute.
 
+use std::io::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,18 +22,30 @@ impl Progress {
                 let Some(doing) = watched.upgrade() else { return };
                 let (what, since) = doing.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 if since.elapsed() >= PACE {
-                    eprintln!("{what}: {} s so far", since.elapsed().as_secs());
+                    say(&format!("{what}: {} s so far", since.elapsed().as_secs()));
                 }
             }
         });
         Progress(Some(doing))
     }
 
+    /// What else there is to know, where it is told at all.
+    pub(super) fn say(&self, what: &str) {
+        if self.0.is_some() {
+            say(what);
+        }
+    }
+
     /// What is done from now on.
     pub(super) fn now(&self, what: impl Into<String>) {
         let Some(doing) = &self.0 else { return };
         let what = what.into();
-        eprintln!("{what}");
+        say(&what);
         *doing.lock().unwrap_or_else(PoisonError::into_inner) = (what, Instant::now());
     }
+}
+
+/// Where nobody reads any more, the figures are still made.
+fn say(what: &str) {
+    let _ = writeln!(std::io::stderr(), "{what}");
 }
