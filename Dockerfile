@@ -14,10 +14,8 @@ ARG SOURCE=build
 ARG RUST=1.90
 
 FROM docker.io/library/rust:${RUST}-slim-bookworm AS build
-ARG RUST
-# etcd-client generates its protocol code with protoc. The toolchain of the image, not the one that rust-toolchain.toml would
-# have rustup download.
-ENV PROTOC=/usr/bin/protoc RUSTUP_TOOLCHAIN=${RUST}
+# etcd-client generates its protocol code with protoc.
+ENV PROTOC=/usr/bin/protoc
 # hadolint ignore=DL3008
 RUN apt-get update && \
     apt-get install --yes --no-install-recommends libprotobuf-dev protobuf-compiler && \

@@ -277,6 +277,22 @@ def wrong_services(things: list[dict], all_pods: list[Pod]) -> Iterator[str]:
             yield f"the Service of {pod.name} gives no names to pods that are not ready"
 
 
+def wrong_codes(pod: Pod, rules: list[dict]) -> Iterator[str]:
+    """By which codes a Job, or an index of it, is given up."""
+    given_up = {action: {code for rule in rules if rule["action"] == action for code in rule.get("onExitCodes", {}).get("values", [])} for action in ("FailJob", "FailIndex")}
+    if not any("onExitCodes" in rule for rule in rules):
+        return
+    if not {1, 2, 126, 127} <= given_up["FailJob"]:
+        yield f"{pod.name}: what cannot get better is tried again"
+    # With the server on pod 0, its end is what closes the run, and the next server knows nothing of it.
+    embedded = any("PET_MASTER_ADDR" in pod.environment(one) for one in pod.containers)
+    if (5 in given_up["FailJob"] | given_up["FailIndex"]) == embedded:
+        yield f"{pod.name}: exit code 5 {'ends the Job with the first server' if embedded else 'is tried again in vain'}"
+    # A spare that comes late finds the run closed by its good end.
+    if pod.owner["spec"].get("successPolicy") and 5 in given_up["FailJob"]:
+        yield f"{pod.name}: exit code 5 of a late spare fails the whole Job"
+
+
 def wrong_job(pod: Pod) -> Iterator[str]:
     """What the API server refuses, or the Job controller does otherwise than meant."""
     if pod.owner["kind"] != "Job":
@@ -298,12 +314,8 @@ def wrong_job(pod: Pod) -> Iterator[str]:
         told = {int(code) for code in re.findall(r"^  (\d+) ", help_of("run").split("Exit codes:")[1], re.MULTILINE)}
         if not set(codes["values"]) <= told:
             yield f"{pod.name}: rallypoint run has no exit codes {set(codes['values']) - told}"
-        if not {1, 2, 126, 127} <= set(codes["values"]):
-            yield f"{pod.name}: what cannot get better is tried again"
-        # With the server on pod 0, its end is what closes the run, and the next server knows nothing of it.
-        embedded = any("PET_MASTER_ADDR" in pod.environment(one) for one in pod.containers)
-        if (5 in codes["values"]) == embedded:
-            yield f"{pod.name}: exit code 5 {'ends the Job with the first server' if embedded else 'is tried again in vain'}"
+    if "podFailurePolicy" in spec:
+        yield from wrong_codes(pod, spec["podFailurePolicy"]["rules"])
     if "podFailurePolicy" in spec and spec.get("podReplacementPolicy") != "Failed":
         yield f"{pod.name}: podReplacementPolicy is not Failed"
     for number in nodes:
@@ -329,11 +341,12 @@ def wrong_pod(pod: Pod) -> Iterator[str]:
     mounted = {mount["name"] for one in pod.containers for mount in one.get("volumeMounts", [])}
     volumes = {volume["name"] for volume in pod.spec.get("volumes", [])}
     if pod.owner["kind"] == "StatefulSet":
-        volumes |= {claim["metadata"]["name"] for claim in pod.owner["spec"]["volumeClaimTemplates"]}
+        volumes |= {claim["metadata"]["name"] for claim in pod.owner["spec"].get("volumeClaimTemplates", [])}
     if mounted != volumes:
         yield f"{pod.name}: volumes {sorted(volumes)}, mounts {sorted(mounted)}"
     secret = any("secret" in volume for volume in pod.spec.get("volumes", []))
-    if (secret or pod.owner["kind"] == "StatefulSet") and context.get("fsGroup") != context.get("runAsGroup"):
+    claimed = pod.owner["spec"].get("volumeClaimTemplates")
+    if (secret or claimed) and context.get("fsGroup") != context.get("runAsGroup"):
         yield f"{pod.name}: its user can neither read a Secret of mode 0440 nor write a volume"
 
 
@@ -414,5 +427,5 @@ def wrong_file(pod: Pod, container: dict, path: str, about: str) -> Iterator[str
         if volume["name"] == mount["name"] and "secret" in volume:
             secret, key = volume["secret"]["secretName"], path.removeprefix(mount["mountPath"] + "/")
             made = re.search(rf"kubectl create secret generic {re.escape(secret)} (.*?)(kubectl|$)", about)
-            if made is None or f"--from-file={key} " not in made[1] + " ":
+            if made is None or not re.search(rf"--from-file={re.escape(key)}(=\S+)? ", made[1] + " "):
                 yield f"nobody is told to make {key} in the Secret {secret}"

@@ -55,7 +55,8 @@ def variable(things, name, kind="Job"):
 
 def node(things):
     """The Job of the nodes in a JobSet, or in a runtime."""
-    spec = things[0]["spec"] if things[0]["kind"] == "JobSet" else things[0]["spec"]["template"]["spec"]
+    sets = [thing["spec"] for thing in things if thing["kind"] == "JobSet"]
+    spec = sets[0] if sets else things[0]["spec"]["template"]["spec"]
     return next(part for part in spec["replicatedJobs"] if part["name"] == "node")["template"]["spec"]
 
 
@@ -95,14 +96,16 @@ MISTAKES = [
     ("job-etcd.yaml", lambda t: variable(t, "RALLYPOINT_CACERT").update(value="/etc/ssl/ca.crt"), "in no volume"),
     ("job-etcd.yaml", lambda t: variable(t, "RALLYPOINT_CACERT").update(value="/etc/rallypoint/etcd/ca.pem"), "make ca.pem"),
     ("job-etcd.yaml", lambda t: job(t)["spec"].pop("successPolicy"), "4 pods have"),
+    ("job-etcd.yaml", lambda t: job(t)["spec"]["podFailurePolicy"]["rules"][2].update(action="FailJob"), "a late spare"),
+    ("job-etcd.yaml", lambda t: job(t)["spec"]["podFailurePolicy"]["rules"].pop(2), "exit code 5"),
     ("job-etcd.yaml", lambda t: job(t)["spec"].update(maxFailedIndexes=2), "1 indexes may fail"),
     ("job-etcd.yaml", lambda t: job(t)["spec"]["template"]["spec"]["securityContext"].pop("fsGroup"), "0440"),
-    ("jobset.yaml", lambda t: t[0].update(apiVersion="jobset.x-k8s.io/v1"), "apiVersion"),
-    ("jobset.yaml", lambda t: t[0]["spec"].update(successPolicies={}), "successPolicies"),
-    ("jobset.yaml", lambda t: t[0]["spec"]["network"].update(enableDNSHostnames="yes"), "enableDNSHostnames"),
-    ("jobset.yaml", lambda t: t[0]["spec"]["replicatedJobs"][0].update(replica=1), "replica"),
+    ("jobset.yaml", lambda t: t[2].update(apiVersion="jobset.x-k8s.io/v1"), "apiVersion"),
+    ("jobset.yaml", lambda t: t[2]["spec"].update(successPolicies={}), "successPolicies"),
+    ("jobset.yaml", lambda t: t[2]["spec"]["network"].update(enableDNSHostnames="yes"), "enableDNSHostnames"),
+    ("jobset.yaml", lambda t: t[2]["spec"]["replicatedJobs"][0].update(replica=1), "replica"),
     ("jobset.yaml", lambda t: node(t).update(completionMod="Indexed"), "completionMod"),
-    ("jobset.yaml", lambda t: node_container(t)["env"][1].update(value="etcd://train-server-0.train:2379"), "no train-server-0.train"),
+    ("jobset.yaml", lambda t: node_container(t)["env"][1].update(value="etcd://train-server-1.train-server:2379"), "no train-server-1.train-server"),
     ("jobset.yaml", lambda t: node(t)["podFailurePolicy"]["rules"][1]["onExitCodes"].update(values=[1, 2, 126, 127]), "exit code 5"),
     ("trainer.yaml", lambda t: t[0]["spec"]["mlPolicy"].update(nodes=4), "nodes"),
     ("trainer.yaml", lambda t: t[1]["spec"]["trainer"].update(numNode=4), "numNode"),
