@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use rallypoint::agent::{WorkerStore, describe_change, gone};
 use rallypoint_rendezvous::{
     CloseOutcome, GroupChange, Registry, RendezvousError, RendezvousHandler, RendezvousParameters, Result,
+    is_finish,
 };
 
 use crate::error;
@@ -74,16 +75,24 @@ impl TorchRendezvous {
     }
 
     /// Meets the others: waits until a round with this node in it is complete. With `serves`, the one with rank 0 serves
-    /// the store that the workers meet at.
+    /// the store that the workers meet at. None where the run has ended well and this node, a spare, was not needed.
     #[pyo3(signature = (serves=false))]
-    fn next_rendezvous(&self, py: Python<'_>, serves: bool) -> PyResult<TorchRound> {
+    fn next_rendezvous(&self, py: Python<'_>, serves: bool) -> PyResult<Option<TorchRound>> {
         let handler = self.handler(py)?;
-        let round = wait(py, handler.next_rendezvous())?.map_err(|problem| match &problem {
+        let progress = handler.progress();
+        let round = match wait(py, handler.next_rendezvous())? {
+            Ok(round) => round,
+            Err(RendezvousError::Closed { reason, .. }) if is_finish(&reason) && progress.borrow().spare => {
+                return Ok(None);
+            }
             // Who was there and is not is why there are too few.
-            RendezvousError::NotMet { .. } => error::not_met(py, &problem, gone(&handler.lost()).as_deref()),
-            _ => error::torch_rendezvous(py, &problem),
-        })?;
-        TorchRound::new(py, handler, round, if serves { WorkerStore::Agent } else { WorkerStore::Rank0 })
+            Err(problem @ RendezvousError::NotMet { .. }) => {
+                return Err(error::not_met(py, &problem, gone(&handler.lost()).as_deref()));
+            }
+            Err(problem) => return Err(error::torch_rendezvous(py, &problem)),
+        };
+        let server = if serves { WorkerStore::Agent } else { WorkerStore::Rank0 };
+        TorchRound::new(py, handler, round, server).map(Some)
     }
 
     /// Whether the run is closed.

@@ -101,6 +101,17 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+def test_a_spare_that_was_not_needed_ends_well(job, etcd):
+    run = job(etcd, "2", conf=QUICK)
+    agents = [run.start("a"), run.start("b")]
+    run.wait_until_all_work(agents)
+    spare = run.start("c")
+    run.wait_for("the spare stands by", lambda: run.states() == ["member", "member", "spare"])
+    run.finish(agents)
+    assert spare.process.wait(timeout=60) == 0, run.report()
+    assert "Error" not in spare.errors() and "was not needed" in spare.errors(), run.report()
+
+
 def test_an_operators_close_ends_the_workers_of_all_nodes_and_says_why(job, etcd):
     run = job(etcd, "2", conf=QUICK)
     agents = [run.start("a"), run.start("b")]

@@ -19,7 +19,7 @@ pub const FINISHED: &str = "all workers have finished";
 pub const NODE_FINISHED: &str = "a node has finished";
 
 /// Whether a run with this reason was closed by somebody who is done. Those who still work need not stop for that.
-pub(crate) fn is_finish(reason: &str) -> bool {
+pub fn is_finish(reason: &str) -> bool {
     [FINISHED, NODE_FINISHED].contains(&reason)
 }
 

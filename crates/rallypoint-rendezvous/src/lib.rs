@@ -48,7 +48,7 @@ pub use connecting::connect_within;
 pub use error::{RendezvousError, Result};
 pub use handler::{
     CloseOutcome, Contact, FINISHED, GroupChange, Master, Member, NODE_FINISHED, Progress, Rendezvous,
-    RendezvousHandler, Standing,
+    RendezvousHandler, Standing, is_finish,
 };
 pub use parameters::{ParameterError, RendezvousParameters};
 pub use port::HeldPort;

@@ -16,6 +16,7 @@ from torch.distributed.elastic.rendezvous import api
 from rallypoint import errors
 from rallypoint._rallypoint import NODE_FINISHED, LocalServer, TorchRendezvous, TorchRound
 from rallypoint.torch import _reason
+from rallypoint.torch import errors as both
 from rallypoint.torch._ends import Ends
 from rallypoint.torch._log import logger
 from rallypoint.torch._round_store import RoundStore
@@ -90,6 +91,8 @@ class RendezvousHandler(_RendezvousHandler):
         # Those of the last round have ended.
         told, self._ends, self._told = self._told, Ends(), ""
         self._round = round = self._rendezvous.next_rendezvous(self._serves)
+        if round is None:
+            raise self._not_needed(sys._getframe(1))
         if before is not None:
             before.stop()
             gone = self._rendezvous.gone()
@@ -104,6 +107,17 @@ class RendezvousHandler(_RendezvousHandler):
         )
         where = api.RendezvousStoreInfo(round.master_addr, round.master_port)
         return api.RendezvousInfo(self._store, round.rank, round.world_size, where)
+
+    def _not_needed(self, caller: FrameType | None) -> BaseException:
+        """How a spare ends whose run has ended well."""
+        text = f"run {self._run_id!r} has ended well; this node stood by as a spare and was not needed"
+        logger.info("%s", text)
+        while caller is not None:
+            # torch's own agent, which catches the other one, has no result then, and fails for that.
+            if caller.f_code.co_filename.endswith("torch/distributed/run.py"):
+                return SystemExit(0)
+            caller = caller.f_back
+        return both.RendezvousGracefulExitError(text)
 
     @translated
     def is_closed(self) -> bool:

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rallypoint_rendezvous::{FINISHED, GroupChange, Rendezvous, RendezvousError};
+use rallypoint_rendezvous::{FINISHED, GroupChange, Rendezvous, RendezvousError, is_finish};
 use tracing::{debug, info, warn};
 
 use super::{Agent, Outcome, Phase, Success};
@@ -123,7 +123,7 @@ impl Agent {
             };
             let met = match met {
                 Err(RendezvousError::Closed { reason, .. })
-                    if reason == FINISHED && progress.borrow().spare =>
+                    if is_finish(&reason) && progress.borrow().spare =>
                 {
                     return Ok(Outcome::NotNeeded);
                 }
