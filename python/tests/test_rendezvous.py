@@ -226,7 +226,9 @@ def test_a_spare_that_stands_by_is_nobody_to_meet_for(etcd):
     ends = []
 
     def stand_by():
-        with pytest.raises(api.RendezvousClosedError) as caught:
+        # Outside torchrun, whose own agent has no result for it.
+        graceful = getattr(api, "RendezvousGracefulExitError", api.RendezvousError)
+        with pytest.raises(graceful, match="has ended well; this node stood by as a spare") as caught:
             spare.next_rendezvous()
         ends.append(caught.value)
 
