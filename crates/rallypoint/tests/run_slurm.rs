@@ -175,12 +175,23 @@ fn scripts_that_start_launchers_in_other_ways_work_as_before() {
     let all = ["a", "b", "c", "d", "e"].map(|turn| [format!("{turn} 0\n"), format!("{turn} 1\n")]).concat();
     assert!(all.iter().all(|said| output.contains(said)), "{output}");
 
+    // One that a worker starts is alone; a job that a worker hands in has the worker's environment, and is not.
+    let (state, output) =
+        run(&format!("srun {RALLYPOINT} run -- {RALLYPOINT} run -- sh -c 'echo inner $RANK of $WORLD_SIZE'"));
+    assert_eq!(state, "COMPLETED", "{output}");
+    assert_eq!(output.matches("inner 0 of 1").count(), 2, "{output}");
+    let (state, output) = run(&format!(
+        "export RALLYPOINT_LAUNCHED_IN=600.0 TORCHELASTIC_RUN_ID=before; srun {RALLYPOINT} run -- sh -c 'echo rank $RANK of $WORLD_SIZE'"
+    ));
+    assert_eq!(state, "COMPLETED", "{output}");
+    assert!(output.contains("rank 0 of 2") && output.contains("rank 1 of 2"), "{output}");
+
     // Somebody else has the port.
-    let _held = std::net::TcpListener::bind("127.0.0.1:20602").unwrap();
+    let _held = std::net::TcpListener::bind("127.0.0.1:20604").unwrap();
     let (state, output) = run(&format!("srun --kill-on-bad-exit=1 {RALLYPOINT} run -- true"));
     assert_eq!(state, "FAILED", "{output}");
     assert!(
-        output.contains("the port of 127.0.0.1:20602, which was taken from the number of the job, is in use")
+        output.contains("the port of 127.0.0.1:20604, which was taken from the number of the job, is in use")
     );
 }
 

@@ -196,6 +196,19 @@ fn c10d_means_the_native_backend_on_its_endpoint() {
     assert_eq!(said(&ended).len(), 2, "{}", ended.text());
 }
 
+/// What a site sets for its etcd is not for the server that one node has for itself.
+#[test]
+fn one_node_speaks_no_tls_to_its_own_server() {
+    for args in [&["--standalone"][..], &["--nnodes", "1"], &[]] {
+        let launcher = Launcher::start_with(&[args, &["--", "sh", "-c", SCRIPT]].concat(), |command| {
+            command
+                .env("RALLYPOINT_CACERT", "/etc/ssl/certs/ca-certificates.crt")
+                .env("RALLYPOINT_USER", "trainer");
+        });
+        assert_eq!(launcher.ended().expect(0).with("]: rank 0 of 1").len(), 1);
+    }
+}
+
 #[test]
 fn on_one_node_the_port_is_the_workers() {
     let port = free_port();

@@ -21,7 +21,6 @@ mod timer;
 mod worker_store;
 mod writer;
 
-use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -226,10 +225,13 @@ async fn launch(
     let mut options = options.clone();
     let variable = |name: &str| std::env::var(name).ok();
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let scheduled = scheduler::take(&mut options, Surroundings { variable: &variable, host: &host })?;
+    let around = Surroundings { variable: &variable, host: &host };
+    let scheduled = scheduler::take(&mut options, around)?;
     scheduled.said.iter().for_each(|said| info!("{said}"));
     scheduled.warned.iter().for_each(|warned| warn!("{warned}"));
     let mut spec = spec(&options, orders.grace)?;
+    let launched_in = scheduler::launched_in(around);
+    spec.environment.extend(launched_in.map(|place| (scheduler::LAUNCHED_IN, place.into())));
     spec.interactive = options.interactive_rank.map(|local_rank| Interactive {
         local_rank,
         group: guarded.terminal_group().filter(|_| interactive(&options)),
@@ -392,7 +394,7 @@ fn run_id(options: &Run, alone: bool) -> Result<String, Problem> {
 
 fn parameters(
     options: &Run,
-    config: BTreeMap<String, String>,
+    meet: &Meet,
     endpoints: &str,
     run_id: &str,
 ) -> Result<RendezvousParameters, Problem> {
@@ -401,16 +403,19 @@ fn parameters(
     let mut parameters =
         RendezvousParameters::new(&options.rdzv_backend, endpoints, run_id, nodes.min, nodes.max)
             .map_err(usage)?;
-    parameters.config = config;
+    parameters.config = meet.config.clone();
     parameters.local_addr = options.local_addr.clone().filter(|address| !address.is_empty());
-    options.connection.configure(&mut parameters.config)?;
+    // A server of this node's own has neither TLS nor users, whatever the site's etcd has.
+    if !meet.alone {
+        options.connection.configure(&mut parameters.config)?;
+    }
     Ok(parameters)
 }
 
 /// That what the rendezvous is told can work, before anything is made or started for it.
 fn check_parameters(options: &Run, meet: &Meet, run_id: &str) -> Result<(), Problem> {
     // Where they meet is found later.
-    let parameters = parameters(options, meet.config.clone(), "localhost", run_id)?;
+    let parameters = parameters(options, meet, "localhost", run_id)?;
     let checked = match parameters.backend.as_str() {
         BACKEND => NativeSettings::from_parameters(&parameters).map(|_| ()),
         EtcdBarrier::NAME => EtcdBarrier::check(&parameters),
@@ -439,7 +444,7 @@ async fn reach(options: &Run, meet: &Meet, run_id: &str) -> Result<Reached, Prob
         } else {
             server::find(&options.connection, meet.serves, meet.place).await?
         };
-        let parameters = parameters(options, meet.config.clone(), &meeting.endpoints, run_id)?;
+        let parameters = parameters(options, meet, &meeting.endpoints, run_id)?;
         let timeout =
             ["join_timeout", "timeout"].iter().find_map(|name| parameters.seconds(name).ok().flatten());
         let timeout = timeout.unwrap_or(DEFAULT_JOIN_TIMEOUT);

@@ -15,8 +15,17 @@ use super::options::Run;
 use super::server::Serves;
 use crate::cli::exit::Problem;
 
-/// Every worker has it.
-const OUTER_RUN: &str = "TORCHELASTIC_RUN_ID";
+/// In the environment of workers: where their launcher was started. What they hand in elsewhere, another job for one, takes
+/// the variable along, and is somewhere else.
+pub(crate) const LAUNCHED_IN: &str = "RALLYPOINT_LAUNCHED_IN";
+
+/// The step or the pod that this process is in.
+pub(crate) fn launched_in(around: Surroundings<'_>) -> Option<String> {
+    match (around.text("SLURM_JOB_ID"), around.text("SLURM_STEP_ID")) {
+        (Some(job), Some(step)) => Some(format!("{job}.{step}")),
+        _ => around.text("KUBERNETES_SERVICE_HOST").map(|_| around.host.to_owned()),
+    }
+}
 
 /// What was taken, beside what was written into the options.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -51,9 +60,10 @@ impl Surroundings<'_> {
 
 /// Takes what was not given from the scheduler, where there is one.
 pub(crate) fn take(options: &mut Run, around: Surroundings<'_>) -> Result<Scheduled, Problem> {
-    // For this node alone, whatever else the scheduler has started. A launcher within a worker is another's business: what
-    // the scheduler says is of the run that the worker belongs to.
-    if options.standalone || around.text(OUTER_RUN).is_some() {
+    // What the scheduler says of a step is of the run that its launchers have: not of one that a worker starts.
+    let within = around.text(LAUNCHED_IN).is_some_and(|outer| launched_in(around) == Some(outer));
+    // For this node alone, whatever else the scheduler has started.
+    if options.standalone || within {
         return Ok(Scheduled::default());
     }
     if around.text("SLURM_JOB_ID").is_some() {
@@ -79,6 +89,15 @@ impl<'a> Taking<'a> {
         let given = RendezvousParameters::parse_config(&options.rdzv_conf).unwrap_or_default();
         options.local_addr = options.local_addr.take().filter(|address| !address.is_empty());
         Taking { options, scheduled: Scheduled::default(), given, said: Vec::new() }
+    }
+
+    /// TLS is spoken, by a flag or by `--rdzv-conf`: no server that a job starts has it.
+    fn wants_tls(&self) -> bool {
+        let https = self.given.get("protocol").is_some_and(|protocol| protocol == "https");
+        let files = ["cacert", "ca_cert", "cert", "ssl_cert"];
+        https
+            || files.iter().any(|file| self.given.contains_key(*file))
+            || !self.options.connection.is_plain()
     }
 
     fn say(&mut self, option: &str, value: impl fmt::Display, from: &str) {

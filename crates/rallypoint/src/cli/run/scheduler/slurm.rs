@@ -1,5 +1,7 @@
 //! Slurm: one launcher for each node of a step, as `srun --ntasks-per-node=1` starts them.
 
+use std::str::FromStr;
+
 use super::{Scheduled, Surroundings, Taking};
 use crate::cli::exit::Problem;
 use crate::cli::run::options::{Nodes, Run, WorkersPerNode};
@@ -14,7 +16,15 @@ const INTERACTIVE_STEP: u64 = 4_294_967_290;
 pub(super) fn take(options: &mut Run, around: Surroundings<'_>) -> Result<Scheduled, Problem> {
     let nodes_said = options.nnodes.is_some() || !options.connection.endpoints().is_empty();
     let mut taking = Taking::new(options);
-    let step = Step::of(around);
+    let step = match Step::of(around) {
+        Ok(step) => step,
+        Err(variable) if !nodes_said => {
+            return Err(Problem::usage(format!(
+                "srun has started this launcher, and {variable} is not set, or is not what Slurm sets: give --nnodes, --rdzv-id and --rdzv-endpoint, or --standalone where each node is to run alone"
+            )));
+        }
+        Err(_) => return Ok(taking.done("Slurm")),
+    };
     // Several launchers on a node would each start workers for all its GPUs.
     if step.as_ref().is_none_or(|step| step.tasks <= step.nodes) {
         take_workers(&mut taking, around);
@@ -36,8 +46,10 @@ pub(super) fn take(options: &mut Run, around: Surroundings<'_>) -> Result<Schedu
         return Ok(taking.done("Slurm"));
     }
     take_nodes(&mut taking, &step)?;
-    // Nodes of other steps know neither this step's name nor its first node.
-    if taking.options.nodes().max <= step.tasks {
+    // Nodes of other steps know neither this step's name nor its first node. Where the step has all nodes of the job there are
+    // none, though the run could do with more.
+    let Nodes { min, max } = taking.options.nodes();
+    if max <= step.tasks || (min <= step.tasks && step.is_whole_job) {
         take_run(&mut taking, &step);
     }
     Ok(taking.done("Slurm"))
@@ -52,6 +64,8 @@ struct Step {
     /// How often the job was started before.
     restarts: u64,
     nodes: usize,
+    /// Whether these are all nodes of the job.
+    is_whole_job: bool,
     /// Those that `srun` starts, on all nodes.
     tasks: usize,
     /// This task among all of them, and among those of its node.
@@ -65,27 +79,34 @@ struct Step {
 }
 
 impl Step {
-    /// None where `srun` has not started this process.
-    fn of(around: Surroundings<'_>) -> Option<Self> {
-        let number = |name| around.text(name)?.parse::<u64>().ok();
-        let count = |name| around.text(name)?.parse::<usize>().ok();
-        let step = number("SLURM_STEP_ID").filter(|step| *step != INTERACTIVE_STEP)?;
-        let nodes = count("SLURM_STEP_NUM_NODES").filter(|nodes| *nodes > 0)?;
-        let node = around.text("SLURMD_NODENAME")?;
-        Some(Step {
+    /// None where `srun` has not started this process; a variable where it has, and that one does not say so.
+    fn of(around: Surroundings<'_>) -> Result<Option<Self>, &'static str> {
+        fn number<T: FromStr>(around: Surroundings<'_>, name: &'static str) -> Result<T, &'static str> {
+            around.text(name).and_then(|text| text.parse().ok()).ok_or(name)
+        }
+        const STEP: &str = "SLURM_STEP_ID";
+        const LIST: &str = "SLURM_STEP_NODELIST";
+        if around.text(STEP).is_none() || number(around, STEP) == Ok(INTERACTIVE_STEP) {
+            return Ok(None);
+        }
+        let nodes = number(around, "SLURM_STEP_NUM_NODES")?;
+        let node = around.text("SLURMD_NODENAME").ok_or("SLURMD_NODENAME")?;
+        let list = around.text(LIST).ok_or(LIST)?;
+        Ok(Some(Step {
             // Of a cluster without a name there is only one.
             cluster: around.text("SLURM_CLUSTER_NAME").unwrap_or_else(|| "slurm".to_owned()),
-            job: number("SLURM_JOB_ID")?,
-            step,
-            restarts: number("SLURM_RESTART_COUNT").unwrap_or(0),
-            nodes,
-            tasks: count("SLURM_STEP_NUM_TASKS").unwrap_or(nodes),
-            task: count("SLURM_PROCID")?,
-            local_task: count("SLURM_LOCALID").unwrap_or(0),
-            first: first_host(&around.text("SLURM_STEP_NODELIST")?)?,
+            job: number(around, "SLURM_JOB_ID")?,
+            step: number(around, STEP)?,
+            restarts: number(around, "SLURM_RESTART_COUNT").unwrap_or(0),
+            nodes: if nodes > 0 { nodes } else { return Err("SLURM_STEP_NUM_NODES") },
+            is_whole_job: around.text("SLURM_JOB_NODELIST").is_none_or(|of_job| of_job == list),
+            tasks: number(around, "SLURM_STEP_NUM_TASKS").unwrap_or(nodes),
+            task: number(around, "SLURM_PROCID")?,
+            local_task: number(around, "SLURM_LOCALID").unwrap_or(0),
+            first: first_host(&list).ok_or(LIST)?,
             rack: around.text("SLURM_TOPOLOGY_ADDR").and_then(|address| rack(&address, &node)),
             node,
-        })
+        }))
     }
 
     /// Its name among all of its cluster. A run that is over stays over, so a job that is requeued has another.
@@ -156,13 +177,18 @@ fn take_run(taking: &mut Taking<'_>, step: &Step) {
     let by_master = taking.options.meets_at_master();
     if by_master {
         take_master(taking, step);
-    } else if taking.options.connection.endpoints().is_empty() && taking.options.connection.is_plain() {
+    } else if taking.options.connection.endpoints().is_empty() && !taking.wants_tls() {
         let endpoint = format!("{}:{}", step.first, step.port());
         taking.say("--rdzv-endpoint", &endpoint, "SLURM_STEP_NODELIST and SLURM_JOB_ID");
         taking.options.connection.endpoint = endpoint;
         take_server(taking, step, Serves::Own);
     } else {
         taking.scheduled.names_run = false;
+        if taking.options.connection.endpoints().is_empty() {
+            taking.scheduled.warned = Some(
+                "where to meet is not taken from Slurm, since TLS is asked for and the server that a job starts has none: give --rdzv-endpoint".to_owned(),
+            );
+        }
         if let Some(own) = taking.own_endpoint(&step.node).filter(|_| step.local_task == 0) {
             taking.be_known_as(&own, "SLURMD_NODENAME");
         }
@@ -301,14 +327,23 @@ mod tests {
         let (run, scheduled) = taken("--nnodes 1", "n09", &STEP).unwrap();
         assert_eq!((run.connection.endpoints(), scheduled.config.len()), ("", 0));
         // No server with TLS is started on demand: who wants it says where it is.
-        let (run, _) = taken("--cacert ca.pem", "n09", &STEP).unwrap();
-        assert_eq!(run.connection.endpoints(), "");
+        for line in ["--cacert ca.pem", "--rdzv-conf protocol=https", "--rdzv-conf cacert=ca.pem"] {
+            let (run, scheduled) = taken(line, "n09", &STEP).unwrap();
+            assert_eq!(run.connection.endpoints(), "", "{line}");
+            assert!(scheduled.warned.unwrap().contains("TLS"), "{line}");
+        }
     }
 
     #[test]
     fn nodes_of_several_steps_have_nothing_in_common() {
         // A step for each node, in a loop, as scripts for torchrun have it.
-        let one = [("SLURM_STEP_NUM_NODES", "1"), ("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0")];
+        let one = [
+            ("SLURM_STEP_NUM_NODES", "1"),
+            ("SLURM_STEP_NUM_TASKS", "1"),
+            ("SLURM_PROCID", "0"),
+            ("SLURM_STEP_NODELIST", "n09"),
+            ("SLURM_JOB_NODELIST", "n[07-09,12]"),
+        ];
         let (run, scheduled) =
             taken("--nnodes 2 --node-rank 1 --master-addr n07", "n09", &with(&one)).unwrap();
         assert_eq!((run.rdzv_id.as_str(), run.node_rank), ("", Some(1)));
@@ -376,16 +411,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_no_step() {
+    fn what_slurm_does_not_set_so_is_named() {
         for (name, value) in [
             ("SLURM_STEP_NUM_NODES", "x"),
             ("SLURM_STEP_NUM_NODES", "0"),
             ("SLURM_STEP_ID", "-1"),
             ("SLURM_PROCID", ""),
+            ("SLURMD_NODENAME", ""),
             ("SLURM_STEP_NODELIST", "n[1-"),
+            ("SLURM_STEP_NODELIST", ""),
         ] {
-            let (run, scheduled) = taken("", "n09", &with(&[(name, value), ("SLURM_NNODES", "4")])).unwrap();
-            assert!(run.nnodes.is_none() && scheduled.warned.is_some(), "{name}={value}");
+            let problem = taken("", "n09", &with(&[(name, value)])).unwrap_err();
+            assert!(problem.text.contains(name), "{name}={value}: {}", problem.text);
+            // Who says all of it needs no word of Slurm's.
+            let (run, _) =
+                taken("--nnodes 4 --rdzv-id r --rdzv-endpoint e", "n09", &with(&[(name, value)])).unwrap();
+            assert_eq!(run.connection.endpoints(), "e");
         }
         let huge = with(&[
             ("SLURM_JOB_ID", "18446744073709551615"),
@@ -395,9 +436,21 @@ mod tests {
     }
 
     #[test]
+    fn a_step_with_all_nodes_of_its_job_may_have_fewer_than_the_most() {
+        let line = "--nnodes 3:8 --rdzv-endpoint etcd1:2379";
+        assert_eq!(
+            taken(line, "n09", &with(&[("SLURM_JOB_NODELIST", "n[07-09,12]")])).unwrap().0.rdzv_id,
+            "yard-4711.1"
+        );
+        assert_eq!(taken(line, "n09", &with(&[("SLURM_JOB_NODELIST", "n[07-20]")])).unwrap().0.rdzv_id, "");
+    }
+
+    #[test]
     fn a_launcher_within_a_worker_takes_nothing() {
-        let (run, scheduled) = taken("", "n09", &with(&[("TORCHELASTIC_RUN_ID", "yard-4711.1")])).unwrap();
-        assert_eq!((run.nnodes, scheduled), (None, Scheduled::default()));
+        let within = |step| taken("", "n09", &with(&[("RALLYPOINT_LAUNCHED_IN", step)])).unwrap().0.nnodes;
+        assert_eq!(within("4711.1"), None);
+        // A job that a worker hands in has the worker's environment.
+        assert_eq!(within("4700.0"), Some(Nodes { min: 4, max: 4 }));
     }
 
     #[test]
