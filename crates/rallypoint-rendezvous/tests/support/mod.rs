@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 /// No answer takes so long, however loaded the machine is.
-const PATIENCE: Duration = Duration::from_secs(100);
+const PATIENCE: Duration = Duration::from_secs(260);
 
 const TORCH: &str = include_str!("torch_node.py");
 
