@@ -329,19 +329,11 @@ fn has_port(endpoint: &str) -> bool {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
-    use clap::Parser;
-
+    use super::super::options::tests::parsed;
     use super::*;
 
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        run: Run,
-    }
-
     fn meant(line: &str) -> Result<(Run, Meet), Problem> {
-        let words = ["rallypoint"].into_iter().chain(line.split_whitespace()).chain(["train.py"]);
-        let mut run = Cli::try_parse_from(words).map_err(|error| Problem::usage(error.to_string()))?.run;
+        let mut run = parsed(line).map_err(|error| Problem::usage(error.to_string()))?;
         let meet = of(&mut run, Scheduled::default())?;
         Ok((run, meet))
     }

@@ -534,9 +534,23 @@ pub(crate) fn words(text: &str) -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        run: Run,
+    }
+
+    /// The options of a command line, which is split at spaces.
+    pub(crate) fn parsed(line: &str) -> Result<Run, clap::Error> {
+        let words = ["rallypoint"].into_iter().chain(line.split_whitespace()).chain(["train.py"]);
+        Ok(Cli::try_parse_from(words)?.run)
+    }
 
     #[test]
     fn numbers_of_nodes_are_torchruns() {

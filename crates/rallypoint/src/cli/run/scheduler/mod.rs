@@ -153,15 +153,8 @@ impl<'a> Taking<'a> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
-    use clap::Parser;
-
+    use super::super::options::tests::parsed;
     use super::*;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        run: Run,
-    }
 
     /// What follows from a command line, on a host, with these variables.
     pub(super) fn taken(
@@ -169,8 +162,7 @@ mod tests {
         host: &str,
         variables: &[(&str, &str)],
     ) -> Result<(Run, Scheduled), Problem> {
-        let words = ["rallypoint"].into_iter().chain(line.split_whitespace()).chain(["train.py"]);
-        let mut run = Cli::try_parse_from(words).unwrap().run;
+        let mut run = parsed(line).unwrap();
         let variable = |name: &str| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         };

@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use rallypoint_core::text::count;
+
 use super::{Scheduled, Surroundings, Taking};
 use crate::cli::exit::Problem;
 use crate::cli::run::options::{Nodes, Run, WorkersPerNode};
@@ -144,7 +146,7 @@ fn take_nodes(taking: &mut Taking<'_>, step: &Step) -> Result<(), Problem> {
     match taking.options.nnodes {
         None if tasks != nodes => Err(Problem::usage(format!(
             "srun starts {tasks} launchers on {}, and each node needs one: write srun --ntasks-per-node=1, and say with --nproc-per-node how many workers it starts (or --standalone, where each is to run alone)",
-            number_of(nodes)
+            count(nodes, "node")
         ))),
         None => {
             taking.options.nnodes = Some(Nodes { min: nodes, max: nodes });
@@ -153,15 +155,11 @@ fn take_nodes(taking: &mut Taking<'_>, step: &Step) -> Result<(), Problem> {
         }
         Some(given) => {
             taking.scheduled.warned = (tasks > nodes && tasks > given.max && given.max > 1).then(|| {
-                format!("srun starts {tasks} launchers on {}, and --nnodes is {}: the others stand by as spares, on the same machines; for one launcher on each node write srun --ntasks-per-node=1", number_of(nodes), given.max)
+                format!("srun starts {tasks} launchers on {}, and --nnodes is {}: the others stand by as spares, on the same machines; for one launcher on each node write srun --ntasks-per-node=1", count(nodes, "node"), given.max)
             });
             Ok(())
         }
     }
-}
-
-fn number_of(nodes: usize) -> String {
-    if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") }
 }
 
 /// What the run is called, where its nodes meet, and this node's rank.
