@@ -48,6 +48,33 @@ pub fn count(number: usize, what: &str) -> String {
     format!("{number} {what}{plural}")
 }
 
+/// `a`, `a and b`, `a, b and c`.
+///
+/// ```
+/// assert_eq!(rallypoint_core::text::list(&["a".to_owned(), "b".to_owned(), "c".to_owned()]), "a, b and c");
+/// ```
+#[must_use]
+pub fn list(words: &[String]) -> String {
+    match words {
+        [] => String::new(),
+        [one] => one.clone(),
+        [first @ .., last] => format!("{} and {last}", first.join(", ")),
+    }
+}
+
+/// The beginning of a text that may be long.
+///
+/// ```
+/// assert_eq!(rallypoint_core::text::brief("out of memory", 6), "out of...");
+/// ```
+#[must_use]
+pub fn brief(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 /// The one of these names that a mistyped one was most likely meant to be, if there is one.
 ///
 /// ```
