@@ -62,6 +62,28 @@ pub fn list(words: &[String]) -> String {
     }
 }
 
+/// What names are sorted by, so that `n2` comes before `n10`.
+///
+/// ```
+/// let mut names = ["n10", "n2", "m"];
+/// names.sort_by_key(|name| rallypoint_core::text::natural(name));
+/// assert_eq!(names, ["m", "n2", "n10"]);
+/// ```
+#[must_use]
+pub fn natural(name: &str) -> Vec<(String, u128)> {
+    let mut parts = Vec::new();
+    let mut rest = name;
+    while !rest.is_empty() {
+        let digits = rest.find(|letter: char| letter.is_ascii_digit()).unwrap_or(rest.len());
+        let (words, numbered) = rest.split_at(digits);
+        let end = numbered.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(numbered.len());
+        let (number, more) = numbered.split_at(end);
+        parts.push((words.to_owned(), number.parse().unwrap_or(0)));
+        rest = more;
+    }
+    parts
+}
+
 /// The beginning of a text that may be long.
 ///
 /// ```

@@ -13,8 +13,8 @@ use rallypoint_rendezvous::Registry;
 use super::bench::{self, Bench};
 use super::exit::{Problem, one_line, say};
 use super::gateway::{self, Gateway};
+use super::operator::{self, Close, Events, Status};
 use super::run::{self, Run};
-use super::status::{self, Close, Status};
 use super::variables::{self, Variable};
 use super::{LogFormat, advertised_url, failed, listen_address, serve, start_log};
 use crate::server::{Config, Server, Tls};
@@ -50,6 +50,7 @@ enum Command {
     #[command(mut_arg("endpoint", gateway::own_endpoint))]
     Gateway(Gateway),
     Status(Status),
+    Events(Events),
     Close(Close),
     Bench(Bench),
     Completions(Completions),
@@ -152,8 +153,9 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, python: Option<Os
         }
         Command::Serve(options) => run_server(options),
         Command::Gateway(options) => gateway::gateway(options).unwrap_or_else(|problem| problem.report()),
-        Command::Status(options) => wait_for(status::status(&options)),
-        Command::Close(options) => wait_for(status::close(&options)),
+        Command::Status(options) => wait_for(operator::status(&options)),
+        Command::Events(options) => wait_for(operator::events(&options)),
+        Command::Close(options) => wait_for(operator::close(&options)),
         Command::Bench(options) => bench::run(&options),
         Command::Man(Man { part }) => man(part.as_deref()),
         Command::Completions(Completions { shell }) => {

@@ -5,8 +5,8 @@ pub mod command;
 mod connection;
 mod exit;
 mod gateway;
+mod operator;
 mod run;
-mod status;
 mod ulimit;
 mod variables;
 
