@@ -88,11 +88,8 @@ impl Agent {
             Verdict::Closed { reason, .. } => format!("the run is closed: {reason}"),
             Verdict::Stop(signal) => format!("this node was asked to end ({signal:?})"),
         };
-        // A node that goes by itself tells only of itself.
-        let of_all =
-            matches!(over.verdict, Verdict::Succeed { .. } | Verdict::Close | Verdict::Closed { .. });
-        let keep = if of_all { round::one_of_all(over.rank) } else { Keep::Log };
-        self.timeline.note(keep, over.round, What::Stopped { why });
+        // The run is told of its end by its close, and of a node's by what that leaves.
+        self.timeline.note(Keep::Log, over.round, What::Stopped { why });
     }
 
     /// What watches over a round of this node while etcd does not answer it.
