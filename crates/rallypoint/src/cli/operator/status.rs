@@ -104,8 +104,8 @@ impl Sort {
     fn order(self, nodes: &mut [NodeStatus]) {
         match self {
             Sort::Rank => {}
-            Sort::Name => nodes.sort_by_cached_key(|node| text::natural(&node.node)),
-            Sort::Rack => nodes.sort_by_cached_key(|node| text::natural(&node.rack)),
+            Sort::Name => nodes.sort_by(|a, b| text::natural(&a.node, &b.node)),
+            Sort::Rack => nodes.sort_by(|a, b| text::natural(&a.rack, &b.rack)),
             Sort::State => nodes.sort_by_key(|node| node.state as u8),
             Sort::Newest => nodes.sort_by_key(|node| std::cmp::Reverse(node.arrived)),
         }
