@@ -5,12 +5,13 @@ mod run;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rallypoint_metrics::Workers as Metrics;
 use rallypoint_rendezvous::RendezvousHandler;
 use rustix::process::Signal;
 use tokio::sync::watch;
 
 use crate::budget::Budget;
-use crate::events::{Events, WorkerEvent};
+use crate::events::{Events, WorkerEvent, WorkerState};
 use crate::failure::FailureReport;
 use crate::fence::Witness;
 use crate::logs::Logs;
@@ -99,6 +100,8 @@ pub struct Agent {
     witness: Option<Witness>,
     /// What failed here that the others could not be told of, and where it is told.
     untold: Option<(Board, Notice)>,
+    /// As the handler has them.
+    metrics: Metrics,
 }
 
 impl Agent {
@@ -131,6 +134,7 @@ impl Agent {
             rounds: 0,
             witness: None,
             untold: None,
+            metrics: Metrics::default(),
         }
     }
 
@@ -207,9 +211,29 @@ impl Agent {
         &self.workers
     }
 
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
     pub(crate) fn record(&self, events: &[WorkerEvent]) {
+        self.count(events);
         if let Some(record) = &self.events {
             events.iter().for_each(|event| record.worker(event));
+        }
+    }
+
+    fn count(&self, events: &[WorkerEvent]) {
+        let started = events.iter().filter(|event| event.state == WorkerState::Started).count();
+        if started > 0 {
+            self.metrics.started(started);
+        }
+        for event in events {
+            match event.state {
+                WorkerState::Started => {}
+                WorkerState::Succeeded => self.metrics.ended("succeeded"),
+                WorkerState::Failed => self.metrics.ended("failed"),
+                WorkerState::Terminated => self.metrics.ended("terminated"),
+            }
         }
     }
 

@@ -342,6 +342,7 @@ impl Round<'_> {
                 cpus: spec.cpus.get(place.local_rank).cloned().unwrap_or_default(),
                 interactive: spec.interactive.filter(|worker| worker.local_rank == place.local_rank),
                 reads: spec.interactive.is_none(),
+                metrics: agent.metrics().clone(),
             });
         }
         let (settings, console) = (agent.logs().settings(), agent.console());

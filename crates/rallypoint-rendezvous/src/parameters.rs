@@ -7,6 +7,7 @@ use std::time::Duration;
 use rallypoint_core::Endpoints;
 use rallypoint_core::endpoint::DEFAULT_PORT;
 use rallypoint_core::text::nearest;
+use rallypoint_metrics::Metrics;
 use thiserror::Error;
 
 /// What whoever drives a rendezvous reads itself.
@@ -45,6 +46,8 @@ pub struct RendezvousParameters {
     pub local_addr: Option<String>,
     /// Everything else, by name.
     pub config: BTreeMap<String, String>,
+    /// Where it is counted what the handler does, for those who export it themselves.
+    pub metrics: Option<Metrics>,
 }
 
 /// A parameter that cannot be used.
@@ -83,6 +86,7 @@ impl RendezvousParameters {
             max_nodes,
             local_addr: None,
             config: BTreeMap::new(),
+            metrics: None,
         })
     }
 

@@ -167,6 +167,8 @@ impl Agent {
             // All who meet again have stopped their workers.
             drop(served.take());
             self.rounds += 1;
+            self.metrics = met.metrics.workers.clone();
+            self.metrics.restarts_left(self.budget.left());
             self.phase.send_replace(Phase::Starting);
             fence = self.fence(&met).await?;
             let over = round::run(self, met, fence, stop).await?;
@@ -181,6 +183,8 @@ impl Agent {
                 Verdict::Regroup { cost, cause: regroup } => {
                     self.budget.charge(over.ran, cost);
                     self.restarts += cost;
+                    self.metrics.restarts_left(self.budget.left());
+                    self.metrics.restarted(regroup.name());
                     let of_group = matches!(&regroup, Cause::Group(change) if change.is_a_loss());
                     let leaver = match &regroup {
                         Cause::Other(notice) if notice.is_leave() => Some(notice.node),

@@ -79,7 +79,9 @@ impl EtcdBarrier {
         let config = Config::new(parameters)?;
         let endpoints = config.etcd.endpoints.clone();
         let failed = |error| RendezvousError::connection(&endpoints, error);
-        let client = Client::connect(config.etcd.clone()).await.map_err(failed)?;
+        let client = Client::connect_counting(config.etcd.clone(), config.metrics.etcd.clone())
+            .await
+            .map_err(failed)?;
         let root = &config.machine.root;
         if !client.takes(&format!("{root}/rdzv/v_{}/rank_{}", u64::MAX, usize::MAX)) {
             return Err(ParameterError(format!(
@@ -188,6 +190,8 @@ impl EtcdBarrier {
             held_port,
             store,
             run_store: None,
+            plan: String::new(),
+            metrics: self.config.metrics.clone(),
         }))
     }
 }

@@ -33,8 +33,9 @@ use rallypoint_agent::{
 };
 use rallypoint_core::time::bounded;
 use rallypoint_etcd::ErrorKind;
+use rallypoint_metrics::{Listener, Metrics, Place};
 use rallypoint_rendezvous::native::{BACKEND, DEFAULT_JOIN_TIMEOUT, NativeSettings};
-use rallypoint_rendezvous::{EtcdBarrier, Registry, RendezvousHandler, RendezvousParameters};
+use rallypoint_rendezvous::{EtcdBarrier, Registry, RendezvousHandler, RendezvousParameters, serve_metrics};
 use rustix::process::{Pid, Signal};
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -238,7 +239,7 @@ async fn launch(
     });
     checks::check(&options, spec.local_world_size)?;
     limits::make_room(spec.local_world_size);
-    let meet = meet::of(&mut options, scheduled)?;
+    let mut meet = meet::of(&mut options, scheduled)?;
     let (options, alone) = (&options, meet.alone);
     spec.worker_store = StoreServer::choose(options.worker_store);
     meet.said.iter().for_each(|said| info!("{said}"));
@@ -248,6 +249,7 @@ async fn launch(
     }
     let run_id = run_id(options, alone)?;
     check_parameters(options, &meet, &run_id)?;
+    let (metrics, _served) = serve(metrics_place(options, &mut meet)?).await;
     let (logs, _held) = files::open(options, guarded, &run_id, spec.local_world_size)?;
     let kept = logs.kept().map(Path::to_owned);
     if let (None, Some(kept)) = (&options.log_dir, &kept) {
@@ -266,7 +268,7 @@ async fn launch(
     }
     let mut listener = stopper.listen();
     let reached = tokio::select! {
-        reached = reach(options, &meet, &run_id) => reached?,
+        reached = reach(options, &meet, &run_id, metrics.as_ref()) => reached?,
         signal = listener.asked() => return Ok(signal_code(signal)),
     };
     let Reached { meeting, parameters, handler, timeout } = reached;
@@ -425,6 +427,23 @@ fn check_parameters(options: &Run, meet: &Meet, run_id: &str) -> Result<(), Prob
     checked.map_err(|error| Problem::rendezvous(&error.into(), meet.place))
 }
 
+/// Where metrics are to be served. The option of the backend, which is for torchrun, means the same here.
+fn metrics_place(options: &Run, meet: &mut Meet) -> Result<Option<Place>, Problem> {
+    let option = meet.config.remove("metrics_listen");
+    let option = option.map(|text| text.parse::<Place>()).transpose();
+    let option = option.map_err(|error| Problem::usage(format!("--rdzv-conf metrics_listen: {error}")))?;
+    Ok(options.metrics_listen.clone().or(option))
+}
+
+/// Serves this node's metrics there for as long as the second is kept. None are counted where nobody asked for them.
+async fn serve(place: Option<Place>) -> (Option<Metrics>, Option<Listener>) {
+    let Some(place) = place else { return (None, None) };
+    let metrics = Metrics::default();
+    metrics.tell_of_workers();
+    let listener = serve_metrics(&place, &metrics).await;
+    (Some(metrics), listener)
+}
+
 /// Where the nodes meet, and this node's way there.
 struct Reached {
     meeting: Meeting,
@@ -435,7 +454,12 @@ struct Reached {
 }
 
 /// Finds the server, or starts it, and connects.
-async fn reach(options: &Run, meet: &Meet, run_id: &str) -> Result<Reached, Problem> {
+async fn reach(
+    options: &Run,
+    meet: &Meet,
+    run_id: &str,
+    metrics: Option<&Metrics>,
+) -> Result<Reached, Problem> {
     let began = Instant::now();
     let mut told = false;
     loop {
@@ -444,7 +468,8 @@ async fn reach(options: &Run, meet: &Meet, run_id: &str) -> Result<Reached, Prob
         } else {
             server::find(&options.connection, meet.serves, meet.place).await?
         };
-        let parameters = parameters(options, meet, &meeting.endpoints, run_id)?;
+        let mut parameters = parameters(options, meet, &meeting.endpoints, run_id)?;
+        parameters.metrics = metrics.cloned();
         let timeout =
             ["join_timeout", "timeout"].iter().find_map(|name| parameters.seconds(name).ok().flatten());
         let timeout = timeout.unwrap_or(DEFAULT_JOIN_TIMEOUT);

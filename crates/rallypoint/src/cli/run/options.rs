@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use rallypoint_agent::{DEFAULT_MAX_DEPARTURES, DEFAULT_SIGNALS, StreamChoice, WhenExhausted};
 use rallypoint_core::time::bounded;
+use rallypoint_metrics::Place;
 use rallypoint_rendezvous::native::{BACKEND, OPTIONS};
 
 use super::numa::Mode;
@@ -323,6 +324,10 @@ pub(crate) struct Run {
     #[arg(long, env = "RALLYPOINT_LOG_FORMAT", value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text, help_heading = "Output")]
     pub(crate) log_format: LogFormat,
 
+    /// Where Prometheus finds this node's metrics, at /metrics. Of several ports, HOST:FIRST-LAST, the first that is free is
+    /// taken; port 0 is any free one. If it is not given, nowhere.
+    #[arg(long, env = "RALLYPOINT_METRICS_LISTEN", value_name = "HOST:PORT", help_heading = "Output")]
+    pub(crate) metrics_listen: Option<Place>,
     /// Where events in torchrun's format go: `console`, one JSON object a line on stderr, or `null`, nowhere.
     #[arg(long, alias = "event_log_handler", env = "PET_EVENT_LOG_HANDLER", value_name = "NAME")]
     #[arg(default_value = "null", help_heading = "Output")]
