@@ -33,7 +33,7 @@ pub struct Etcd(Arc<Families>);
 #[derive(Debug)]
 struct Families {
     requests: Labelled<Counter>,
-    request_duration: Labelled<Histogram>,
+    request_duration: Histogram,
     last_answer: Gauge<f64, AtomicU64>,
     refresh_duration: Histogram,
     refresh_failures: Counter,
@@ -52,7 +52,7 @@ impl Default for Families {
             .flat_map(|kind| ["ok", "error"].map(|outcome| vec![("kind", *kind), ("outcome", outcome)]));
         Families {
             requests: Labelled::new(outcomes, Counter::default),
-            request_duration: Labelled::of_one("kind", &KINDS, durations),
+            request_duration: durations(),
             last_answer: Gauge::default(),
             refresh_duration: durations(),
             refresh_failures: Counter::default(),
@@ -67,7 +67,7 @@ impl Etcd {
     pub fn request(&self, kind: &str, ok: bool, took: Duration) {
         let kind = kind_of(kind);
         self.0.requests.get(&[kind, if ok { "ok" } else { "error" }]).inc();
-        self.0.request_duration.get(&[kind]).observe(took.as_secs_f64());
+        self.0.request_duration.observe(took.as_secs_f64());
     }
 
     /// etcd has answered something just now.
@@ -96,7 +96,8 @@ impl Etcd {
         self.0.watch_cuts.inc();
     }
 
-    pub(crate) fn register(&self, registry: &mut Registry) {
+    /// Adds them to a registry.
+    pub fn register(&self, registry: &mut Registry) {
         let of = &*self.0;
         registry.register(
             "rallypoint_etcd_requests",
@@ -106,7 +107,7 @@ impl Etcd {
         registry.register(
             "rallypoint_etcd_request_duration_seconds",
             "How long a try of a request to etcd took",
-            of.request_duration.family(),
+            of.request_duration.clone(),
         );
         registry.register(
             "rallypoint_etcd_last_answer_timestamp_seconds",

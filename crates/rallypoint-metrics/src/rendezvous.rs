@@ -101,7 +101,7 @@ impl Default for Families {
             lost: Labelled::of_one("why", &WHY, Counter::default),
             phase: Labelled::of_one("phase", &phases, Gauge::default),
             phase_start: Gauge::default(),
-            phase_duration: Labelled::of_one("phase", &phases, durations),
+            phase_duration: Labelled::of_one("phase", &phases[1..], durations),
             now: Mutex::new(Phase::Idle),
         };
         families.phase.get(&[Phase::Idle.name()]).set(1);
