@@ -5,7 +5,7 @@ mod settle;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rallypoint_core::endpoint::host_and_port;
 use rallypoint_core::time::bounded;
@@ -68,6 +68,7 @@ pub(crate) async fn run(
     mut fence: Fence,
     stop: &mut StopListener,
 ) -> Result<Over, AgentError> {
+    let entered = SystemTime::now();
     // Before the others know that this node is ready, and so before any worker of the round is started.
     let port = met.master.port;
     let mut served = ServedStore::open(agent.spec().worker_store, &mut met)
@@ -121,6 +122,8 @@ pub(crate) async fn run(
     let mut group = round.start(&met, &places, attempt, stop)?;
     agent.enter(Phase::Running);
     agent.record(&group.started(agent.restarts()));
+    let about = [("rallypoint.rank", met.rank.to_string()), ("rallypoint.workers", places.len().to_string())];
+    met.trace.span("start workers", None, entered, SystemTime::now(), &about);
     let began = Instant::now();
     round.work(&mut group, &*met.store, &mut fence, stop).await?;
     if matches!(round.decision.verdict(), Some(Verdict::Succeed { .. })) {

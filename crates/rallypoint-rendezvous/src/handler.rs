@@ -7,6 +7,7 @@ use async_trait::async_trait;
 pub use rallypoint_core::round::CloseOutcome;
 use rallypoint_metrics::Metrics;
 use rallypoint_store::Store;
+use rallypoint_traces::Round;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -137,6 +138,8 @@ pub struct Rendezvous {
     pub plan: String,
     /// Where what is done in this round is counted.
     pub metrics: Metrics,
+    /// Its trace, for what is done in it.
+    pub trace: Round,
 }
 
 /// Nodes that are not in a round.

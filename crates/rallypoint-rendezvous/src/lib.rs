@@ -31,8 +31,8 @@
 //! - [`Registry`]: the backends by name, open to those of other crates.
 //! - [`EtcdBarrier`]: the backend `etcd`, which meets nodes that run PyTorch's code.
 //! - [`backend`]: a record of state with a fencing token, for PyTorch's dynamic rendezvous.
-//! - [`serve_metrics`]: what is counted, for Prometheus. The [`Registry`] has every handler watched whose parameters have
-//!   metrics.
+//! - [`serve_metrics`]: what is counted, for Prometheus, and [`send_traces`]: rounds as traces, for OpenTelemetry. The
+//!   [`Registry`] has every handler watched whose parameters ask for one of them.
 //! - [`RendezvousError`]: what can go wrong, by kind.
 
 pub mod backend;
@@ -53,7 +53,7 @@ pub use handler::{
     Census, CloseOutcome, Contact, FINISHED, GroupChange, Master, Member, NODE_FINISHED, Progress,
     Rendezvous, RendezvousHandler, Standing, is_finish,
 };
-pub use observe::serve_metrics;
+pub use observe::{send_traces, serve_metrics};
 pub use parameters::{ParameterError, RendezvousParameters};
 pub use port::HeldPort;
 pub use registry::{Creator, Registry};

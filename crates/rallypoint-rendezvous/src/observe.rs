@@ -1,20 +1,21 @@
-//! A handler that is watched: what it does is counted, for Prometheus.
+//! A handler that is watched: what it does is counted, for Prometheus, and its rounds are told as traces.
 //!
 //! It asks etcd for nothing. All that it tells comes from calls that pass through it, and from what a handler knows anyhow.
 
 mod seen;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use rallypoint_metrics::{Listener, Metrics, Place};
 use rallypoint_store::{CountedStore, Store};
+use rallypoint_traces::{Endpoint, Round, Tracer};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
-use self::seen::Seen;
+use self::seen::{Seen, Way};
 use crate::error::Result;
 use crate::handler::{
     Census, CloseOutcome, Contact, GroupChange, Member, Progress, Rendezvous, RendezvousHandler, Standing,
@@ -23,6 +24,10 @@ use crate::parameters::{ParameterError, RendezvousParameters};
 
 /// The option that says where metrics are served.
 pub(crate) const LISTEN: &str = "metrics_listen";
+/// The option that says where traces are sent.
+pub(crate) const COLLECTOR: &str = "otlp_endpoint";
+/// For the last spans, where nobody else sends them.
+const LAST_SPANS: Duration = Duration::from_secs(1);
 
 /// Serves `metrics` at `place` until the listener is dropped, and says where. If it cannot, it says so: nobody's training
 /// ends for that.
@@ -46,6 +51,17 @@ pub(crate) fn place(parameters: &RendezvousParameters) -> Result<Option<Place>, 
     place.map_err(|problem| ParameterError(format!("the option '{LISTEN}': {problem}")))
 }
 
+/// Sends traces to this collector. If it cannot, it says so: nobody's training ends for that.
+pub fn send_traces(collector: &Endpoint) -> Option<Tracer> {
+    Tracer::start(collector).inspect_err(|error| warn!("{error}; the run goes on without")).ok()
+}
+
+/// Where the parameters say that traces are to be sent.
+pub(crate) fn collector(parameters: &RendezvousParameters) -> Result<Option<Endpoint>, ParameterError> {
+    let collector = parameters.get(COLLECTOR).map(str::parse::<Endpoint>).transpose();
+    collector.map_err(|problem| ParameterError(format!("the option '{COLLECTOR}': {problem}")))
+}
+
 /// A handler that is watched.
 #[derive(Debug)]
 pub(crate) struct Observed {
@@ -56,6 +72,19 @@ pub(crate) struct Observed {
     listening: Mutex<Option<JoinHandle<()>>>,
     census: Option<JoinHandle<()>>,
     _listener: Option<Listener>,
+    tracer: Option<Tracer>,
+    /// Nobody else sends what it has left to tell.
+    flushes: bool,
+    /// The round that this node is in.
+    current: Mutex<Option<Current>>,
+}
+
+/// A round that this node is in, for when it is over.
+#[derive(Debug)]
+struct Current {
+    trace: Round,
+    since: SystemTime,
+    who: [(&'static str, String); 3],
 }
 
 impl Observed {
@@ -63,12 +92,15 @@ impl Observed {
         inner: Arc<dyn RendezvousHandler>,
         metrics: Metrics,
         listener: Option<Listener>,
+        tracer: Option<Tracer>,
+        flushes: bool,
     ) -> Self {
         let node = inner.node_name().unwrap_or_default();
         metrics.rendezvous.about(inner.run_id(), node, inner.backend());
         let seen = Arc::new(Mutex::new(Seen::new(metrics.rendezvous.clone())));
         let census = inner.census().map(|census| tokio::spawn(follow(census, metrics.clone())));
-        Observed { inner, metrics, seen, listening: Mutex::default(), census, _listener: listener }
+        let (listening, current) = (Mutex::default(), Mutex::default());
+        Observed { inner, metrics, seen, listening, census, _listener: listener, tracer, flushes, current }
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -77,6 +109,49 @@ impl Observed {
 
     fn counted(&self, store: &dyn Store) -> Arc<dyn Store> {
         Arc::new(CountedStore::new(store.clone_store(), self.metrics.store.clone()))
+    }
+
+    /// Tells of a round that this node has a place in, and of its way there.
+    fn tell(&self, met: &Rendezvous, way: &Way) -> Round {
+        let run_id = self.run_id();
+        let trace = Round::new(self.tracer.clone(), run_id, &met.plan);
+        let who = [
+            ("rallypoint.node", self.node_name().unwrap_or_default().to_owned()),
+            ("rallypoint.rank", met.rank.to_string()),
+            ("rallypoint.round", met.round.to_string()),
+        ];
+        if met.rank == 0 {
+            let about = [
+                ("rallypoint.run_id", run_id.to_owned()),
+                ("rallypoint.round", met.round.to_string()),
+                ("rallypoint.world_size", met.world_size.to_string()),
+            ];
+            trace.root("rendezvous", way.asked, way.joined, &about);
+        }
+        let address = [("rallypoint.address", self.address().unwrap_or_default().to_owned())];
+        let join = trace.span("join", None, way.asked, way.joined, &[&who[..], &address].concat());
+        for (phase, start, end) in way.phases() {
+            trace.span(phase.name(), join, start, end, &[]);
+        }
+        *self.current() = Some(Current { trace: trace.clone(), since: way.joined, who });
+        trace
+    }
+
+    /// The round that this node was in is over for it.
+    fn round_is_over(&self) {
+        if let Some(Current { trace, since, who }) = self.current().take() {
+            trace.span("round", None, since, SystemTime::now(), &who);
+        }
+    }
+
+    fn current(&self) -> MutexGuard<'_, Option<Current>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn last_spans(&self) {
+        if let Some(tracer) = self.tracer.as_ref().filter(|_| self.flushes) {
+            tracer.flush(LAST_SPANS).await;
+        }
     }
 
     /// Listens for the first thing that happens to the group, from now on; for what happened to the last one no more.
@@ -125,6 +200,7 @@ impl RendezvousHandler for Observed {
 
     async fn next_rendezvous(&self) -> Result<Rendezvous> {
         self.listen(false);
+        self.round_is_over();
         self.seen().asked();
         let mut progress = self.inner.progress();
         progress.mark_unchanged();
@@ -139,7 +215,8 @@ impl RendezvousHandler for Observed {
         };
         self.seen().lost(&self.inner.lost());
         let mut met = met.inspect_err(|_| self.seen().failed())?;
-        self.seen().joined(met.round, met.rank, met.world_size);
+        let way = self.seen().joined(met.round, met.rank, met.world_size);
+        met.trace = self.tell(&met, &way);
         self.listen(true);
         met.store = self.counted(&*met.store);
         met.run_store = met.run_store.map(|store| self.counted(&*store));
@@ -206,12 +283,18 @@ impl RendezvousHandler for Observed {
     async fn leave(&self) -> Result<()> {
         self.listen(false);
         self.seen().left();
-        self.inner.leave().await
+        self.round_is_over();
+        let left = self.inner.leave().await;
+        self.last_spans().await;
+        left
     }
 
     async fn shutdown(&self, reason: &str) -> Result<CloseOutcome> {
         self.listen(false);
         self.seen().left();
-        self.inner.shutdown(reason).await
+        self.round_is_over();
+        let closed = self.inner.shutdown(reason).await;
+        self.last_spans().await;
+        closed
     }
 }

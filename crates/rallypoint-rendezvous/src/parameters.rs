@@ -8,6 +8,7 @@ use rallypoint_core::Endpoints;
 use rallypoint_core::endpoint::DEFAULT_PORT;
 use rallypoint_core::text::nearest;
 use rallypoint_metrics::Metrics;
+use rallypoint_traces::Tracer;
 use thiserror::Error;
 
 /// What whoever drives a rendezvous reads itself.
@@ -48,6 +49,8 @@ pub struct RendezvousParameters {
     pub config: BTreeMap<String, String>,
     /// Where it is counted what the handler does, for those who export it themselves.
     pub metrics: Option<Metrics>,
+    /// Where its rounds are told as traces, for those who send them themselves.
+    pub tracer: Option<Tracer>,
 }
 
 /// A parameter that cannot be used.
@@ -87,6 +90,7 @@ impl RendezvousParameters {
             local_addr: None,
             config: BTreeMap::new(),
             metrics: None,
+            tracer: None,
         })
     }
 

@@ -101,6 +101,10 @@ impl Registry {
         patience: Duration,
     ) -> Result<Arc<dyn RendezvousHandler>> {
         let mut parameters = parameters.clone();
+        let collector = observe::collector(&parameters)?.filter(|_| parameters.tracer.is_none());
+        let tracer = collector.and_then(|collector| observe::send_traces(&collector));
+        let own = tracer.is_some();
+        parameters.tracer = parameters.tracer.or(tracer);
         // Before there is an etcd, so that it can be seen that there is none.
         let listener =
             match observe::place(&parameters)?.filter(|_| self.creators.contains_key(&parameters.backend)) {
@@ -112,10 +116,11 @@ impl Registry {
             };
         let made = || self.make(parameters.clone());
         let handler = connect_within(&parameters.endpoint, patience, made).await?;
-        Ok(match parameters.metrics {
-            Some(metrics) => Arc::new(Observed::new(handler, metrics, listener)),
-            None => handler,
-        })
+        if parameters.metrics.is_none() && parameters.tracer.is_none() {
+            return Ok(handler);
+        }
+        let metrics = parameters.metrics.unwrap_or_default();
+        Ok(Arc::new(Observed::new(handler, metrics, listener, parameters.tracer, own)))
     }
 }
 

@@ -21,6 +21,7 @@ use async_trait::async_trait;
 use rallypoint_core::barrier::{KEEP_ALIVE_TTL, Node, Status};
 use rallypoint_etcd::v2::Client;
 use rallypoint_store::EtcdV2Store;
+use rallypoint_traces::Round;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -192,6 +193,7 @@ impl EtcdBarrier {
             run_store: None,
             plan: String::new(),
             metrics: self.config.metrics.clone(),
+            trace: Round::default(),
         }))
     }
 }

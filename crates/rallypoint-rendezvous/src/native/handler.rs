@@ -9,6 +9,7 @@ use rallypoint_core::round::{CloseOutcome, Corrupt, Joined, Keys, Lost, Node, No
 use rallypoint_core::time::bounded;
 use rallypoint_etcd::v3::Client;
 use rallypoint_store::EtcdStore;
+use rallypoint_traces::Round;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -231,6 +232,7 @@ impl NativeHandler {
             run_store: Some(store(&self.keys.run_store())),
             plan: joined.plan,
             metrics: self.settings.metrics.clone(),
+            trace: Round::default(),
         }
     }
 

@@ -72,7 +72,7 @@ pub struct NativeSettings {
 }
 
 /// The options by name, each with what it is for.
-pub const OPTIONS: [(&str, &str); 25] = [
+pub const OPTIONS: [(&str, &str); 26] = [
     ("last_call_timeout", "seconds that a round with enough nodes waits for more (30)"),
     ("join_timeout", "seconds that a node waits for a round (600)"),
     ("timeout", "the same, by its older name"),
@@ -89,6 +89,7 @@ pub const OPTIONS: [(&str, &str); 25] = [
     ("about", "a text about this node for the others"),
     ("master_port", "the port where workers meet, should this node be the master"),
     ("metrics_listen", "HOST:PORT at which Prometheus finds this node's metrics"),
+    ("otlp_endpoint", "URL of an OpenTelemetry collector that gets each round as a trace"),
     ("etcd_prefix", "put before all keys"),
     ("protocol", "http or https"),
     ("cacert", "file of the authority that signed etcd's certificate"),
@@ -160,6 +161,7 @@ impl NativeSettings {
             *time = bounded(*time);
         }
         observe::place(parameters)?;
+        observe::collector(parameters)?;
         settings.metrics = parameters.metrics.clone().unwrap_or_default();
         if let Some(policy) = parameters.get("rank_policy") {
             settings.run.policy = policy.parse().map_err(ParameterError)?;

@@ -8,6 +8,9 @@ use tokio::time::Instant;
 
 use crate::handler::{GroupChange, Progress};
 
+/// Phases on one way that are told.
+const LONGEST_WAY: usize = 64;
+
 /// What was seen of a node's rendezvous.
 #[derive(Debug)]
 pub(super) struct Seen {
@@ -16,11 +19,31 @@ pub(super) struct Seen {
     since: Instant,
     /// Members of the last round whose loss is counted. The same one is told of when it happens, and when the nodes meet again.
     lost: BTreeSet<String>,
+    /// The phases since a round was asked for, each with its beginning.
+    way: Vec<(Phase, SystemTime)>,
+}
+
+/// A node's way to its place in a round.
+#[derive(Debug)]
+pub(super) struct Way {
+    /// When it asked for a round.
+    pub(super) asked: SystemTime,
+    /// When it had its place.
+    pub(super) joined: SystemTime,
+    marks: Vec<(Phase, SystemTime)>,
+}
+
+impl Way {
+    /// What it was in meanwhile, from when to when.
+    pub(super) fn phases(&self) -> impl Iterator<Item = (Phase, SystemTime, SystemTime)> {
+        let ends = self.marks.iter().skip(1).map(|(_, at)| *at).chain([self.joined]);
+        self.marks.iter().zip(ends).map(|((phase, start), end)| (*phase, *start, end))
+    }
 }
 
 impl Seen {
     pub(super) fn new(metrics: Metrics) -> Self {
-        Seen { metrics, phase: Phase::Idle, since: Instant::now(), lost: BTreeSet::new() }
+        Seen { metrics, phase: Phase::Idle, since: Instant::now(), lost: BTreeSet::new(), way: Vec::new() }
     }
 
     /// The phase it is in.
@@ -33,13 +56,19 @@ impl Seen {
         if phase != self.phase {
             let lasted = self.since.elapsed();
             (self.phase, self.since) = (phase, Instant::now());
-            self.metrics.enter(phase, SystemTime::now(), lasted);
+            let now = SystemTime::now();
+            self.metrics.enter(phase, now, lasted);
+            // A spare comes and goes; its way is not to grow for ever.
+            if self.way.len() < LONGEST_WAY {
+                self.way.push((phase, now));
+            }
         }
     }
 
     /// A round is asked for. Who gave up waiting and asks again goes on where it was.
     pub(super) fn asked(&mut self) {
         if !matches!(self.phase, Phase::Registering | Phase::Waiting | Phase::LastCall | Phase::Spare) {
+            self.way.clear();
             self.enter(Phase::Registering);
             self.metrics.placeless();
         }
@@ -56,10 +85,14 @@ impl Seen {
     }
 
     /// This node has its place.
-    pub(super) fn joined(&mut self, round: u64, rank: usize, members: usize) {
+    pub(super) fn joined(&mut self, round: u64, rank: usize, members: usize) -> Way {
+        let joined = SystemTime::now();
+        let marks = std::mem::take(&mut self.way);
+        let asked = marks.first().map_or(joined, |(_, at)| *at);
         self.enter(Phase::Working);
         self.metrics.joined(round, rank, members);
         self.lost.clear();
+        Way { asked, joined, marks }
     }
 
     /// There is no round for it.
@@ -123,7 +156,10 @@ mod tests {
         seen.asked();
         assert_eq!(seen.phase(), Phase::Waiting);
         seen.progress(&Progress { joined: 2, last_call: Some(Duration::ZERO), ..Progress::default() });
-        seen.joined(7, 1, 2);
+        let way = seen.joined(7, 1, 2);
+        let phases: Vec<Phase> = way.phases().map(|(phase, ..)| phase).collect();
+        assert_eq!(phases, [Phase::Registering, Phase::Waiting, Phase::LastCall]);
+        assert!(way.phases().all(|(_, start, end)| way.asked <= start && start <= end && end <= way.joined));
         let text = metrics.text();
         for line in [
             "rallypoint_phase{phase=\"working\"} 1",

@@ -35,7 +35,10 @@ use rallypoint_core::time::bounded;
 use rallypoint_etcd::ErrorKind;
 use rallypoint_metrics::{Listener, Metrics, Place};
 use rallypoint_rendezvous::native::{BACKEND, DEFAULT_JOIN_TIMEOUT, NativeSettings};
-use rallypoint_rendezvous::{EtcdBarrier, Registry, RendezvousHandler, RendezvousParameters, serve_metrics};
+use rallypoint_rendezvous::{
+    EtcdBarrier, Registry, RendezvousHandler, RendezvousParameters, send_traces, serve_metrics,
+};
+use rallypoint_traces::{Endpoint, Tracer};
 use rustix::process::{Pid, Signal};
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -65,6 +68,8 @@ const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 const HEALTH_VARIABLE: &str = "TORCHELASTIC_HEALTH_CHECK_PORT";
 /// For nodes that have met on our embedded server to go away in good order.
 const LAST_GUESTS: Duration = Duration::from_secs(10);
+/// For the last spans to be sent.
+const LAST_SPANS: Duration = Duration::from_secs(2);
 /// For those of a run that goes on without this node.
 const FOR_EVER: Duration = Duration::MAX;
 
@@ -250,6 +255,7 @@ async fn launch(
     let run_id = run_id(options, alone)?;
     check_parameters(options, &meet, &run_id)?;
     let (metrics, _served) = serve(metrics_place(options, &mut meet)?).await;
+    let tracer = collector(options, &mut meet)?.and_then(|collector| send_traces(&collector));
     let (logs, _held) = files::open(options, guarded, &run_id, spec.local_world_size)?;
     let kept = logs.kept().map(Path::to_owned);
     if let (None, Some(kept)) = (&options.log_dir, &kept) {
@@ -268,7 +274,7 @@ async fn launch(
     }
     let mut listener = stopper.listen();
     let reached = tokio::select! {
-        reached = reach(options, &meet, &run_id, metrics.as_ref()) => reached?,
+        reached = reach(options, &meet, &run_id, (metrics, tracer.clone())) => reached?,
         signal = listener.asked() => return Ok(signal_code(signal)),
     };
     let Reached { meeting, parameters, handler, timeout } = reached;
@@ -297,6 +303,9 @@ async fn launch(
     };
     progress.abort();
     terminal.show(None);
+    if let Some(tracer) = &tracer {
+        tracer.flush(LAST_SPANS).await;
+    }
     record.iter().for_each(|record| record.agent(&outcome));
     let replaced = outcome.as_ref().is_err_and(rallypoint_agent::AgentError::is_replaced);
     // One without a file in it is not kept.
@@ -435,6 +444,14 @@ fn metrics_place(options: &Run, meet: &mut Meet) -> Result<Option<Place>, Proble
     Ok(options.metrics_listen.clone().or(option))
 }
 
+/// Where traces are to be sent; the same.
+fn collector(options: &Run, meet: &mut Meet) -> Result<Option<Endpoint>, Problem> {
+    let option = meet.config.remove("otlp_endpoint");
+    let option = option.map(|text| text.parse::<Endpoint>()).transpose();
+    let option = option.map_err(|error| Problem::usage(format!("--rdzv-conf otlp_endpoint: {error}")))?;
+    Ok(options.otlp_endpoint.clone().or(option))
+}
+
 /// Serves this node's metrics there for as long as the second is kept. None are counted where nobody asked for them.
 async fn serve(place: Option<Place>) -> (Option<Metrics>, Option<Listener>) {
     let Some(place) = place else { return (None, None) };
@@ -458,7 +475,7 @@ async fn reach(
     options: &Run,
     meet: &Meet,
     run_id: &str,
-    metrics: Option<&Metrics>,
+    (metrics, tracer): (Option<Metrics>, Option<Tracer>),
 ) -> Result<Reached, Problem> {
     let began = Instant::now();
     let mut told = false;
@@ -469,7 +486,7 @@ async fn reach(
             server::find(&options.connection, meet.serves, meet.place).await?
         };
         let mut parameters = parameters(options, meet, &meeting.endpoints, run_id)?;
-        parameters.metrics = metrics.cloned();
+        (parameters.metrics, parameters.tracer) = (metrics.clone(), tracer.clone());
         let timeout =
             ["join_timeout", "timeout"].iter().find_map(|name| parameters.seconds(name).ok().flatten());
         let timeout = timeout.unwrap_or(DEFAULT_JOIN_TIMEOUT);
