@@ -1,10 +1,12 @@
-"""Metrics of a node under torchrun, as Prometheus reads them."""
+"""Metrics and traces of a node under torchrun, as Prometheus and a collector read them."""
 
 from __future__ import annotations
 
+import http.server
 import os
 import pathlib
 import subprocess
+import threading
 import urllib.request
 
 import pytest
@@ -87,3 +89,32 @@ def listens(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def test_rounds_under_torchrun_are_traces(tmp_path, etcd):
+    bodies: list[bytes] = []
+
+    class Collector(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        conf = f"last_call_timeout=1,otlp_endpoint=http://127.0.0.1:{server.server_port}"
+        run = Job(tmp_path, etcd, "2", conf=conf)
+        try:
+            agents = [run.start("a"), run.start("b")]
+            run.wait_until_all_work(agents)
+            run.finish(agents)
+        finally:
+            run.stop()
+        # What they had left was sent when they left. A name of a span is field 5, and its length stands before it.
+        everything = b"".join(bodies)
+        counts = {name: everything.count(b"*" + bytes([len(name)]) + name) for name in (b"rendezvous", b"join", b"round")}
+        assert counts == {b"rendezvous": 1, b"join": 2, b"round": 2}, everything
+        server.shutdown()

@@ -51,6 +51,7 @@ _VARIABLES = {
     "password": "RALLYPOINT_PASSWORD",
     "etcd_prefix": "RALLYPOINT_PREFIX",
     "metrics_listen": "RALLYPOINT_METRICS_LISTEN",
+    "otlp_endpoint": "RALLYPOINT_OTLP_ENDPOINT",
 }
 _PASSWORD_FILE = "RALLYPOINT_PASSWORD_FILE"
 # Other names of the same.
