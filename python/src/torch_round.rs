@@ -210,9 +210,6 @@ impl TorchRound {
     /// Tells the others of a failure here, and finds out with them what came first, in a few words.
     fn first_failure(&self, py: Python<'_>, failure: Failed) -> PyResult<String> {
         let failure = Failure::from(failure);
-        if self.world_size == 1 {
-            return Ok(failure.in_short());
-        }
         let board = Arc::clone(&self.board(py)?.board);
         wait(py, async move { board.first(failure).await })
     }

@@ -79,7 +79,13 @@ impl LogFile {
     pub(crate) fn write_if_room(&self, bytes: &[u8]) {
         let shared = &self.0.0;
         let mut queue = shared.lock();
-        if queue.ended || queue.come - queue.done >= FULL as u64 {
+        if queue.ended {
+            return;
+        }
+        if queue.come - queue.done >= FULL as u64 {
+            queue.ended_now(&shared.changed);
+            drop(queue);
+            warn!("{} takes nothing; {} is not kept there any more", shared.path.display(), shared.what);
             return;
         }
         queue.bytes.extend_from_slice(bytes);
@@ -92,8 +98,11 @@ impl LogFile {
     pub(crate) fn finish(&self, patience: Duration) {
         let shared = &self.0.0;
         let unwritten = |queue: &mut Queue| !queue.ended && queue.done < queue.come;
-        drop(shared.changed.wait_timeout_while(shared.lock(), patience, unwritten));
-        self.give_up();
+        let waited = shared.changed.wait_timeout_while(shared.lock(), patience, unwritten);
+        let late = waited.unwrap_or_else(PoisonError::into_inner).1.timed_out();
+        if self.give_up() && late {
+            warn!("{} takes nothing; the last of {} is not kept there", shared.path.display(), shared.what);
+        }
     }
 
     /// Waits until all that has come so far is written, or is given up.

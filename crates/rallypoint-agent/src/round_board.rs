@@ -82,20 +82,17 @@ impl RoundBoard {
 
     /// Tells of a failure here, unless an earlier one was told.
     pub async fn tell(&self, failure: Failure) {
-        self.say(Notice::failed(self.rank, failure, None)).await;
+        let told = self.say(Notice::failed(self.rank, failure.clone(), None)).await;
+        // What stands there is what was told first.
+        if told.is_some_and(|stands| stands.node == self.rank && stands.is_failure()) {
+            timeline::record_failure(&*self.handler, self.round, &failure).await;
+        }
     }
 
     /// What stands there then, if that is known.
     async fn say(&self, notice: Notice) -> Option<Notice> {
         let stands = self.board.tell(&notice).await;
         self.answer().await;
-        // What stands is what was told first.
-        if let Ok(stands) = &stands
-            && stands.node == self.rank
-            && let Some(failure) = stands.clone().failure()
-        {
-            timeline::record_failure(&*self.handler, self.round, &failure).await;
-        }
         stands.inspect_err(|error| debug!(%error, "the other nodes cannot be told of the failure")).ok()
     }
 
@@ -113,6 +110,14 @@ impl RoundBoard {
 
     /// Tells of a failure here, and finds out with the other nodes what came first; in their words.
     pub async fn first(&self, failure: Failure) -> String {
+        let first = if self.nodes == 1 { failure.in_short() } else { self.agree(failure.clone()).await };
+        if first == failure.in_short() {
+            timeline::record_failure(&*self.handler, self.round, &failure).await;
+        }
+        first
+    }
+
+    async fn agree(&self, failure: Failure) -> String {
         let own = failure.in_short();
         // In a run of the other backend there may be nodes of PyTorch's, which never answer.
         let native = self.handler.backend() == "rallypoint";

@@ -1,17 +1,21 @@
 //! What happens on this node, for those who want to know later: in etcd with the run, and in a log of the node's own.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use rallypoint_core::round::{EventRecord, Failed, What};
+use rallypoint_core::time::millis;
 use rallypoint_rendezvous::RendezvousHandler;
-use tokio::task::JoinSet;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 
 use crate::events::Events;
 use crate::failure::Failure;
 
 /// At the end, for etcd to take what was said last.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+/// So many events wait for etcd.
+const UNDER_WAY: usize = 32;
 /// So much of a traceback is kept in etcd, from its end.
 const LONGEST_TRACEBACK: usize = 4096;
 /// And so much of a message.
@@ -29,16 +33,17 @@ pub(crate) enum Keep {
 /// Where events of this node go.
 #[derive(Debug)]
 pub(crate) struct Timeline {
-    handler: Arc<dyn RendezvousHandler>,
     by: String,
     logs: Vec<Arc<dyn Events>>,
-    under_way: Mutex<JoinSet<()>>,
+    handler: Arc<dyn RendezvousHandler>,
+    /// To etcd, one after the other, from the first event on.
+    keeper: Mutex<Option<(mpsc::Sender<EventRecord>, JoinHandle<()>)>>,
 }
 
 impl Timeline {
     pub(crate) fn new(handler: Arc<dyn RendezvousHandler>, host: &str) -> Self {
         let by = handler.node_name().unwrap_or(host).to_owned();
-        Timeline { handler, by, logs: Vec::new(), under_way: Mutex::default() }
+        Timeline { by, logs: Vec::new(), handler, keeper: Mutex::default() }
     }
 
     pub(crate) fn also_to(&mut self, log: Arc<dyn Events>) {
@@ -58,21 +63,31 @@ impl Timeline {
         let event = EventRecord::new(millis(at), &self.by, round, what);
         self.logs.iter().for_each(|log| log.event(&event));
         if keep == Keep::Run {
-            let handler = Arc::clone(&self.handler);
-            let mut under_way = self.under_way.lock().expect("no code panics while it holds this lock");
-            while under_way.try_join_next().is_some() {}
-            under_way.spawn(async move { handler.record(&event).await });
+            let mut keeper = self.keeper.lock().expect("no code panics while it holds this lock");
+            let (events, _) = keeper.get_or_insert_with(|| keep_with_the_run(Arc::clone(&self.handler)));
+            // An etcd that takes nothing for so long is told of elsewhere.
+            let _ = events.try_send(event);
         }
     }
 
-    /// Waits a moment for what is on its way to etcd.
+    /// Nothing more comes. Waits a moment for what is on its way to etcd.
     pub(crate) async fn flush(&self) {
-        let mut under_way =
-            std::mem::take(&mut *self.under_way.lock().expect("no code panics while it holds this lock"));
-        let all = async { while under_way.join_next().await.is_some() {} };
-        // What etcd does not take in time is lost; the log has it.
-        let _ = tokio::time::timeout(LAST_WORDS, all).await;
+        let keeper = self.keeper.lock().expect("no code panics while it holds this lock").take();
+        if let Some((events, keeping)) = keeper {
+            drop(events);
+            let _ = tokio::time::timeout(LAST_WORDS, keeping).await;
+        }
     }
+}
+
+fn keep_with_the_run(handler: Arc<dyn RendezvousHandler>) -> (mpsc::Sender<EventRecord>, JoinHandle<()>) {
+    let (sender, mut events) = mpsc::channel::<EventRecord>(UNDER_WAY);
+    let keeping = tokio::spawn(async move {
+        while let Some(event) = events.recv().await {
+            handler.record(&event).await;
+        }
+    });
+    (sender, keeping)
 }
 
 /// Writes down with the run that a worker failed here, as the first in the group.
@@ -111,11 +126,6 @@ fn end(text: &str, most: usize) -> &str {
     let whole = (text.len() - most..text.len()).find(|at| text.is_char_boundary(*at));
     let last = &text[whole.unwrap_or(text.len())..];
     last.split_once('\n').map_or(last, |(_, lines)| lines)
-}
-
-fn millis(at: SystemTime) -> u64 {
-    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Times to wait, and moments.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Later than any job lasts, and not so late that a clock overflows.
 pub const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -9,6 +9,13 @@ pub const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 #[must_use]
 pub fn bounded(time: Duration) -> Duration {
     time.min(FOR_EVER)
+}
+
+/// Milliseconds since 1970.
+#[must_use]
+pub fn millis(moment: SystemTime) -> u64 {
+    let since = moment.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A moment as people and machines both read it, from the time since 1970.

@@ -34,7 +34,9 @@ impl Agent {
         let ended = self.rounds(&mut stop).await;
         self.phase.send_replace(Phase::Ended);
         // Before this node's part of the run is over.
-        self.timeline.flush().await;
+        if !matches!(&ended, Ok(Outcome::Succeeded(success)) if success.without_word) {
+            self.part(self.timeline.flush(), &mut stop).await;
+        }
         match &ended {
             // An etcd that does not answer cannot be told either. What this node has there ends with its lease.
             Ok(Outcome::Succeeded(success)) if success.without_word => {}
@@ -82,6 +84,7 @@ impl Agent {
             self.timeline.note_at(at, Keep::Run, over.round, timeline::failed(failure));
         }
         let why = match &over.verdict {
+            _ if over.ran.is_zero() => return,
             Verdict::Regroup { .. } => return,
             Verdict::Succeed { .. } => "they have finished".to_owned(),
             Verdict::Close | Verdict::Leave => own.map(Failure::in_short).unwrap_or_default(),
@@ -224,8 +227,10 @@ impl Agent {
                         _ => None,
                     };
                     let (words, report) = self.regroups(regroup, over.failures);
-                    let stopped = What::Stopped { why: words.clone() };
-                    self.timeline.note(round::one_of_all(rank), round, stopped);
+                    if !over.ran.is_zero() {
+                        let stopped = What::Stopped { why: words.clone() };
+                        self.timeline.note(round::one_of_all(rank), round, stopped);
+                    }
                     why = Some(Reason { words, of_group, leaver, nodes: over.nodes });
                     cause = report;
                 }

@@ -219,8 +219,7 @@ impl Departure {
             }
             (DepartureTask::Sweep { again }, Ok(Reply::Txn(reply))) => match reply.results.into_iter().next()
             {
-                // The run's lease ends by itself: its past hangs on it, and can be looked at until then.
-                Some(OpReply::Txn(sweep)) if sweep.held => self.nothing_left_but_the_lease(),
+                Some(OpReply::Txn(sweep)) if sweep.held => self.swept(context, view),
                 Some(OpReply::Txn(sweep)) if again => {
                     self.retry.refused(context);
                     return own_key(context, sweep);
@@ -228,12 +227,23 @@ impl Departure {
                 Some(_) => self.stage = Stage::NotLast,
                 None => self.stage = Stage::OpenAgain,
             },
+            (DepartureTask::SweepAfterMembers, Ok(Reply::Txn(TxnReply { held: true, .. }))) => {
+                self.swept(context, view);
+            }
             // The others learn of it from the lease's end, and what is left hangs on a lease too.
             (DepartureTask::Say | DepartureTask::Sweep { .. } | DepartureTask::SweepAfterMembers, _) => {
                 self.nothing_left_but_the_lease();
             }
         }
         None
+    }
+
+    /// The run's lease ends by itself. Its past hangs on it, and can be looked at for as long as that of another run.
+    fn swept(&mut self, context: &mut Context<'_>, view: &View) {
+        self.nothing_left_but_the_lease();
+        if let Some(lease) = view.known().map(|known| known.record.lease).filter(|lease| *lease != 0) {
+            context.out.request(Task::Forgotten, Request::Renew(lease));
+        }
     }
 
     /// What was to be said and swept is done, or cannot be. After the leader the lease is ended already.

@@ -10,11 +10,14 @@ use super::context::Context;
 use super::etcd::Op;
 use super::keys::Keys;
 use super::record::{Lost, MasterRecord, RECORD_VERSION, RoundRecord, json};
+use crate::text::brief;
 
 /// So many events of the group are kept.
 pub const GROUP_EVENTS: u64 = 256;
-/// So many events are kept that a node has written of itself.
+/// So many events are kept that a node has written of itself, and as many of its failures.
 pub const NODE_EVENTS: u64 = 8;
+/// Reasons are cut to so many letters.
+const LONGEST_REASON: usize = 1000;
 /// So many members of a round are named in the event that it was formed. The places of the last round have all.
 pub const NAMED_MEMBERS: usize = 256;
 /// So many of those are named who are new in a round.
@@ -43,6 +46,11 @@ impl EventRecord {
     /// An event of this version.
     #[must_use]
     pub fn new(at_ms: u64, by: &str, round: u64, what: What) -> Self {
+        let what = match what {
+            What::Stopped { why } => What::Stopped { why: brief(&why, LONGEST_REASON) },
+            What::Closed { reason } => What::Closed { reason: brief(&reason, LONGEST_REASON) },
+            what => what,
+        };
         EventRecord { version: RECORD_VERSION, at_ms, by: by.to_owned(), round, what }
     }
 
@@ -100,18 +108,13 @@ pub enum What {
         /// So long after it asked for a round.
         waited_ms: u64,
     },
-    /// The group of this node's round is no longer as it was. Only a node's own log has it.
-    Changed {
-        /// Why, in words.
-        why: String,
-    },
     /// Something that a later version knows.
     #[serde(other)]
     Other,
 }
 
 /// A round that is complete.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Formed {
     /// The number of its members.
     pub world_size: usize,
@@ -124,6 +127,9 @@ pub struct Formed {
     /// Members that were not in the round before, the first few. Empty in the first round, where all are new.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub joined: Vec<Newcomer>,
+    /// How many in all.
+    #[serde(default)]
+    pub joined_count: usize,
     /// Members of the round before that are gone, the first few.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gone: Vec<Lost>,
@@ -156,6 +162,9 @@ pub struct Newcomer {
     pub node: String,
     /// Its place.
     pub rank: usize,
+    /// Who had it and is gone, where ranks are kept from round to round.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instead_of: Option<String>,
 }
 
 /// A worker that has failed.

@@ -106,6 +106,12 @@ impl Keys {
         format!("{}event/node/{id}/{}", self.run, number % NODE_EVENTS)
     }
 
+    /// The same of a failure: other events do not take its place.
+    #[must_use]
+    pub fn node_failure(&self, id: &str, number: u64) -> String {
+        format!("{}event/node/{id}/failed-{}", self.run, number % NODE_EVENTS)
+    }
+
     /// The node that `key` belongs to, of [`node`](Keys::node) or [`rank`](Keys::rank).
     #[must_use]
     pub fn id_of<'a>(&self, key: &'a str) -> &'a str {

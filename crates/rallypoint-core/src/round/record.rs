@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::etcd::Entry;
+use super::event::GROUP_EVENTS;
 
 use super::settings::RunSettings;
 
@@ -41,6 +42,12 @@ where
     let number = u64::deserialize(deserializer)?;
     let sane = Some(number).filter(|number| *number < ABSURD).and_then(|number| T::try_from(number).ok());
     sane.ok_or_else(|| D::Error::custom(format!("{number} is absurd")))
+}
+
+/// A number that nothing depends on: one that is none begins at 0.
+fn number_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let number = Value::deserialize(deserializer)?.as_u64();
+    Ok(number.filter(|number| *number < ABSURD - GROUP_EVENTS).unwrap_or(0))
 }
 
 /// What stands in etcd is not what a node writes.
@@ -213,7 +220,7 @@ pub struct RoundRecord {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub without: Vec<Lost>,
     /// How many events of the group were written down: the next one goes where the oldest is.
-    #[serde(default, deserialize_with = "number", skip_serializing_if = "is_zero")]
+    #[serde(default, deserialize_with = "number_or_none", skip_serializing_if = "is_zero")]
     pub events: u64,
     /// What a later version has added.
     #[serde(flatten)]
@@ -320,6 +327,20 @@ pub enum Why {
     /// In a way that a later version knows.
     #[serde(other)]
     Other,
+}
+
+impl Why {
+    /// What is said of such a member.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Why::Died => "died",
+            Why::Replaced => "was replaced by another process of that name",
+            Why::Left => "left",
+            Why::Again => "asks for a new round",
+            Why::Other => "is gone",
+        }
+    }
 }
 
 #[cfg(test)]

@@ -24,17 +24,17 @@ pub struct Event {
 }
 
 impl Event {
-    /// What stands under a key of the timeline. None if no node has written it.
+    /// What stands under a key of the timeline, written at that revision. None if no node has written it.
     #[must_use]
-    pub fn read(entry: &Entry) -> Option<Self> {
-        let record = serde_json::from_str(&entry.value).ok()?;
-        Some(Event { revision: entry.mod_revision, record })
+    pub fn parse(value: &str, revision: i64) -> Option<Self> {
+        Some(Event { revision, record: serde_json::from_str(value).ok()? })
     }
 
     /// All events of a run, in order.
     #[must_use]
     pub fn read_all<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> Vec<Self> {
-        let mut events: Vec<Event> = entries.into_iter().filter_map(Event::read).collect();
+        let read = |entry: &Entry| Event::parse(&entry.value, entry.mod_revision);
+        let mut events: Vec<Event> = entries.into_iter().filter_map(read).collect();
         // Of what was written in one transaction, each came at that moment; those are few, and in the order of their keys.
         events.sort_by_key(|event| event.revision);
         events
@@ -60,11 +60,12 @@ impl Serialize for Event {
         struct Line<'a> {
             time: String,
             text: String,
-            revision: i64,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            revision: Option<i64>,
             #[serde(flatten)]
             record: &'a EventRecord,
         }
-        Line { time: self.time(), text: self.text(), revision: self.revision, record: &self.record }
-            .serialize(serializer)
+        let revision = (self.revision > 0).then_some(self.revision);
+        Line { time: self.time(), text: self.text(), revision, record: &self.record }.serialize(serializer)
     }
 }

@@ -1,13 +1,14 @@
 //! What the events of a run cost: how long it took to meet, to notice and to be whole again, and the share of the time in
 //! which workers ran.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::Serialize;
 
 use super::Event;
 use super::words::duration;
-use crate::round::{What, Why};
+use crate::round::{Lost, What, Why};
 use crate::text::count;
 
 /// The time of a run, added up.
@@ -16,13 +17,16 @@ use crate::text::count;
 pub struct Summary {
     /// Rounds that were formed, as far as the events tell.
     pub rounds: usize,
+    /// The first of them that is still known; 1 unless what was before has been written over.
+    pub first_round: Option<u64>,
     /// Members that died.
     pub deaths: usize,
     /// Workers that failed first.
     pub failures: usize,
     /// Until the first round was formed.
     pub forming_ms: u64,
-    /// From a death until the others were told, at most: its lease. From a failure until rank 0's workers were stopped.
+    /// From a death until the others were told: its lease, which is the longest but for a moment. From a failure until rank
+    /// 0's workers were stopped. Workers run in it, and it is a part of their time below.
     pub noticing_ms: u64,
     /// From when a round was over until the next one was formed.
     pub regaining_ms: u64,
@@ -65,57 +69,75 @@ impl Span {
     }
 }
 
-/// What the run did, one after the other. `now_ms`: what is not over goes on until then; none for a run that is known to be
-/// over.
+/// What the run did, one after the other. `now_ms`: what is not over goes on until then. None for a run that is over, or
+/// whose nodes are all gone: then the last event is the last that is known of it.
 #[must_use]
 pub fn spans(events: &[Event], now_ms: Option<u64>) -> Vec<Span> {
-    let mut spans: Vec<Span> = Vec::new();
-    // What goes on, since when.
-    let mut open: Option<(SpanKind, u64, u64)> = None;
-    let end = |spans: &mut Vec<Span>, open: &mut Option<(SpanKind, u64, u64)>, at: u64| {
-        if let Some((kind, round, from_ms)) = open.take() {
-            spans.push(Span { kind, round, from_ms, to_ms: at.max(from_ms) });
-        }
-    };
+    let mut line = Line::default();
     for event in events {
         let (at, round) = (event.record.at_ms, event.record.round);
-        let working = matches!(open, Some((SpanKind::Working, ..)));
+        let open = line.open.map(|(kind, round, _)| (kind, round));
         match &event.record.what {
             What::Formed(formed) => {
-                if open.is_none() && spans.is_empty() {
-                    open = Some((SpanKind::Forming, round, at.saturating_sub(formed.took_ms())));
+                if line.open.is_none() && line.spans.is_empty() {
+                    // What came before may have been written over.
+                    let kind = if round == 1 { SpanKind::Forming } else { SpanKind::Regaining };
+                    line.begin(kind, round, at.saturating_sub(formed.took_ms()));
                 }
-                end(&mut spans, &mut open, at);
-                open = Some((SpanKind::Working, round, at));
+                line.end(at);
+                line.begin(SpanKind::Working, round, at);
             }
-            // Until they are started, the nodes still meet.
-            What::Working => {
-                if let (Some((SpanKind::Working, of, from)), Some(last)) = (&mut open, spans.last_mut())
-                    && *of == round
-                    && last.to_ms == *from
-                {
-                    (last.to_ms, *from) = (at.max(*from), at.max(*from));
-                }
-            }
-            What::Lost { .. } | What::Stopped { .. } if working => {
-                end(&mut spans, &mut open, at);
-                open = Some((SpanKind::Regaining, round + 1, at));
+            What::Working if open == Some((SpanKind::Working, round)) => line.started(at),
+            What::Lost { .. } | What::Stopped { .. } if open == Some((SpanKind::Working, round)) => {
+                line.end(at);
+                line.begin(SpanKind::Regaining, round.saturating_add(1), at);
             }
             What::Closed { .. } => {
-                // All workers had ended before that, and nobody waits for anything.
-                if !working {
-                    open = None;
-                }
-                end(&mut spans, &mut open, at);
-                return spans;
+                line.end(at);
+                return line.spans;
             }
             _ => {}
         }
     }
-    if let Some(now) = now_ms {
-        end(&mut spans, &mut open, now);
+    let last = events.last().map(|event| event.record.at_ms);
+    if let Some(end) = now_ms.or(last) {
+        line.end(end);
     }
-    spans
+    line.spans
+}
+
+/// Workers that were started later than this after their round was formed are those of another clock.
+const LATEST_START: u64 = 300_000;
+
+/// What the run did so far. Nodes have clocks of their own: what seems to be before the last that is known was then.
+#[derive(Default)]
+struct Line {
+    spans: Vec<Span>,
+    /// What goes on: of which round, and since when.
+    open: Option<(SpanKind, u64, u64)>,
+}
+
+impl Line {
+    fn begin(&mut self, kind: SpanKind, round: u64, at: u64) {
+        let at = self.spans.last().map_or(at, |last| at.max(last.to_ms));
+        self.open = Some((kind, round, at));
+    }
+
+    fn end(&mut self, at: u64) {
+        if let Some((kind, round, from_ms)) = self.open.take() {
+            self.spans.push(Span { kind, round, from_ms, to_ms: at.max(from_ms) });
+        }
+    }
+
+    /// Until the workers are started, the nodes still meet.
+    fn started(&mut self, at: u64) {
+        if let (Some((_, _, from)), Some(last)) = (&mut self.open, self.spans.last_mut())
+            && last.to_ms == *from
+            && (*from..from.saturating_add(LATEST_START)).contains(&at)
+        {
+            (last.to_ms, *from) = (at, at);
+        }
+    }
 }
 
 impl Summary {
@@ -128,35 +150,38 @@ impl Summary {
             forming_ms: of(SpanKind::Forming),
             regaining_ms: of(SpanKind::Regaining),
             working_ms: of(SpanKind::Working),
+            total_ms: spans.iter().map(Span::millis).sum(),
             ..Summary::default()
         };
-        if let (Some(first), Some(last)) = (spans.first(), spans.last()) {
-            summary.total_ms = last.to_ms.saturating_sub(first.from_ms);
-        }
-        // A failure that nobody has stopped for yet.
-        let mut failed_at = None;
+        // By round: those who tell of a failure and of the stop write in any order.
+        let (mut failed, mut stopped) = (BTreeMap::new(), BTreeMap::new());
+        let mut dead = BTreeSet::new();
         for event in events {
+            let (at, round) = (event.record.at_ms, event.record.round);
             match &event.record.what {
-                What::Formed(_) => summary.rounds += 1,
+                What::Formed(formed) => {
+                    summary.rounds += 1;
+                    summary.first_round = summary.first_round.or(Some(round));
+                    // Of those who died while the others met nothing else tells.
+                    dead.extend(died(&formed.gone).map(|node| (round.saturating_sub(1), node)));
+                }
                 What::Lost { lost, within_ms, .. } => {
-                    let deaths = lost.iter().filter(|lost| lost.why == Why::Died).count();
-                    summary.deaths += deaths;
-                    if deaths > 0 {
-                        summary.noticing_ms += within_ms.unwrap_or(0);
+                    if died(lost).next().is_some() {
+                        summary.noticing_ms = summary.noticing_ms.saturating_add(within_ms.unwrap_or(0));
                     }
+                    dead.extend(died(lost).map(|node| (round, node)));
                 }
                 What::Failed(_) => {
                     summary.failures += 1;
-                    failed_at = Some(event.record.at_ms);
+                    failed.entry(round).or_insert(at);
                 }
-                What::Stopped { .. } => {
-                    let failed_at = failed_at.take();
-                    summary.noticing_ms +=
-                        failed_at.map_or(0, |failed| event.record.at_ms.saturating_sub(failed));
-                }
+                What::Stopped { .. } => _ = stopped.entry(round).or_insert(at),
                 _ => {}
             }
         }
+        summary.deaths = dead.len();
+        let told = failed.iter().filter_map(|(round, at)| Some(stopped.get(round)?.saturating_sub(*at)));
+        summary.noticing_ms = told.fold(summary.noticing_ms, u64::saturating_add);
         if summary.total_ms > 0 {
             summary.working_share = summary.working_ms as f64 / summary.total_ms as f64;
         }
@@ -167,7 +192,11 @@ impl Summary {
     #[must_use]
     pub fn text(&self) -> String {
         let time = |millis| duration(Duration::from_millis(millis));
-        let mut text = format!(
+        let mut text = match self.first_round {
+            Some(first) if first > 1 => format!("what was before round {first} is not kept any more\n"),
+            _ => String::new(),
+        };
+        text += &format!(
             "{}, {}, {}\n",
             count(self.rounds, "round"),
             count(self.deaths, "death"),
@@ -175,7 +204,7 @@ impl Summary {
         );
         text.push_str(&format!("first meeting   {}\n", time(self.forming_ms)));
         if self.noticing_ms > 0 {
-            text.push_str(&format!("noticing        {} at most\n", time(self.noticing_ms)));
+            text.push_str(&format!("noticing        {}\n", time(self.noticing_ms)));
         }
         if self.regaining_ms > 0 {
             text.push_str(&format!("meeting again   {}\n", time(self.regaining_ms)));
@@ -190,10 +219,14 @@ impl Summary {
     }
 }
 
+fn died(lost: &[Lost]) -> impl Iterator<Item = &str> {
+    lost.iter().filter(|lost| lost.why == Why::Died).map(|lost| lost.node.as_str())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::round::{EventRecord, Failed, Formed, Lost};
+    use crate::round::{EventRecord, Failed, Formed};
 
     fn event(at_ms: u64, round: u64, what: What) -> Event {
         let revision = i64::try_from(at_ms).unwrap_or(i64::MAX);
@@ -201,45 +234,39 @@ mod tests {
     }
 
     fn formed(gathering_ms: u64) -> What {
-        let (master, members, joined, gone) = (None, Vec::new(), Vec::new(), Vec::new());
-        let (last_call_ms, placing_ms, spares) = (0, 0, 0);
-        let world_size = 2;
-        What::Formed(Box::new(Formed {
-            world_size,
-            master,
-            members,
-            joined,
-            gone,
-            spares,
-            gathering_ms,
-            last_call_ms,
-            placing_ms,
-        }))
+        What::Formed(Box::new(Formed { world_size: 2, gathering_ms, ..Formed::default() }))
     }
 
-    fn died(node: &str) -> What {
-        let lost = vec![Lost { node: node.to_owned(), rank: 1, why: Why::Died }];
-        What::Lost { lost, count: 1, within_ms: Some(5_000) }
-    }
-
-    #[test]
-    fn the_time_of_a_run_is_added_up() {
-        let failed = Failed {
+    fn failure() -> What {
+        What::Failed(Box::new(Failed {
             rank: 1,
             local_rank: 1,
             host: "h".to_owned(),
             exit: "exit code 1".to_owned(),
             message: String::new(),
             traceback: String::new(),
-        };
+        }))
+    }
+
+    fn stopped() -> What {
+        What::Stopped { why: "so".to_owned() }
+    }
+
+    fn a_death(node: &str) -> What {
+        let lost = vec![Lost { node: node.to_owned(), rank: 1, why: Why::Died }];
+        What::Lost { lost, count: 1, within_ms: Some(5_000) }
+    }
+
+    #[test]
+    fn the_time_of_a_run_is_added_up() {
         let events = [
             event(10_000, 1, formed(4_000)),
             event(11_000, 1, What::Working),
-            event(31_000, 1, died("n1")),
+            event(31_000, 1, a_death("n1")),
             event(31_500, 1, What::Stopped { why: "node 1 died".to_owned() }),
             event(33_000, 2, formed(1_000)),
             event(34_000, 2, What::Working),
-            event(44_000, 2, What::Failed(Box::new(failed))),
+            event(44_000, 2, failure()),
             event(45_000, 2, What::Stopped { why: "rank 1 failed".to_owned() }),
             event(47_000, 3, formed(10)),
             event(48_000, 3, What::Working),
@@ -252,12 +279,59 @@ mod tests {
         assert_eq!(summary.total_ms, 51_000);
         assert!((summary.working_share - 40.0 / 51.0).abs() < 1e-9);
         // Under torchrun nobody tells when workers were started and stopped.
-        let events = [event(10_000, 1, formed(4_000)), event(30_000, 1, died("n1"))];
+        let events = [event(10_000, 1, formed(4_000)), event(30_000, 1, a_death("n1"))];
         let kinds =
             |now| spans(&events, now).iter().map(|span| (span.kind, span.millis())).collect::<Vec<_>>();
         let known = [(SpanKind::Forming, 4_000), (SpanKind::Working, 20_000)];
-        assert_eq!(kinds(None), known);
+        assert_eq!(kinds(None), [known[0], known[1], (SpanKind::Regaining, 0)]);
         assert_eq!(kinds(Some(31_000)), [known[0], known[1], (SpanKind::Regaining, 1_000)]);
         assert_eq!(Summary::of(&[], Some(5)), Summary::default());
+    }
+
+    #[test]
+    fn events_of_one_round_say_nothing_of_another() {
+        // Rank 0 stops slowly, and the others are in the next round by then. It is the last to tell of the failure, too.
+        let events = [
+            event(1_000, 1, formed(0)),
+            event(5_000, 1, stopped()),
+            event(4_500, 1, failure()),
+            event(6_000, 2, formed(0)),
+            event(7_000, 1, stopped()),
+            event(106_000, 2, stopped()),
+        ];
+        let summary = Summary::of(&events, None);
+        assert_eq!((summary.noticing_ms, summary.working_ms, summary.regaining_ms), (500, 104_000, 1_000));
+    }
+
+    #[test]
+    fn no_clock_makes_more_of_the_time_than_there_was() {
+        // The second leader's clock is half an hour behind; rank 0's an hour ahead.
+        let (minute, hour) = (60_000, 3_600_000);
+        let events = [
+            event(hour, 1, formed(1_000)),
+            event(2 * hour, 1, What::Working),
+            event(hour + minute, 1, a_death("n1")),
+            event(hour / 2 + 2 * minute, 2, formed(1_000)),
+            event(hour / 2 + 62 * minute, 2, a_death("n2")),
+        ];
+        let summary = Summary::of(&events, None);
+        assert!(summary.working_share <= 1.0, "{summary:?}");
+        assert_eq!(summary.working_ms, minute + 31 * minute, "{summary:?}");
+    }
+
+    #[test]
+    fn what_is_not_known_any_more_is_said() {
+        let events =
+            [event(9_000, 57, formed(2_000)), event(12_000, 57, What::Closed { reason: String::new() })];
+        let summary = Summary::of(&events, None);
+        assert_eq!((summary.forming_ms, summary.regaining_ms, summary.working_ms), (0, 2_000, 3_000));
+        assert!(summary.text().starts_with("what was before round 57 is not kept any more\n"));
+        // Nobody came for those who had died, and an operator has ended it.
+        let events = [
+            event(1_000, 1, formed(0)),
+            event(2_000, 1, a_death("n1")),
+            event(602_000, 1, What::Closed { reason: String::new() }),
+        ];
+        assert_eq!(Summary::of(&events, None).regaining_ms, 600_000);
     }
 }

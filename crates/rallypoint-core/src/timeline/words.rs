@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use crate::endpoint::host_and_port;
-use crate::round::{EventRecord, Failed, Formed, Lost, What, Why};
+use crate::round::{EventRecord, Failed, Formed, Lost, What};
 use crate::text::{brief, count, list, plain};
+
+/// So many of the new members are named.
+const NAMED: usize = 3;
 
 /// What is said of an event. What nodes say of themselves is made harmless to a terminal.
 pub(super) fn sentence(event: &EventRecord) -> String {
@@ -24,7 +27,6 @@ pub(super) fn sentence(event: &EventRecord) -> String {
         What::Joined { rank, world_size, waited_ms } => {
             format!("in round {round} as node {rank} of {world_size}, after {}", millis(*waited_ms))
         }
-        What::Changed { why } => plain(why),
         What::Other => "something that a later version of Rallypoint knows".to_owned(),
     }
 }
@@ -47,13 +49,13 @@ fn of_round(round: u64, formed: &Formed) -> String {
     if !formed.gone.is_empty() {
         text.push_str(&format!("; {}", losses(&formed.gone, formed.gone.len())));
     }
-    for newcomer in formed.joined.iter().take(3) {
-        let before = formed.gone.iter().find(|gone| gone.rank == newcomer.rank);
-        let instead = before.map_or_else(String::new, |gone| format!(" in place of {}", plain(&gone.node)));
+    for newcomer in formed.joined.iter().take(NAMED) {
+        let before = newcomer.instead_of.as_ref();
+        let instead = before.map_or_else(String::new, |gone| format!(" in place of {}", plain(gone)));
         text.push_str(&format!("; {} is node {} now{instead}", plain(&newcomer.node), newcomer.rank));
     }
-    if formed.joined.len() > 3 {
-        text.push_str(&format!("; {} more are new", formed.joined.len() - 3));
+    if formed.joined_count > NAMED {
+        text.push_str(&format!("; {} more are new", formed.joined_count - NAMED));
     }
     if formed.spares > 0 {
         text.push_str(&format!("; {} by", stand(formed.spares, "spare")));
@@ -77,16 +79,7 @@ fn waiting_or_spare(waiting: usize, spares: usize) -> String {
 fn losses(lost: &[Lost], all: usize) -> String {
     let mut parts: Vec<String> = lost
         .iter()
-        .map(|lost| {
-            let what = match lost.why {
-                Why::Died => "died",
-                Why::Replaced => "was replaced by another process of that name",
-                Why::Left => "left",
-                Why::Again => "asks for a new round",
-                Why::Other => "is gone",
-            };
-            format!("node {} ({}) {what}", lost.rank, plain(&lost.node))
-        })
+        .map(|lost| format!("node {} ({}) {}", lost.rank, plain(&lost.node), lost.why.words()))
         .collect();
     if all > lost.len() {
         parts.push(format!("{} more are gone or ask for a new round", all - lost.len()));

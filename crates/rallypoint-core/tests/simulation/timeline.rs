@@ -1,7 +1,7 @@
 //! Promise 12, checked whenever the group's record is written: what happened to the group is written down in the same
 //! transaction, and no more of it than there is room for.
 
-use rallypoint_core::round::{Entry, EventRecord, GROUP_EVENTS, Keys, NAMED_MEMBERS, RoundRecord, What};
+use rallypoint_core::round::{Entry, EventRecord, Keys, NAMED_MEMBERS, RoundRecord, What};
 
 use crate::check::{Violation, parse, promise};
 use crate::etcd::Etcd;
@@ -16,7 +16,6 @@ pub(crate) fn check(
 ) -> Result<(), Violation> {
     let prefix = keys.events();
     let events: Vec<&Entry> = etcd.prefix(&prefix).collect();
-    promise!(12, events.len() as u64 <= GROUP_EVENTS, "{} events are kept", events.len());
     let with_it = events.into_iter().filter(|entry| entry.mod_revision == written.mod_revision);
     let now: Vec<EventRecord> = with_it.map(parse).collect::<Result<_, Violation>>()?;
     promise!(

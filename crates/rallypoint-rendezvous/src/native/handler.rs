@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use rallypoint_core::round::{
-    CloseOutcome, Corrupt, EventRecord, Joined, Keys, Lost, Node, NodeConfig, Refusal, Why,
+    CloseOutcome, Corrupt, EventRecord, Joined, Keys, Lost, Node, NodeConfig, Refusal, What, Why,
 };
 use rallypoint_core::time::bounded;
 use rallypoint_etcd::v3::Client;
@@ -159,7 +159,8 @@ impl NativeHandler {
             ports: Mutex::default(),
             lost: Mutex::default(),
             lease: AtomicI64::new(0),
-            events: AtomicU64::new(0),
+            // Another process of this name may have written before.
+            events: AtomicU64::new(fastrand::u64(..1 << 32)),
             clusters: Clusters::default(),
             turn: tokio::sync::Mutex::new(()),
             driver: tokio::spawn(driver.run()),
@@ -470,7 +471,11 @@ impl RendezvousHandler for NativeHandler {
         if lease == 0 {
             return;
         }
-        let key = self.keys.node_event(&self.node, self.events.fetch_add(1, Ordering::Relaxed));
+        let number = self.events.fetch_add(1, Ordering::Relaxed);
+        let key = match &event.what {
+            What::Failed(_) => self.keys.node_failure(&self.node, number),
+            _ => self.keys.node_event(&self.node, number),
+        };
         let value = serde_json::to_string(event).expect("an event has no keys that JSON cannot hold");
         let put = self.client.put(key, value, Some(PutOptions::new().with_lease(lease)));
         let put = tokio::time::timeout(TO_RECORD, put).await;

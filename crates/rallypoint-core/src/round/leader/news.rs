@@ -42,6 +42,11 @@ impl Newsroom {
         self.writing = false;
     }
 
+    /// What was to be told stands there.
+    pub(super) fn stands(&mut self) {
+        self.announced = true;
+    }
+
     /// What was sent before concerns nobody any more.
     pub(super) fn forget(&mut self) {
         self.writing = false;
@@ -92,7 +97,7 @@ impl Newsroom {
         }
         let mut events = happened(told, &news, context.config.lease_ttl);
         // Who leads first is told by the round that it forms.
-        if !std::mem::replace(&mut self.announced, true) && known.record.has_round() {
+        if !self.announced && known.record.has_round() {
             events.insert(0, What::Leads);
         }
         let counted = known.record.events + events.len() as u64;

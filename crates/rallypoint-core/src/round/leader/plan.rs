@@ -19,6 +19,7 @@ use super::super::event::{Formed, NAMED_MEMBERS, NAMED_NEWCOMERS, Newcomer, What
 use super::super::record::{
     MasterRecord, News, PreviousPlace, RECORD_VERSION, RankRecord, RoundRecord, Wants, json, parse,
 };
+use super::super::settings::RankPolicy;
 use super::super::view::{KnownRound, got};
 use super::roster::{LastRound, Member, Present, Roster};
 use super::term::{Term, put_round};
@@ -255,7 +256,9 @@ impl Planner {
         if self.plan.is_some() {
             return self.advance(context, term, roster, writing);
         }
-        self.gathering = (roster.joined() > 0).then(|| self.gathering.unwrap_or(context.now));
+        // A spare is ready all the time.
+        let gathers = roster.joined() > 0 && roster.wants_a_round();
+        self.gathering = gathers.then(|| self.gathering.unwrap_or(context.now));
         let settings = &context.config.settings;
         let (joined, survivors, outstanding) = (roster.joined(), roster.survivors(), roster.outstanding());
         let enough = joined >= settings.min_nodes && roster.wants_a_round();
@@ -337,15 +340,22 @@ impl Planner {
         let enough = self.last_call.map_or(context.now, |at| at.saturating_sub(context.config.last_call));
         let gathering = self.gathering.unwrap_or(context.now);
         let ranked = || nodes.iter().map(|(id, _)| *id).enumerate();
-        let newcomers = ranked().filter(|(_, id)| !roster.plan().is_empty() && roster.member(id).is_none());
+        let is_new = |(_, id): &(usize, &String)| !roster.plan().is_empty() && roster.member(id).is_none();
+        let keeps_ranks = context.config.settings.policy == RankPolicy::Sticky;
+        let before = |rank| record.without.iter().find(|gone| keeps_ranks && gone.rank == rank);
         Formed {
             world_size: record.world_size,
             master: record.master.clone(),
             members: ranked().take(NAMED_MEMBERS).map(|(_, id)| id.clone()).collect(),
-            joined: newcomers
+            joined: ranked()
+                .filter(is_new)
                 .take(NAMED_NEWCOMERS)
-                .map(|(rank, id)| Newcomer { node: id.clone(), rank })
+                .map(|(rank, id)| {
+                    let instead_of = before(rank).map(|gone| gone.node.clone());
+                    Newcomer { node: id.clone(), rank, instead_of }
+                })
                 .collect(),
+            joined_count: ranked().filter(is_new).count(),
             gone: record.without.clone(),
             spares: roster.joined().saturating_sub(record.world_size),
             gathering_ms: millis(enough, gathering),

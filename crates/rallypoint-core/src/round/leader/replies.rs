@@ -153,6 +153,7 @@ impl Leader {
                 if !reply.held {
                     return self.refused(context, view, reply);
                 }
+                self.newsroom.stands();
                 self.wrote(context, view, *record, reply.revision);
             }
             (LeaderTask::Place { plan, chunk }, Reply::Txn(reply)) => {

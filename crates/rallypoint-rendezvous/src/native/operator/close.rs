@@ -1,9 +1,10 @@
 //! How an operator closes a run.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use rallypoint_core::Backoff;
 use rallypoint_core::round::{CloseOutcome, CloseRun, CloseStep, Corrupt, Failure, Keys};
+use rallypoint_core::time::millis;
 use rallypoint_etcd::Result;
 use rallypoint_etcd::v3::Client;
 
@@ -14,8 +15,7 @@ use super::corrupt;
 /// Ends a run for all its nodes, for good. Late nodes learn of it for `mark`. False if it was over already.
 pub async fn close(client: &Client, run_id: &str, reason: &str, mark: std::time::Duration) -> Result<bool> {
     let keys = Keys::new(&run_prefix(run_id));
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-    let now = u64::try_from(now).unwrap_or(u64::MAX);
+    let now = millis(SystemTime::now());
     let mut close = CloseRun::by_operator(&keys, reason, mark, now);
     let mut backoff = Backoff::default();
     loop {

@@ -38,13 +38,14 @@ pub struct RunRow {
 pub async fn list(client: &Client) -> Result<Vec<RunRow>> {
     let mut rows = Vec::new();
     for run_id in runs(client).await? {
-        rows.extend(row(client, run_id).await?);
+        rows.extend(row(client, &run_id).await?);
     }
     Ok(rows)
 }
 
-async fn row(client: &Client, run_id: String) -> Result<Option<RunRow>> {
-    let keys = Keys::new(&run_prefix(&run_id));
+/// One of them; none if there is no such run.
+pub async fn row(client: &Client, run_id: &str) -> Result<Option<RunRow>> {
+    let keys = Keys::new(&run_prefix(run_id));
     let (_, group) = read_all(client, &keys.group()).await?;
     let range = KeyRange::prefix(keys.nodes());
     let there = client.get(range.start().to_vec(), Some(range.get_options().with_count_only())).await?;
@@ -68,7 +69,7 @@ async fn row(client: &Client, run_id: String) -> Result<Option<RunRow>> {
         true => round.news.waiting,
     };
     Ok(Some(RunRow {
-        run_id,
+        run_id: run_id.to_owned(),
         state,
         round: round.round,
         nodes: if is_closed || there == 0 { there } else { round.world_size },

@@ -41,13 +41,11 @@ pub(super) fn missing(
 
 /// Members of the last round that are gone, or have not come back.
 fn members(round: u64, lost: &[Lost], nodes: &[NodeStatus]) -> Vec<Missing> {
-    let gone = lost.iter().map(|lost| {
-        let what = match lost.why {
-            Why::Died => "died",
-            Why::Left => "left",
-            Why::Replaced => "was replaced by another process of its name",
-            Why::Again | Why::Other => "is gone",
-        };
+    // Who was replaced is there, as another process.
+    let is_there = |lost: &&Lost| nodes.iter().any(|node| node.node == lost.node);
+    let gone = lost.iter().filter(|lost| !is_there(lost)).map(|lost| {
+        // It had asked for it, and is gone since.
+        let what = if lost.why == Why::Again { "is gone" } else { lost.why.words() };
         Missing { node: lost.node.clone(), why: format!("node {} of round {round} {what}", lost.rank) }
     });
     let is_named = |node: &NodeStatus| lost.iter().any(|lost| lost.node == node.node);
@@ -64,21 +62,25 @@ fn newcomers(min_nodes: usize, nodes: &[NodeStatus]) -> Vec<Missing> {
     let Some(missing) = min_nodes.checked_sub(nodes.len()).filter(|missing| *missing > 0) else {
         return Vec::new();
     };
+    // Where most are missing, a pattern of those that are there says little.
+    if missing > nodes.len() {
+        return Vec::new();
+    }
     let hints = numbered(nodes.iter().map(|node| node.hint.as_str()));
-    if let Some(hints) = hints.filter(|hints| hints.last() < min_nodes) {
-        let gaps = (0..min_nodes).filter(|place| !hints.numbers.contains(place));
+    // Places are counted from 0; those that are not are another numbering.
+    if let Some(hints) = hints.filter(|hints| hints.first() == 0 && hints.last() < min_nodes) {
+        let gaps = (0..min_nodes).filter(|place| !hints.numbers.contains(place)).take(MOST);
         let why = format!("none of the nodes that are there has this place, of 0 to {}", min_nodes - 1);
         return gaps.map(|place| Missing { node: hints.name(place), why: why.clone() }).collect();
     }
     let Some(names) = numbered(nodes.iter().map(host)) else { return Vec::new() };
-    let gaps: Vec<usize> =
-        (names.first()..names.last()).filter(|number| !names.numbers.contains(number)).collect();
-    // More than are missing: the numbers have gaps of their own.
-    if gaps.len() > missing {
+    // Otherwise the numbers have gaps of their own, or it is one at an end.
+    if names.last() - names.first() != min_nodes - 1 {
         return Vec::new();
     }
+    let gaps = (names.first()..names.last()).filter(|number| !names.numbers.contains(number)).take(MOST);
     let why = "by the numbers in the names of those that are there";
-    gaps.into_iter().map(|number| Missing { node: names.name(number), why: why.to_owned() }).collect()
+    gaps.map(|number| Missing { node: names.name(number), why: why.to_owned() }).collect()
 }
 
 /// The host in a node's name, which is followed by its address where the node was given none.
@@ -172,12 +174,17 @@ mod tests {
         assert_eq!(names(4, &[node("a1", ""), node("b3", "")]), [""; 0]);
         assert_eq!(names(4, &[node("node", ""), node("knoten", "")]), [""; 0]);
         assert_eq!(names(3, &[node("knöten-9", ""), node("knöten-11", "")]), ["knöten-10"]);
+        // Too few are there to tell, or their numbers are no numbers of nodes.
+        assert_eq!(names(8, &hosts(&[17, 20])), [""; 0]);
+        assert_eq!(names(3, &[node("pod-3", ""), node("pod-18446744073709551615", "")]), [""; 0]);
+        assert_eq!(names(usize::MAX, &hosts(&[1, 3])), [""; 0]);
     }
 
     #[test]
     fn places_that_were_given_are_known_at_the_ends_too() {
-        let nodes = [node("x", "1"), node("y", "3")];
-        assert_eq!(names(4, &nodes), ["0", "2"]);
+        let nodes = [node("x", "0"), node("y", "2")];
+        assert_eq!(names(4, &nodes), ["1", "3"]);
+        assert_eq!(names(4, &[node("x", "1"), node("y", "2"), node("z", "3")]), [""; 0], "0 or 4");
         assert_eq!(names(3, &[node("x", "train-0"), node("y", "train-2")]), ["train-1"]);
         assert_eq!(names(4, &[node("x", "7"), node("y", "3")]), [""; 0], "places of another numbering");
     }

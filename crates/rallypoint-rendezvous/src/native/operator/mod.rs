@@ -21,7 +21,7 @@ use serde::de::DeserializeOwned;
 
 pub use self::close::close;
 pub use self::events::{events, events_prefix};
-pub use self::list::{RunRow, list};
+pub use self::list::{RunRow, list, row};
 pub use self::missing::Missing;
 pub(super) use self::round::{lost, members, standing};
 pub use self::status::{NodeState, NodeStatus, RunState, RunStatus, ask_leases, status};

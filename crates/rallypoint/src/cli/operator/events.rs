@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-use rallypoint_etcd::v3::{Client, KeyRange};
-use rallypoint_rendezvous::native::{self, Event, Summary};
+use rallypoint_etcd::v3::{Client, Entry, Event as WatchEvent, KeyRange, WatchUpdate};
+use rallypoint_rendezvous::native::{self, Event, RunState, Summary};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::super::connection::Connection;
@@ -16,7 +16,8 @@ use super::{failed, json, no_such_run, now_ms, print, watch};
 /// Rounds that were formed, nodes that died, left or took a place, failures of workers with their cause, and the end; at last
 /// the time that all of it took, and the share of it in which workers ran.
 ///
-/// The run keeps its last 256 events in etcd, and 8 of each node's own, for as long as it lasts and most often 10 minutes more.
+/// The run keeps its last 256 events in etcd, and of each node 8 failures and 8 others, for as long as it lasts and most
+/// often 10 minutes more.
 /// `rallypoint run --event-log` writes those of a node to a file, for good.
 #[derive(Debug, clap::Args)]
 #[command(
@@ -44,21 +45,43 @@ pub(crate) async fn events(options: &Events) -> Result<u8, Problem> {
     let run = &options.run;
     native::check_run_id(run).map_err(|error| Problem::usage(error.to_string()))?;
     let client = options.connection.client().await?;
-    let range = KeyRange::prefix(native::events_prefix(run));
-    let mut changes = watch(&client, range).await.map_err(|error| failed(&error))?;
-    let mut interrupt =
-        signal(SignalKind::interrupt()).map_err(|error| Problem::new(NODE, error.to_string()))?;
-    let mut events = native::events(&client, run).await.map_err(|error| failed(&error))?;
-    if events.is_empty() && !options.follow && !is_there(&client, run).await? {
+    if options.follow {
+        let mut interrupt =
+            signal(SignalKind::interrupt()).map_err(|error| Problem::new(NODE, error.to_string()))?;
+        return tokio::select! {
+            followed = follow(&client, options) => followed,
+            _ = interrupt.recv() => Ok(0),
+        };
+    }
+    let events = native::events(&client, run).await.map_err(|error| failed(&error))?;
+    let row = native::row(&client, run).await.map_err(|error| failed(&error))?;
+    if events.is_empty() && row.is_none() {
         return Err(no_such_run(run));
     }
-    if options.summary || !options.follow {
-        print(&once(&client, options, &events).await?, false);
-        return Ok(0);
-    }
+    // Of one that is over, or whose nodes are all gone, the last event is the last that is known.
+    let goes_on = row.is_some_and(|row| ![RunState::Closed, RunState::Abandoned].contains(&row.state));
+    let summary = Summary::of(&events, goes_on.then(now_ms));
+    let text = match (options.json, options.summary) {
+        (true, true) => json(&summary, false)?,
+        (false, true) => summary.text(),
+        (true, false) => events.iter().map(|event| json(event, true)).collect::<Result<_, _>>()?,
+        (false, false) if events.is_empty() => "nothing yet\n".to_owned(),
+        (false, false) => format!("{}\n{}", events.iter().map(line).collect::<String>(), summary.text()),
+    };
+    print(&text, false);
+    Ok(0)
+}
+
+/// Shows what is known, and what happens from then on.
+async fn follow(client: &Client, options: &Events) -> Result<u8, Problem> {
+    let range = KeyRange::prefix(native::events_prefix(&options.run));
+    let mut changes = watch(client, range).await.map_err(|error| failed(&error))?;
+    let mut events = native::events(client, &options.run).await.map_err(|error| failed(&error))?;
     let mut shown = 0;
     loop {
-        for event in events.iter().filter(|event| event.revision > shown) {
+        events.retain(|event| event.revision > shown);
+        for event in &events {
+            shown = shown.max(event.revision);
             let text = if options.json { json(event, true)? } else { line(event) };
             let mut out = std::io::stdout().lock();
             if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
@@ -66,43 +89,23 @@ pub(crate) async fn events(options: &Events) -> Result<u8, Problem> {
                 return Ok(0);
             }
         }
-        shown = events.last().map_or(shown, |event| event.revision.max(shown));
-        tokio::select! {
-            changed = changes.next() => changed.map_err(|error| failed(&error))?,
-            _ = interrupt.recv() => return Ok(0),
+        let read = |entry: &Entry| Event::parse(&String::from_utf8_lossy(&entry.value), entry.mod_revision);
+        events = match changes.next().await.map_err(|error| failed(&error))? {
+            WatchUpdate::Events(told) => told
+                .iter()
+                .filter_map(|event| match event {
+                    WatchEvent::Put(entry) => read(entry),
+                    _ => None,
+                })
+                .collect(),
+            WatchUpdate::Snapshot { revision, mut entries } => {
+                // etcd has lost what it had, and counts from before again.
+                shown = if revision < shown { 0 } else { shown };
+                entries.sort_by_key(|entry| entry.mod_revision);
+                entries.iter().filter_map(read).collect()
+            }
         };
-        events = native::events(&client, run).await.map_err(|error| failed(&error))?;
-        // etcd has lost what it had, and counts from the beginning again.
-        if events.last().is_some_and(|event| event.revision < shown) {
-            shown = 0;
-        }
     }
-}
-
-async fn is_there(client: &Client, run: &str) -> Result<bool, Problem> {
-    Ok(native::status(client, run).await.map_err(|error| failed(&error))?.is_some())
-}
-
-async fn once(client: &Client, options: &Events, events: &[Event]) -> Result<String, Problem> {
-    let goes_on = is_there(client, &options.run).await?;
-    let summary = Summary::of(events, goes_on.then(now_ms));
-    match (options.json, options.summary) {
-        (true, true) => return json(&summary, false),
-        (false, true) => return Ok(summary.text()),
-        _ => {}
-    }
-    let mut text = String::new();
-    for event in events {
-        text += &if options.json { json(event, true)? } else { line(event) };
-    }
-    if events.is_empty() && !options.json {
-        return Ok("nothing yet\n".to_owned());
-    }
-    if !options.json {
-        text += "\n";
-        text += &summary.text();
-    }
-    Ok(text)
 }
 
 /// An event as people read it.

@@ -6,10 +6,10 @@ mod status;
 mod table;
 
 use std::io::Write;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
+use rallypoint_core::time::millis;
 use rallypoint_etcd::v3::{Client, KeyRange, Watch, revision_of};
-use rallypoint_rendezvous::native::DEFAULT_ROOT;
 
 pub(super) use self::close::{Close, close};
 pub(super) use self::events::{Events, events};
@@ -22,7 +22,7 @@ const NO_RUN: u8 = 1;
 /// All changes from now on.
 async fn watch(client: &Client, range: KeyRange) -> rallypoint_etcd::Result<Watch> {
     let options = range.get_options().with_count_only();
-    let answer = client.get(DEFAULT_ROOT, Some(options)).await?;
+    let answer = client.get(range.start().to_vec(), Some(options)).await?;
     Ok(client.watch(range, revision_of(answer.header())? + 1))
 }
 
@@ -57,6 +57,5 @@ fn json(value: &impl serde::Serialize, one_line: bool) -> Result<String, Problem
 
 /// Milliseconds since 1970.
 fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    millis(SystemTime::now())
 }

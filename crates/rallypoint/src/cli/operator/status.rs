@@ -56,10 +56,17 @@ Exit codes: 0 shown, 1 there is no such run, 2 wrong usage, 4 no etcd at the end
 #[command(after_help = STATES)]
 pub(crate) struct Status {
     /// The run, by its --rdzv-id. If it is not given, all runs.
-    #[arg(value_name = "RUN")]
+    #[arg(value_name = "RUN", group = "which")]
     run: Option<String>,
     /// The same, as `run` has it.
-    #[arg(long = "rdzv-id", alias = "rdzv_id", value_name = "RUN", hide = true, conflicts_with = "run")]
+    #[arg(
+        long = "rdzv-id",
+        alias = "rdzv_id",
+        value_name = "RUN",
+        hide = true,
+        conflicts_with = "run",
+        group = "which"
+    )]
     rdzv_id: Option<String>,
     /// Print JSON: an object for one run, with its nodes; a list for all, with what the table has. With --watch, each in one
     /// line.
@@ -73,7 +80,7 @@ pub(crate) struct Status {
     sort: Sort,
     /// Show only the nodes with this text in their name, address, rack or what they say of themselves; or, as
     /// state=WORD, those in a state: member, joining, waiting, spare, leaving or leader.
-    #[arg(long, env = "RALLYPOINT_FILTER", value_name = "TEXT")]
+    #[arg(long, env = "RALLYPOINT_FILTER", value_name = "TEXT", requires = "which")]
     filter: Option<Filter>,
     /// Show so many of the last events below the nodes; 0 for none, with --watch 8. `rallypoint events` shows all.
     #[arg(long, env = "RALLYPOINT_EVENTS", value_name = "N")]
@@ -212,27 +219,40 @@ async fn look(client: &Client, options: &Status) -> Result<(String, String), Pro
         let text = format!("run {}: not there\n", plain(run));
         return if options.watch { Ok((text.clone(), text)) } else { Err(no_such_run(run)) };
     };
+    let mut hidden = 0;
     if let Some(filter) = &options.filter {
         let leader = status.leader.clone();
+        let all = status.nodes.len();
         status.nodes.retain(|node| filter.matches(leader.as_deref(), node));
+        hidden = all - status.nodes.len();
     }
     options.sort.order(&mut status.nodes);
     let without_time = json(&status, true)?;
     if options.leases || status.nodes.len() <= FEW_NODES {
         native::ask_leases(client, &mut status).await.map_err(|error| failed(&error))?;
     }
-    let shown = options.events.unwrap_or(if options.watch { EVENTS_WATCHED } else { 0 });
+    let by_itself = if options.watch && !options.json { EVENTS_WATCHED } else { 0 };
+    let shown = options.events.unwrap_or(by_itself);
     let events = match shown {
         0 => Vec::new(),
         _ => native::events(client, run).await.map_err(|error| failed(&error))?,
     };
     let last = &events[events.len().saturating_sub(shown)..];
     let text = match options.json {
-        true => json(&status, options.watch)?,
-        false => describe(&status, now_ms() / 1000) + &last_events(last),
+        true => json(&WithEvents { status: &status, events: (shown > 0).then_some(last) }, options.watch)?,
+        false => describe(&status, hidden, now_ms() / 1000) + &last_events(last),
     };
     let newest = last.last().map_or(0, |event| event.revision);
     Ok((text, format!("{without_time}{newest}")))
+}
+
+/// A run as JSON has it, with its last events where they are asked for.
+#[derive(serde::Serialize)]
+struct WithEvents<'a> {
+    #[serde(flatten)]
+    status: &'a RunStatus,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    events: Option<&'a [Event]>,
 }
 
 fn last_events(events: &[Event]) -> String {
@@ -279,7 +299,8 @@ fn round(status: &RunStatus) -> String {
     }
 }
 
-fn describe(status: &RunStatus, now: u64) -> String {
+/// `hidden`: the nodes that are there and not shown.
+fn describe(status: &RunStatus, hidden: usize, now: u64) -> String {
     let mut text = format!("run      {}\nstate    {}", plain(&status.run_id), status.state);
     if let Some(reason) = &status.closed {
         text.push_str(&format!(": {}", plain(reason)));
@@ -307,7 +328,8 @@ fn describe(status: &RunStatus, now: u64) -> String {
         text.push_str(&format!("missing  {}: {}\n", plain(&missing.node), plain(&missing.why)));
     }
     if status.nodes.is_empty() {
-        return text + "no nodes are there\n";
+        let none = format!("none of {} is meant by --filter\n", text::count(hidden, "node"));
+        return text + if hidden == 0 { "no nodes are there\n" } else { &none };
     }
     let mut rows = vec![
         ["RANK", "NODE", "STATE", "ADDRESS", "AGE", "LEASE", "RACK", "ABOUT"].map(str::to_owned).to_vec(),
