@@ -160,7 +160,12 @@ impl Observed {
         let task = listens.then(|| {
             tokio::spawn(async move {
                 let change = inner.changed().await;
-                seen.lock().unwrap_or_else(PoisonError::into_inner).changed(&change);
+                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                seen.changed(&change);
+                // A backend without a census tells of them only so.
+                if let (GroupChange::Waiting { count }, None) = (&change, inner.census()) {
+                    seen.others(*count);
+                }
             })
         });
         let mut listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner);
@@ -202,6 +207,7 @@ impl RendezvousHandler for Observed {
         self.listen(false);
         self.round_is_over();
         self.seen().asked();
+        let before = self.inner.lost();
         let mut progress = self.inner.progress();
         progress.mark_unchanged();
         let meeting = self.inner.next_rendezvous();
@@ -213,7 +219,11 @@ impl RendezvousHandler for Observed {
                 Ok(()) = progress.changed() => self.seen().progress(&progress.borrow_and_update()),
             }
         };
-        self.seen().lost(&self.inner.lost());
+        // A call that failed may leave there who was lost before, and is counted.
+        let lost = self.inner.lost();
+        if met.is_ok() || lost != before {
+            self.seen().lost(&lost);
+        }
         let mut met = met.inspect_err(|_| self.seen().failed())?;
         let way = self.seen().joined(met.round, met.rank, met.world_size);
         met.trace = self.tell(&met, &way);

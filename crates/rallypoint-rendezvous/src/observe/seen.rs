@@ -21,6 +21,8 @@ pub(super) struct Seen {
     lost: BTreeSet<String>,
     /// The phases since a round was asked for, each with its beginning.
     way: Vec<(Phase, SystemTime)>,
+    /// The last that was told of nodes that wait is that there are some.
+    told_waiting: bool,
 }
 
 /// A node's way to its place in a round.
@@ -43,7 +45,14 @@ impl Way {
 
 impl Seen {
     pub(super) fn new(metrics: Metrics) -> Self {
-        Seen { metrics, phase: Phase::Idle, since: Instant::now(), lost: BTreeSet::new(), way: Vec::new() }
+        Seen {
+            metrics,
+            phase: Phase::Idle,
+            since: Instant::now(),
+            lost: BTreeSet::new(),
+            way: Vec::new(),
+            told_waiting: false,
+        }
     }
 
     /// The phase it is in.
@@ -90,6 +99,10 @@ impl Seen {
         let marks = std::mem::take(&mut self.way);
         let asked = marks.first().map_or(joined, |(_, at)| *at);
         self.enter(Phase::Working);
+        // Those who waited are in it.
+        if self.told_waiting {
+            self.others(0);
+        }
         self.metrics.joined(round, rank, members);
         self.lost.clear();
         Way { asked, joined, marks }
@@ -112,6 +125,12 @@ impl Seen {
         if self.phase == Phase::Working {
             self.enter(Phase::Changed);
         }
+    }
+
+    /// So many nodes wait to get in.
+    pub(super) fn others(&mut self, waiting: usize) {
+        self.told_waiting = waiting > 0;
+        self.metrics.others(waiting, 0);
     }
 
     /// Who of the last round was there no more.
@@ -177,6 +196,16 @@ mod tests {
         assert_eq!(seen.phase(), Phase::Changed);
         seen.asked();
         assert!(metrics.text().contains("rallypoint_node_rank -1\n"));
+    }
+
+    #[tokio::test]
+    async fn those_who_wait_are_told_of_until_the_nodes_have_met() {
+        let metrics = Metrics::default();
+        let mut seen = Seen::new(metrics.rendezvous.clone());
+        seen.others(2);
+        assert!(metrics.text().contains("rallypoint_waiting_nodes 2\n"));
+        seen.joined(2, 0, 4);
+        assert!(metrics.text().contains("rallypoint_waiting_nodes 0\n"));
     }
 
     #[tokio::test]
