@@ -83,12 +83,20 @@ impl Seen {
         }
     }
 
+    /// etcd has taken that this node wants a round.
+    pub(super) fn registered(&mut self) {
+        if self.phase == Phase::Registering {
+            self.enter(Phase::Waiting);
+        }
+    }
+
     /// How far the wait for a round has come.
     pub(super) fn progress(&mut self, progress: &Progress) {
         self.enter(match progress {
             Progress { spare: true, .. } => Phase::Spare,
             Progress { last_call: Some(_), .. } => Phase::LastCall,
-            Progress { joined: 0, .. } => Phase::Registering,
+            // Nothing is told of this round yet.
+            Progress { joined: 0, .. } => self.phase,
             _ => Phase::Waiting,
         });
     }
@@ -169,6 +177,9 @@ mod tests {
         let mut seen = Seen::new(metrics.rendezvous.clone());
         seen.asked();
         tokio::time::advance(Duration::from_secs(2)).await;
+        seen.progress(&Progress { joined: 0, ..Progress::default() });
+        assert_eq!(seen.phase(), Phase::Registering);
+        seen.registered();
         seen.progress(&Progress { joined: 1, ..Progress::default() });
         tokio::time::advance(Duration::from_secs(5)).await;
         // A wait that is begun again goes on.
