@@ -159,7 +159,7 @@ impl Observed {
 
     /// Waits until etcd has said that this node is in the run, since then.
     async fn is_registered(&self, asked: Instant) {
-        while !self.inner.contact().is_some_and(|contact| contact.at >= asked) {
+        while self.inner.contact().is_none_or(|contact| contact.at < asked) {
             tokio::time::sleep(LOOK).await;
         }
     }
