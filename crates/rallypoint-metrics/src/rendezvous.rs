@@ -17,7 +17,7 @@ use crate::Labelled;
 pub enum Phase {
     /// It has not asked for a round, or has left.
     Idle,
-    /// It has asked for a round, and nothing of the others is known to it yet.
+    /// It has asked for a round, and etcd has not taken that yet.
     Registering,
     /// It waits for enough nodes.
     Waiting,

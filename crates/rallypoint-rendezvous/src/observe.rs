@@ -13,6 +13,7 @@ use rallypoint_store::{CountedStore, Store};
 use rallypoint_traces::{Endpoint, Round, Tracer};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tracing::{info, warn};
 
 use self::seen::{Seen, Way};
@@ -26,6 +27,8 @@ use crate::parameters::{ParameterError, RendezvousParameters};
 pub(crate) const LISTEN: &str = "metrics_listen";
 /// The option that says where traces are sent.
 pub(crate) const COLLECTOR: &str = "otlp_endpoint";
+/// How often it is looked whether etcd has taken what a node says of itself: it is told of that only when asked.
+const LOOK: Duration = Duration::from_millis(20);
 /// For the last spans, where nobody else sends them.
 const LAST_SPANS: Duration = Duration::from_secs(1);
 
@@ -154,13 +157,25 @@ impl Observed {
         }
     }
 
+    /// Waits until etcd has said that this node is in the run, since then.
+    async fn is_registered(&self, asked: Instant) {
+        while self.inner.contact().is_none_or(|contact| contact.at < asked) {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
     /// Listens for the first thing that happens to the group, from now on; for what happened to the last one no more.
     fn listen(&self, listens: bool) {
         let (inner, seen) = (Arc::clone(&self.inner), Arc::clone(&self.seen));
         let task = listens.then(|| {
             tokio::spawn(async move {
                 let change = inner.changed().await;
-                seen.lock().unwrap_or_else(PoisonError::into_inner).changed(&change);
+                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                seen.changed(&change);
+                // A backend without a census tells of them only so.
+                if let (GroupChange::Waiting { count }, None) = (&change, inner.census()) {
+                    seen.others(*count);
+                }
             })
         });
         let mut listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner);
@@ -202,18 +217,29 @@ impl RendezvousHandler for Observed {
         self.listen(false);
         self.round_is_over();
         self.seen().asked();
+        let before = self.inner.lost();
         let mut progress = self.inner.progress();
         progress.mark_unchanged();
         let meeting = self.inner.next_rendezvous();
-        tokio::pin!(meeting);
+        let registered = self.is_registered(Instant::now());
+        tokio::pin!(meeting, registered);
+        let mut waits = false;
         let met = loop {
             tokio::select! {
                 biased;
                 met = &mut meeting => break met,
+                () = &mut registered, if !waits => {
+                    waits = true;
+                    self.seen().registered();
+                }
                 Ok(()) = progress.changed() => self.seen().progress(&progress.borrow_and_update()),
             }
         };
-        self.seen().lost(&self.inner.lost());
+        // A call that failed may leave there who was lost before, and is counted.
+        let lost = self.inner.lost();
+        if met.is_ok() || lost != before {
+            self.seen().lost(&lost);
+        }
         let mut met = met.inspect_err(|_| self.seen().failed())?;
         let way = self.seen().joined(met.round, met.rank, met.world_size);
         met.trace = self.tell(&met, &way);

@@ -42,7 +42,7 @@ impl Collector {
         thread::spawn(move || {
             for socket in listener.incoming().flatten() {
                 let to = Arc::clone(&to);
-                thread::spawn(move || serve(socket, &to));
+                thread::spawn(move || serve(&socket, &to));
             }
         });
         Collector { url, received }
@@ -54,7 +54,7 @@ impl Collector {
 }
 
 /// Takes spans until the client hangs up.
-fn serve(socket: TcpStream, to: &Mutex<Received>) {
+fn serve(socket: &TcpStream, to: &Mutex<Received>) {
     let mut reader = BufReader::new(socket.try_clone().unwrap());
     loop {
         let mut head = String::new();
@@ -76,7 +76,7 @@ fn serve(socket: TcpStream, to: &Mutex<Received>) {
         }
         drop(received);
         let answer = "HTTP/1.1 200 OK\r\nContent-Type: application/x-protobuf\r\nContent-Length: 0\r\n\r\n";
-        if (&socket).write_all(answer.as_bytes()).is_err() {
+        if { socket }.write_all(answer.as_bytes()).is_err() {
             return;
         }
     }

@@ -288,6 +288,7 @@ impl Task {
                     Ok(Some(answer)) => {
                         heard_at = Instant::now();
                         self.answer_by = None;
+                        self.connections.metrics.answered();
                         if let Err(error) = self.handle(&answer, on, requests) {
                             return End::Failed(error);
                         }

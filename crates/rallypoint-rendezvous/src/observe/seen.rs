@@ -21,6 +21,8 @@ pub(super) struct Seen {
     lost: BTreeSet<String>,
     /// The phases since a round was asked for, each with its beginning.
     way: Vec<(Phase, SystemTime)>,
+    /// The last that was told of nodes that wait is that there are some.
+    told_waiting: bool,
 }
 
 /// A node's way to its place in a round.
@@ -43,7 +45,14 @@ impl Way {
 
 impl Seen {
     pub(super) fn new(metrics: Metrics) -> Self {
-        Seen { metrics, phase: Phase::Idle, since: Instant::now(), lost: BTreeSet::new(), way: Vec::new() }
+        Seen {
+            metrics,
+            phase: Phase::Idle,
+            since: Instant::now(),
+            lost: BTreeSet::new(),
+            way: Vec::new(),
+            told_waiting: false,
+        }
     }
 
     /// The phase it is in.
@@ -74,12 +83,20 @@ impl Seen {
         }
     }
 
+    /// etcd has taken that this node wants a round.
+    pub(super) fn registered(&mut self) {
+        if self.phase == Phase::Registering {
+            self.enter(Phase::Waiting);
+        }
+    }
+
     /// How far the wait for a round has come.
     pub(super) fn progress(&mut self, progress: &Progress) {
         self.enter(match progress {
             Progress { spare: true, .. } => Phase::Spare,
             Progress { last_call: Some(_), .. } => Phase::LastCall,
-            Progress { joined: 0, .. } => Phase::Registering,
+            // Nothing is told of this round yet.
+            Progress { joined: 0, .. } => self.phase,
             _ => Phase::Waiting,
         });
     }
@@ -90,6 +107,10 @@ impl Seen {
         let marks = std::mem::take(&mut self.way);
         let asked = marks.first().map_or(joined, |(_, at)| *at);
         self.enter(Phase::Working);
+        // Those who waited are in it.
+        if self.told_waiting {
+            self.others(0);
+        }
         self.metrics.joined(round, rank, members);
         self.lost.clear();
         Way { asked, joined, marks }
@@ -112,6 +133,12 @@ impl Seen {
         if self.phase == Phase::Working {
             self.enter(Phase::Changed);
         }
+    }
+
+    /// So many nodes wait to get in.
+    pub(super) fn others(&mut self, waiting: usize) {
+        self.told_waiting = waiting > 0;
+        self.metrics.others(waiting, 0);
     }
 
     /// Who of the last round was there no more.
@@ -150,6 +177,9 @@ mod tests {
         let mut seen = Seen::new(metrics.rendezvous.clone());
         seen.asked();
         tokio::time::advance(Duration::from_secs(2)).await;
+        seen.progress(&Progress { joined: 0, ..Progress::default() });
+        assert_eq!(seen.phase(), Phase::Registering);
+        seen.registered();
         seen.progress(&Progress { joined: 1, ..Progress::default() });
         tokio::time::advance(Duration::from_secs(5)).await;
         // A wait that is begun again goes on.
@@ -177,6 +207,16 @@ mod tests {
         assert_eq!(seen.phase(), Phase::Changed);
         seen.asked();
         assert!(metrics.text().contains("rallypoint_node_rank -1\n"));
+    }
+
+    #[tokio::test]
+    async fn those_who_wait_are_told_of_until_the_nodes_have_met() {
+        let metrics = Metrics::default();
+        let mut seen = Seen::new(metrics.rendezvous.clone());
+        seen.others(2);
+        assert!(metrics.text().contains("rallypoint_waiting_nodes 2\n"));
+        seen.joined(2, 0, 4);
+        assert!(metrics.text().contains("rallypoint_waiting_nodes 0\n"));
     }
 
     #[tokio::test]
