@@ -140,7 +140,8 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
         (of == incarnation && !plan.is_empty()).then_some(rank)
     };
     let completed = round.as_ref().map_or(0, |round| round.round);
-    let left = nodes.iter().map(|entry| client.lease_left(entry.lease));
+    let leases: Vec<i64> = nodes.iter().map(|entry| entry.lease).collect();
+    let left = leases.into_iter().map(|lease| client.lease_left(lease));
     let left: Vec<Option<i64>> = futures::stream::iter(left).buffered(LEASES_AT_A_TIME).try_collect().await?;
     let mut shown = Vec::new();
     for (entry, lease_left) in nodes.iter().zip(left) {

@@ -1,0 +1,339 @@
+//! What the page shows of a run: all words are made here, and all that nodes wrote is made fit to be shown.
+
+use std::collections::BTreeMap;
+
+use rallypoint_core::endpoint::host_and_port;
+use rallypoint_core::text::{are, count};
+use serde::Serialize;
+
+use crate::source::{Event, Lost, Missing, Node, Row, Seen, Summary, Unreadable};
+use crate::text::{line, lines, name};
+use crate::timeline::{Timeline, timeline};
+
+/// Letters of what a node says of itself, and of a sentence.
+const WORDS: usize = 300;
+/// Letters of a traceback.
+const TRACEBACK: usize = 8_000;
+/// Of a long timeline the last events are shown.
+const EVENTS: usize = 300;
+/// Of many that are missing, lost or unreadable the first are named.
+const NAMED: usize = 64;
+/// Rows of the list of runs.
+const ROWS: usize = 500;
+
+/// A run as the page shows it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct RunView {
+    pub(crate) head: Head,
+    pub(crate) timeline: Timeline,
+    pub(crate) nodes: BTreeMap<String, Node>,
+    /// In the order of etcd.
+    pub(crate) events: Vec<Event>,
+}
+
+/// All that is told of a run beside its nodes and its past.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub(crate) struct Head {
+    pub(crate) there: bool,
+    run_id: String,
+    state: String,
+    /// What goes on, in a sentence or two.
+    headline: String,
+    round: u64,
+    world_size: usize,
+    min_nodes: usize,
+    max_nodes: usize,
+    present: usize,
+    waiting: usize,
+    spares: usize,
+    master: Option<Shown>,
+    leader: Option<String>,
+    missing: Option<WhoIsMissing>,
+    lost: Vec<Lost>,
+    ended: Option<Ended>,
+    failure: Option<Failure>,
+    summary: Option<Summary>,
+    unreadable: Vec<Unreadable>,
+    /// The states of nodes, in words.
+    words: BTreeMap<&'static str, String>,
+    is_over: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Shown {
+    node: String,
+    address: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct WhoIsMissing {
+    text: String,
+    nodes: Vec<Missing>,
+}
+
+/// Why the last round that ended did.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Ended {
+    round: u64,
+    title: String,
+    text: String,
+    at_ms: u64,
+}
+
+/// The last failure of a worker.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Failure {
+    text: String,
+    message: String,
+    traceback: String,
+    at_ms: u64,
+    round: u64,
+}
+
+impl RunView {
+    /// Of a run that is not there.
+    pub(crate) fn nothing(id: &str) -> Self {
+        let head = Head {
+            run_id: name(id),
+            state: "not there".to_owned(),
+            headline: "There is no such run on this etcd. If it is started, it appears here.".to_owned(),
+            is_over: true,
+            ..Head::default()
+        };
+        RunView { head, ..RunView::default() }
+    }
+
+    pub(crate) fn of(mut seen: Seen) -> Self {
+        seen.events.sort_by_key(|event| event.revision);
+        let timeline = timeline(&seen);
+        let head = head(&seen);
+        let events = &seen.events[seen.events.len().saturating_sub(EVENTS)..];
+        let events = events.iter().map(event).collect();
+        let nodes = seen.nodes.iter().map(node).map(|node| (node.node.clone(), node)).collect();
+        RunView { head, timeline, nodes, events }
+    }
+}
+
+/// The list of all runs.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub(crate) struct Runs {
+    text: String,
+    rows: Vec<ShownRow>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+struct ShownRow {
+    /// As it is asked for, which may be another than what is shown.
+    id: String,
+    #[serde(flatten)]
+    row: Row,
+}
+
+impl Runs {
+    pub(crate) fn of(mut rows: Vec<Row>) -> Self {
+        // Those that go on come first.
+        let is_over = |row: &Row| ["closed", "abandoned"].contains(&&*row.state);
+        rows.sort_by(|one, other| (is_over(one), &one.run_id).cmp(&(is_over(other), &other.run_id)));
+        let all = rows.len();
+        let text = match all {
+            0 => "There are no runs of the backend rallypoint on this etcd.".to_owned(),
+            _ if all > ROWS => format!("{}, of which the first {ROWS} are shown.", count(all, "run")),
+            _ => String::new(),
+        };
+        rows.truncate(ROWS);
+        let shown = |mut row: Row| {
+            let id = std::mem::take(&mut row.run_id);
+            row.run_id = name(&id);
+            row.state = line(&row.state, WORDS);
+            row.closed = row.closed.map(|reason| line(&reason, WORDS));
+            ShownRow { id, row }
+        };
+        Runs { text, rows: rows.into_iter().map(shown).collect() }
+    }
+}
+
+fn head(seen: &Seen) -> Head {
+    let present = seen.nodes.len();
+    let settings = seen.settings.clone().unwrap_or_default();
+    let failed = seen.events.iter().rev().find(|event| event.kind == "failed");
+    Head {
+        there: true,
+        run_id: name(&seen.run_id),
+        state: line(&seen.state, WORDS),
+        headline: headline(seen),
+        round: seen.round,
+        world_size: seen.world_size,
+        min_nodes: settings.min_nodes,
+        max_nodes: settings.max_nodes,
+        present,
+        waiting: seen.waiting,
+        spares: seen.spares,
+        master: seen.master.as_ref().map(|master| Shown {
+            node: name(&master.node),
+            address: line(&host_and_port(&master.address, master.port), WORDS),
+        }),
+        leader: seen.leader.as_deref().map(name),
+        missing: missing(seen),
+        lost: seen.lost.iter().take(NAMED).map(lost).collect(),
+        ended: ended(seen),
+        failure: failed.map(|event| Failure {
+            text: line(&event.text, WORDS),
+            message: lines(&event.message, 4 * WORDS),
+            traceback: lines(&event.traceback, TRACEBACK),
+            at_ms: event.at_ms,
+            round: event.round,
+        }),
+        summary: seen.summary.clone(),
+        unreadable: seen.unreadable.iter().take(NAMED).map(unreadable).collect(),
+        words: words(seen),
+        is_over: is_over(seen),
+    }
+}
+
+fn is_over(seen: &Seen) -> bool {
+    ["closed", "abandoned"].contains(&&*seen.state)
+}
+
+/// What a node's state means, while the run is in this one.
+fn words(seen: &Seen) -> BTreeMap<&'static str, String> {
+    let member = match seen.state.as_str() {
+        "meeting again" => format!("still in round {}", seen.round),
+        "closed" => "on its way out".to_owned(),
+        _ => "at work".to_owned(),
+    };
+    BTreeMap::from([
+        ("member", member),
+        ("joining", format!("ready for round {}", seen.round + 1)),
+        ("waiting", "waits to get in".to_owned()),
+        ("spare", "stands by as a spare".to_owned()),
+        ("leaving", "on its way out".to_owned()),
+        ("missing", "missing".to_owned()),
+        ("died", "died".to_owned()),
+        ("left", "has left".to_owned()),
+        ("replaced", "was replaced".to_owned()),
+        ("again", "asked for a new round".to_owned()),
+        ("gone", "gone".to_owned()),
+    ])
+}
+
+fn headline(seen: &Seen) -> String {
+    let present = seen.nodes.len();
+    let in_state = |state: &str| seen.nodes.iter().filter(|node| node.state == state).count();
+    let spares = match seen.spares {
+        0 => String::new(),
+        1 => " 1 spare stands by.".to_owned(),
+        many => format!(" {many} spares stand by."),
+    };
+    match seen.state.as_str() {
+        "meeting" => {
+            let range = match &seen.settings {
+                Some(needs) if needs.min_nodes == needs.max_nodes => format!("; it needs {}", needs.min_nodes),
+                Some(needs) => format!("; it needs {} to {}", needs.min_nodes, needs.max_nodes),
+                None => String::new(),
+            };
+            format!("The first round is being formed: {}{range}.", are(present, "node", "here"))
+        }
+        "running" => format!(
+            "Round {} is at work on {}.{spares}",
+            seen.round,
+            count(seen.world_size, "node")
+        ),
+        "meeting again" => {
+            let (ready, still) = (in_state("joining"), in_state("member"));
+            format!(
+                "Round {} has ended, and its nodes meet again: {}, {still} still in the old round.{spares}",
+                seen.round,
+                are(ready, "node", "ready")
+            )
+        }
+        "closed" => match seen.closed.as_deref().filter(|reason| !reason.is_empty()) {
+            Some(reason) => format!("It is over: {}", line(reason, WORDS)),
+            None => "It is over.".to_owned(),
+        },
+        "abandoned" => "No node is there: all have died or left, and nobody has closed the run.".to_owned(),
+        "unreadable" => "What stands in etcd for this run was not written by a node.".to_owned(),
+        other => line(other, WORDS),
+    }
+}
+
+/// Who is waited for, as long as the nodes meet.
+fn missing(seen: &Seen) -> Option<WhoIsMissing> {
+    if !["meeting", "meeting again"].contains(&&*seen.state) {
+        return None;
+    }
+    let needed = seen.settings.as_ref().map_or(0, |needs| needs.min_nodes);
+    let lack = needed.saturating_sub(seen.nodes.len()).max(seen.missing.len());
+    if lack == 0 {
+        return None;
+    }
+    let nodes: Vec<Missing> = seen
+        .missing
+        .iter()
+        .take(NAMED)
+        .map(|missing| Missing { node: name(&missing.node), why: line(&missing.why, WORDS) })
+        .collect();
+    let of = needed.max(seen.nodes.len() + lack);
+    let verb = if lack == 1 { "is" } else { "are" };
+    let mut text = format!("{lack} of {} {verb} missing", count(of, "node"));
+    if nodes.is_empty() {
+        text.push_str("; they have not said their names yet");
+    } else {
+        let named: Vec<&str> = nodes.iter().take(8).map(|missing| missing.node.as_str()).collect();
+        text.push_str(&format!(": {}", named.join(", ")));
+        if lack > named.len() {
+            text.push_str(&format!(" and {} more", lack - named.len()));
+        }
+    }
+    Some(WhoIsMissing { text, nodes })
+}
+
+/// Why the last round that ended did: the first cause that was told of it.
+fn ended(seen: &Seen) -> Option<Ended> {
+    let last = seen.events.iter().rev().find(|event| ends_a_round(event))?;
+    let of_round = |event: &&Event| ends_a_round(event) && event.round == last.round;
+    let first = |kind: &str| seen.events.iter().filter(of_round).find(|event| event.kind == kind);
+    let cause = first("failed").or_else(|| first("lost")).or_else(|| first("closed")).unwrap_or(last);
+    Some(Ended {
+        round: cause.round,
+        title: format!("Why round {} ended", cause.round),
+        text: line(&cause.text, WORDS),
+        at_ms: cause.at_ms,
+    })
+}
+
+fn ends_a_round(event: &Event) -> bool {
+    event.round > 0 && ["failed", "lost", "closed", "stopped"].contains(&&*event.kind)
+}
+
+fn node(node: &Node) -> Node {
+    Node {
+        node: name(&node.node),
+        state: line(&node.state, WORDS),
+        address: line(&node.address, WORDS),
+        rack: line(&node.rack, 60),
+        about: line(&node.about, WORDS),
+        rank: node.rank,
+        since: node.since,
+        arrived: node.arrived,
+    }
+}
+
+fn event(event: &Event) -> Event {
+    Event {
+        revision: event.revision,
+        at_ms: event.at_ms,
+        round: event.round,
+        by: name(&event.by),
+        kind: line(&event.kind, WORDS),
+        text: line(&event.text, 2 * WORDS),
+        ..Event::default()
+    }
+}
+
+fn lost(lost: &Lost) -> Lost {
+    Lost { node: name(&lost.node), rank: lost.rank, why: line(&lost.why, WORDS) }
+}
+
+fn unreadable(unreadable: &Unreadable) -> Unreadable {
+    Unreadable { key: line(&unreadable.key, WORDS), problem: line(&unreadable.problem, WORDS) }
+}
