@@ -1,6 +1,6 @@
 //! What is said when the nodes of a round meet again, or do not.
 
-use rallypoint_core::text::count;
+use rallypoint_core::text::{count, list};
 use rallypoint_rendezvous::GroupChange;
 
 use crate::notice::Notice;
@@ -77,15 +77,6 @@ pub(crate) fn losses(lost: &[&GroupChange], gone: usize) -> Option<String> {
         more => parts.push(format!("{more} more nodes are gone")),
     }
     Some(parts.join(", "))
-}
-
-/// `a`, `a and b`, `a, b and c`.
-fn list(words: &[String]) -> String {
-    match words {
-        [] => String::new(),
-        [one] => one.clone(),
-        [first @ .., last] => format!("{} and {last}", first.join(", ")),
-    }
 }
 
 /// What happened to the group.

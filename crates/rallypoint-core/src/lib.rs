@@ -3,8 +3,9 @@
 //! - [`endpoint`]: where an etcd is, parsed from what people write.
 //! - [`settings`]: everything a connection to etcd can be told, and the one place its defaults live.
 //! - [`backoff`]: how long to wait before the next try.
-//! - [`time`], [`text`]: waits that no clock overflows on, and keys as people read them.
+//! - [`time`], [`text`]: waits that no clock overflows on, moments and keys as people read them.
 //! - [`round`]: the native rendezvous, as a machine.
+//! - [`timeline`]: what happened in a run of it, in words, and what that cost.
 //! - [`barrier`]: the way of one node through the barrier of PyTorch's `etcd` rendezvous.
 
 pub mod backoff;
@@ -14,6 +15,7 @@ pub mod round;
 pub mod settings;
 pub mod text;
 pub mod time;
+pub mod timeline;
 
 pub use backoff::Backoff;
 pub use endpoint::{Endpoint, EndpointError, Endpoints, Scheme};

@@ -48,6 +48,55 @@ pub fn count(number: usize, what: &str) -> String {
     format!("{number} {what}{plural}")
 }
 
+/// `a`, `a and b`, `a, b and c`.
+///
+/// ```
+/// assert_eq!(rallypoint_core::text::list(&["a".to_owned(), "b".to_owned(), "c".to_owned()]), "a, b and c");
+/// ```
+#[must_use]
+pub fn list(words: &[String]) -> String {
+    match words {
+        [] => String::new(),
+        [one] => one.clone(),
+        [first @ .., last] => format!("{} and {last}", first.join(", ")),
+    }
+}
+
+/// What names are sorted by, so that `n2` comes before `n10`.
+///
+/// ```
+/// let mut names = ["n10", "n2", "m"];
+/// names.sort_by_key(|name| rallypoint_core::text::natural(name));
+/// assert_eq!(names, ["m", "n2", "n10"]);
+/// ```
+#[must_use]
+pub fn natural(name: &str) -> Vec<(String, u128)> {
+    let mut parts = Vec::new();
+    let mut rest = name;
+    while !rest.is_empty() {
+        let digits = rest.find(|letter: char| letter.is_ascii_digit()).unwrap_or(rest.len());
+        let (words, numbered) = rest.split_at(digits);
+        let end = numbered.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(numbered.len());
+        let (number, more) = numbered.split_at(end);
+        parts.push((words.to_owned(), number.parse().unwrap_or(0)));
+        rest = more;
+    }
+    parts
+}
+
+/// The beginning of a text that may be long.
+///
+/// ```
+/// assert_eq!(rallypoint_core::text::brief("out of memory", 6), "out of...");
+/// ```
+#[must_use]
+pub fn brief(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 /// The one of these names that a mistyped one was most likely meant to be, if there is one.
 ///
 /// ```

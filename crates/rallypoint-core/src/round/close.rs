@@ -12,7 +12,9 @@
 
 use std::time::Duration;
 
+use super::context::Context;
 use super::etcd::{Condition, Entry, Failure, Op, Reply, Request, Txn};
+use super::event::{EventRecord, What};
 use super::keys::Keys;
 use super::output::CloseOutcome;
 use super::record::{Corrupt, RoundRecord, Seat, json, parse};
@@ -24,11 +26,14 @@ use super::view::{KnownRound, got};
 /// Send what [`poll`](CloseRun::poll) says, and tell [`handle`](CloseRun::handle) what came of it, until it is done.
 #[derive(Debug)]
 pub struct CloseRun {
-    key: String,
+    keys: Keys,
     reason: String,
     mark_ttl: Duration,
     /// Who closes it; none for an operator.
     member: Option<(Seat, RunSettings)>,
+    /// When, in milliseconds since 1970, and the node that does.
+    at_ms: u64,
+    by: String,
     stage: Stage,
     mark: Option<i64>,
 }
@@ -61,28 +66,36 @@ pub enum CloseStep {
 impl CloseRun {
     /// By an operator, who may at any time, even before the first node.
     #[must_use]
-    pub fn by_operator(keys: &Keys, reason: &str, mark_ttl: Duration) -> Self {
-        CloseRun::new(keys, reason, mark_ttl, None)
+    pub fn by_operator(keys: &Keys, reason: &str, mark_ttl: Duration, at_ms: u64) -> Self {
+        CloseRun::new(keys, reason, mark_ttl, at_ms)
     }
 
     /// By a member of the last round, who knows its record.
     pub(super) fn by_member(
-        keys: &Keys,
+        context: &Context<'_>,
         reason: &str,
-        mark_ttl: Duration,
         member: (Seat, RunSettings),
         known: Option<&KnownRound>,
     ) -> Self {
-        let mut close = CloseRun::new(keys, reason, mark_ttl, Some(member));
+        let close = CloseRun::new(context.keys, reason, context.config.closed_ttl, context.time_of_day());
+        let mut close = CloseRun { member: Some(member), by: context.config.id.clone(), ..close };
         if let Some(known) = known {
             close.stage = close.decide(known.clone());
         }
         close
     }
 
-    fn new(keys: &Keys, reason: &str, mark_ttl: Duration, member: Option<(Seat, RunSettings)>) -> Self {
-        let (key, reason) = (keys.round(), reason.to_owned());
-        CloseRun { key, reason, mark_ttl, member, stage: Stage::Looking, mark: None }
+    fn new(keys: &Keys, reason: &str, mark_ttl: Duration, at_ms: u64) -> Self {
+        CloseRun {
+            keys: keys.clone(),
+            reason: reason.to_owned(),
+            mark_ttl,
+            member: None,
+            at_ms,
+            by: String::new(),
+            stage: Stage::Looking,
+            mark: None,
+        }
     }
 
     /// What to do next.
@@ -91,13 +104,18 @@ impl CloseRun {
         CloseStep::Send(match (&self.stage, self.mark) {
             (Stage::Done(outcome), _) => return CloseStep::Done(outcome.clone()),
             (Stage::Looking, _) => {
-                Request::Txn(Txn { then: vec![Op::Get(self.key.clone())], ..Txn::default() })
+                Request::Txn(Txn { then: vec![Op::Get(self.keys.round())], ..Txn::default() })
             }
             (Stage::Writing(found), Some(lease)) => {
-                let closed = RoundRecord { closed: Some(self.reason.clone()), ..(*found.record).clone() };
-                let put = Op::Put { key: self.key.clone(), value: json(&closed), lease };
-                let otherwise = vec![Op::Get(self.key.clone())];
-                Request::Txn(Txn { when: found.when.clone(), then: vec![put], otherwise })
+                let closed = self.closed(found);
+                let what = What::Closed { reason: self.reason.clone() };
+                let event = EventRecord::new(self.at_ms, &self.by, closed.round, what);
+                let then = vec![
+                    event.put(&self.keys, closed.events.saturating_sub(1), lease),
+                    Op::Put { key: self.keys.round(), value: json(&closed), lease },
+                ];
+                let otherwise = vec![Op::Get(self.keys.round())];
+                Request::Txn(Txn { when: found.when.clone(), then, otherwise })
             }
             (Stage::Granting(_) | Stage::Writing(_), _) => Request::Grant(self.mark_ttl),
         })
@@ -143,7 +161,13 @@ impl CloseRun {
     /// The record that the next write leaves, and what it hangs on.
     pub(super) fn mark(&self) -> Option<(RoundRecord, i64)> {
         let (Stage::Writing(found), Some(lease)) = (&self.stage, self.mark) else { return None };
-        Some((RoundRecord { closed: Some(self.reason.clone()), ..(*found.record).clone() }, lease))
+        Some((self.closed(found), lease))
+    }
+
+    /// The record of the run, once it is closed.
+    fn closed(&self, found: &Found) -> RoundRecord {
+        let record = (*found.record).clone();
+        RoundRecord { closed: Some(self.reason.clone()), events: record.events + 1, ..record }
     }
 
     /// A lease that was granted for the mark and is not needed.
@@ -164,7 +188,7 @@ impl CloseRun {
                 None => (0, None),
             };
             let record = Box::new(RoundRecord::without_round(round, settings, 0));
-            return self.write(Found { when: vec![Condition::Missing(self.key.clone())], record });
+            return self.write(Found { when: vec![Condition::Missing(self.keys.round())], record });
         };
         match parse(&entry) {
             Ok(record) => {
@@ -173,7 +197,7 @@ impl CloseRun {
             }
             // An operator ends also what no node can read.
             Err(_) if self.member.is_none() => {
-                let when = vec![Condition::ModifiedAt(self.key.clone(), entry.mod_revision)];
+                let when = vec![Condition::ModifiedAt(self.keys.round(), entry.mod_revision)];
                 self.write(Found { when, record: Box::new(RoundRecord::without_round(0, None, 0)) })
             }
             Err(corrupt) => Stage::Done(Err(corrupt)),
@@ -191,7 +215,7 @@ impl CloseRun {
         if record.has_round() && self.member.as_ref().is_some_and(|(seat, _)| seat.plan != record.plan) {
             return Stage::Done(Ok(CloseOutcome::NotAMember));
         }
-        self.write(Found { when: known.stands(&self.key), record: Box::new(known.record) })
+        self.write(Found { when: known.stands(&self.keys.round()), record: Box::new(known.record) })
     }
 
     fn write(&self, found: Found) -> Stage {
@@ -201,6 +225,7 @@ impl CloseRun {
 
 #[cfg(test)]
 mod tests {
+    use super::super::context::tests::Bench;
     use super::super::settings::RankPolicy;
     use super::*;
 
@@ -213,9 +238,8 @@ mod tests {
             RoundRecord { plan: seat.plan.clone(), ..RoundRecord::without_round(1, Some(settings), 7) };
         let text = json(&record);
         let known = KnownRound { record, text: text.clone(), modified: 3, lease: 7 };
-        let keys = Keys::new("job");
-        let mut close =
-            CloseRun::by_member(&keys, "done", Duration::from_secs(60), (seat, settings), Some(&known));
+        let (keys, mut bench) = (Keys::new("job"), Bench::new());
+        let mut close = CloseRun::by_member(&bench.context(), "done", (seat, settings), Some(&known));
         assert!(close.handle(Ok(Reply::Granted(8))));
         let CloseStep::Send(Request::Txn(txn)) = close.poll() else { panic!("{close:?}") };
         assert!(txn.when.contains(&Condition::Holds(keys.round(), text)), "{txn:?}");

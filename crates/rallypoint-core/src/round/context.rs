@@ -18,6 +18,13 @@ pub(super) struct Context<'a> {
     pub(super) out: &'a mut Outbox,
 }
 
+impl Context<'_> {
+    /// The time of day, in milliseconds since 1970. It is written down for people; nothing is decided by it.
+    pub(super) fn time_of_day(&self) -> u64 {
+        self.config.time_of_day(self.now)
+    }
+}
+
 /// What a request was for.
 #[derive(Debug)]
 pub(super) enum Task {

@@ -219,7 +219,8 @@ impl Departure {
             }
             (DepartureTask::Sweep { again }, Ok(Reply::Txn(reply))) => match reply.results.into_iter().next()
             {
-                Some(OpReply::Txn(sweep)) if sweep.held => self.swept(context, view),
+                // The run's lease ends by itself: its past hangs on it, and can be looked at until then.
+                Some(OpReply::Txn(sweep)) if sweep.held => self.nothing_left_but_the_lease(),
                 Some(OpReply::Txn(sweep)) if again => {
                     self.retry.refused(context);
                     return own_key(context, sweep);
@@ -227,9 +228,6 @@ impl Departure {
                 Some(_) => self.stage = Stage::NotLast,
                 None => self.stage = Stage::OpenAgain,
             },
-            (DepartureTask::SweepAfterMembers, Ok(Reply::Txn(TxnReply { held: true, .. }))) => {
-                self.swept(context, view);
-            }
             // The others learn of it from the lease's end, and what is left hangs on a lease too.
             (DepartureTask::Say | DepartureTask::Sweep { .. } | DepartureTask::SweepAfterMembers, _) => {
                 self.nothing_left_but_the_lease();
@@ -242,17 +240,6 @@ impl Departure {
     fn nothing_left_but_the_lease(&mut self) {
         let ended = self.stage == Stage::AfterTheLeader;
         self.stage = if ended { Stage::Gone } else { Stage::Revoking };
-    }
-
-    fn swept(&mut self, context: &mut Context<'_>, view: &View) {
-        self.nothing_left_but_the_lease();
-        // The mark may hang on what the record names as the run's lease.
-        if let Some(known) = view.known()
-            && known.record.lease != 0
-            && known.record.lease != known.lease
-        {
-            context.out.request(Task::Forgotten, Request::Revoke(known.record.lease));
-        }
     }
 }
 

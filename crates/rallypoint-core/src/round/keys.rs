@@ -1,5 +1,7 @@
 //! The names of a run's keys.
 
+use super::event::{GROUP_EVENTS, NODE_EVENTS};
+
 /// The keys of one run.
 #[derive(Debug, Clone)]
 pub struct Keys {
@@ -84,6 +86,24 @@ impl Keys {
     #[must_use]
     pub fn run_store(&self) -> String {
         format!("{}store/run/", self.run)
+    }
+
+    /// Beginning of what is known of the run's past.
+    #[must_use]
+    pub fn events(&self) -> String {
+        format!("{}event/", self.run)
+    }
+
+    /// Where the `number`th event of the group is kept, in place of one that is [`GROUP_EVENTS`](super::GROUP_EVENTS) older.
+    #[must_use]
+    pub fn group_event(&self, number: u64) -> String {
+        format!("{}event/group/{:03}", self.run, number % GROUP_EVENTS)
+    }
+
+    /// Where the `number`th event is kept that a node has written of itself.
+    #[must_use]
+    pub fn node_event(&self, id: &str, number: u64) -> String {
+        format!("{}event/node/{id}/{}", self.run, number % NODE_EVENTS)
     }
 
     /// The node that `key` belongs to, of [`node`](Keys::node) or [`rank`](Keys::rank).

@@ -11,7 +11,7 @@
 //! - `leader`: what the one node does that plans the rounds.
 //! - `close`: how a run is closed, by a member or an operator.
 //! - `silence`: what may be concluded from a key that is gone. `context`: the way out, and what waits for an answer.
-//! - `record`, `keys`: what stands in etcd. `etcd`: the few words of etcd that the machine speaks.
+//! - `record`, `event`, `keys`: what stands in etcd. `etcd`: the few words of etcd that the machine speaks.
 //! - `settings`: what a run and a node are started with. `output`: what a node wants done, and what it has to tell.
 
 mod close;
@@ -20,6 +20,7 @@ mod context;
 mod departure;
 mod election;
 mod etcd;
+mod event;
 mod keys;
 mod leader;
 mod membership;
@@ -34,6 +35,9 @@ mod view;
 pub use close::{CloseRun, CloseStep};
 pub use etcd::{
     Condition, Entry, Event, Failure, Op, OpReply, Reply, Request, Txn, TxnReply, Update, Watched,
+};
+pub use event::{
+    EventRecord, Failed, Formed, GROUP_EVENTS, NAMED_MEMBERS, NAMED_NEWCOMERS, NODE_EVENTS, Newcomer, What,
 };
 pub use keys::Keys;
 pub use node::Node;

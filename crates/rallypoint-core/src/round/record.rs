@@ -212,9 +212,17 @@ pub struct RoundRecord {
     /// round before it died is not among them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub without: Vec<Lost>,
+    /// How many events of the group were written down: the next one goes where the oldest is.
+    #[serde(default, deserialize_with = "number", skip_serializing_if = "is_zero")]
+    pub events: u64,
     /// What a later version has added.
     #[serde(flatten)]
     pub more: BTreeMap<String, Value>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde has it so")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl RoundRecord {
@@ -232,6 +240,7 @@ impl RoundRecord {
             closed: None,
             news: News::default(),
             without: Vec::new(),
+            events: 0,
             more: BTreeMap::new(),
         }
     }

@@ -134,6 +134,8 @@ pub struct NodeConfig {
     pub about: String,
     /// See [`NodeRecord::since`](super::NodeRecord::since).
     pub since: u64,
+    /// The time of day, since 1970, when the machine's clock is at zero.
+    pub clock: Duration,
     /// What all nodes of the run must agree on.
     pub settings: RunSettings,
     /// See [`default_lease`].
@@ -155,6 +157,11 @@ impl NodeConfig {
         format!("{} {:x}", self.id, self.incarnation)
     }
 
+    /// The time of day, in milliseconds since 1970, when the machine's clock is at `now`.
+    pub(super) fn time_of_day(&self, now: Duration) -> u64 {
+        u64::try_from((self.clock + now).as_millis()).unwrap_or(u64::MAX)
+    }
+
     /// The node in a leader's key.
     #[must_use]
     pub fn leader_of(value: &str) -> &str {
@@ -173,6 +180,7 @@ impl NodeConfig {
             hint: String::new(),
             about: String::new(),
             since: 0,
+            clock: Duration::ZERO,
             settings,
             lease_ttl: default_lease(settings.max_nodes),
             run_ttl: DEFAULT_RUN_TTL,

@@ -1,4 +1,4 @@
-//! The promises that hold in every execution, checked at every step: 1 to 5 of the ten.
+//! The promises that hold in every execution, checked at every step: 1 to 5, and 12.
 //!
 //! What etcd holds is checked when it is written, and what the nodes report is checked against it.
 
@@ -12,6 +12,7 @@ use rallypoint_core::round::{
 
 use crate::etcd::{self, Etcd};
 use crate::process::Process;
+use crate::timeline;
 
 /// A promise that was broken, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -262,6 +263,7 @@ impl Check {
     fn written(&mut self, etcd: &Etcd, entry: &Entry) -> Result<(), Violation> {
         let record: RoundRecord = parse(entry)?;
         let before = std::mem::replace(&mut self.round, record.clone());
+        timeline::check(etcd, &self.keys, entry, &record, &before)?;
         promise!(3, record.round >= before.round, "after round {} came {}", before.round, record.round);
         if let Some(reason) = &before.closed {
             promise!(
@@ -502,7 +504,7 @@ fn nothing() -> RoundRecord {
     RoundRecord::without_round(0, None, 0)
 }
 
-fn parse<T: serde::de::DeserializeOwned>(entry: &Entry) -> Result<T, Violation> {
+pub(crate) fn parse<T: serde::de::DeserializeOwned>(entry: &Entry) -> Result<T, Violation> {
     serde_json::from_str(&entry.value).map_err(|error| Violation {
         promise: 1,
         what: format!("{} = {} cannot be read: {error}", entry.key, entry.value),

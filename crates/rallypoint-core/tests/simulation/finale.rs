@@ -272,6 +272,8 @@ pub(crate) fn end(world: &mut World, rng: &mut Rng) -> Result<(), Violation> {
     let over = world.run_while(world.now + MOMENT * 2, |world| world.living().next().is_some())?;
     promise!(4, over, "the run is closed, and not all are gone: {}", state(world));
     let mut left: Vec<&str> = world.etcd.prefix(RUN).map(|entry| entry.key.as_str()).collect();
+    // Its past is there for a while.
+    left.retain(|key| !key.starts_with(&world.keys.events()));
     // A lease that a snapshot brought back lives for its time.
     left.retain(|key| *key != world.keys.leader() || world.check.losses == 0);
     promise!(

@@ -18,6 +18,7 @@ mod process;
 mod scenarios;
 #[path = "../seeds/mod.rs"]
 mod seeds;
+mod timeline;
 mod truth;
 mod world;
 

@@ -21,7 +21,7 @@ impl World {
     pub(crate) fn operator_closes(&mut self, reason: &str) {
         self.trace(|| format!("an operator closes the run: {reason}"));
         self.check.operator_closes();
-        let close = CloseRun::by_operator(&self.keys, reason, self.setup.closed_ttl);
+        let close = CloseRun::by_operator(&self.keys, reason, self.setup.closed_ttl, 0);
         (self.operator.close, self.operator.outcome) = (Some(close), None);
         self.operator_goes_on(Duration::ZERO);
     }

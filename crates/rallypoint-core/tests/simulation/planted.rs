@@ -42,9 +42,11 @@ pub(crate) enum Planted {
     NobodyAsks,
     /// A write that was refused is sent again at once, many times.
     Spin,
+    /// What happened is not written down.
+    EventsUnwritten,
 }
 
-pub(crate) const ALL: [Planted; 14] = [
+pub(crate) const ALL: [Planted; 15] = [
     Planted::CommitUnfenced,
     Planted::RankFromAnyPlan,
     Planted::LostWakeUp,
@@ -59,6 +61,7 @@ pub(crate) const ALL: [Planted; 14] = [
     Planted::SeatsUnsaid,
     Planted::NobodyAsks,
     Planted::Spin,
+    Planted::EventsUnwritten,
 ];
 
 impl Planted {
@@ -76,6 +79,7 @@ impl Planted {
             Planted::NoGraceForNewcomers => &[7, 9],
             Planted::PlacesWithoutPrevious => &[7, 8],
             Planted::Spin => &[10],
+            Planted::EventsUnwritten => &[12],
             _ => &[4, 6, 7, 8, 9, 10],
         }
     }
@@ -149,6 +153,10 @@ impl Planted {
                         inner.otherwise.clear();
                     }
                 }
+            }
+            Planted::EventsUnwritten => {
+                let events = format!("{RUN}event/");
+                txn.then.retain(|op| !matches!(op, Op::Put { key, .. } if key.starts_with(&events)));
             }
             Planted::NobodyTidies if tidies(&txn) => {
                 txn.then.retain(|op| !matches!(op, Op::Delete(_) | Op::DeletePrefix(_)));

@@ -106,13 +106,15 @@ impl NativeHandler {
                 (identity.name.clone(), Some(identity))
             }
         };
+        let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let config = NodeConfig {
             incarnation: incarnation(),
             address: address.clone(),
             rack: settings.rack.clone(),
             hint: settings.hint.clone(),
             about: settings.about.clone(),
-            since: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            since: clock.as_secs(),
+            clock,
             lease_ttl: settings.lease,
             run_ttl: settings.run_ttl,
             closed_ttl: settings.closed_ttl,

@@ -2,7 +2,7 @@
 //!
 //! - [`NativeHandler`]: one node's side of a run.
 //! - [`NativeSettings`]: what it is started with.
-//! - [`runs`], [`status`], [`close`]: what an operator sees and can do, without being a node.
+//! - [`list`], [`status`], [`events`], [`close`]: what an operator sees and can do, without being a node.
 //!
 //! The decisions are made by [`rallypoint_core::round`]; `driver` carries them out.
 
@@ -17,8 +17,12 @@ mod translate;
 
 pub use handler::NativeHandler;
 pub(crate) use identity::local_address;
-pub use operator::{NodeState, NodeStatus, RunStatus, Unreadable, close, runs, status};
+pub use operator::{
+    Missing, NodeState, NodeStatus, RunRow, RunState, RunStatus, Unreadable, ask_leases, close, events,
+    events_prefix, list, runs, status,
+};
 pub use rallypoint_core::round::{Lost, MasterRecord, RankPolicy, RunSettings, Why, default_lease};
+pub use rallypoint_core::timeline::{Event, Span, SpanKind, Summary, spans};
 pub use settings::{
     DEFAULT_JOIN_TIMEOUT, DEFAULT_ROOT, LONGEST_NAME, NativeSettings, OPTIONS, check_run_id, run_prefix,
 };

@@ -14,8 +14,8 @@ use super::bench::{self, Bench};
 use super::dashboard::{self, Beside, Dashboard};
 use super::exit::{Problem, one_line, say};
 use super::gateway::{self, Gateway};
+use super::operator::{self, Close, Events, Status};
 use super::run::{self, Run};
-use super::status::{self, Close, Status};
 use super::variables::{self, Variable};
 use super::{LogFormat, advertised_url, failed, listen_address, serve, start_log};
 use crate::server::{Config, Server, Tls};
@@ -52,6 +52,7 @@ enum Command {
     Gateway(Gateway),
     Dashboard(Dashboard),
     Status(Status),
+    Events(Events),
     Close(Close),
     Bench(Bench),
     Completions(Completions),
@@ -156,9 +157,12 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, python: Option<Os
         }
         Command::Serve(options) => run_server(options),
         Command::Gateway(options) => gateway::gateway(options).unwrap_or_else(|problem| problem.report()),
-        Command::Dashboard(options) => dashboard::dashboard(options).unwrap_or_else(|problem| problem.report()),
-        Command::Status(options) => wait_for(status::status(&options)),
-        Command::Close(options) => wait_for(status::close(&options)),
+        Command::Dashboard(options) => {
+            dashboard::dashboard(options).unwrap_or_else(|problem| problem.report())
+        }
+        Command::Status(options) => wait_for(operator::status(&options)),
+        Command::Events(options) => wait_for(operator::events(&options)),
+        Command::Close(options) => wait_for(operator::close(&options)),
         Command::Bench(options) => bench::run(&options),
         Command::Man(Man { part }) => man(part.as_deref()),
         Command::Completions(Completions { shell }) => {

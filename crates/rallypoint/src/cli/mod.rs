@@ -6,8 +6,8 @@ mod connection;
 mod dashboard;
 mod exit;
 mod gateway;
+mod operator;
 mod run;
-mod status;
 mod ulimit;
 mod variables;
 

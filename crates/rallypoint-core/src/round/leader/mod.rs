@@ -270,10 +270,10 @@ impl Leader {
         }
         let start = match (view.known(), self.run_lease) {
             (Some(known), _) => {
-                let (round, lease) = (known.record.round, known.record.lease);
-                Start { round, modified: known.modified, lease }
+                let RoundRecord { round, lease, events, .. } = known.record;
+                Start { round, modified: known.modified, lease, events }
             }
-            (None, RunLease::New { lease, .. }) => Start { round: 0, modified: 0, lease },
+            (None, RunLease::New { lease, .. }) => Start { round: 0, modified: 0, lease, events: 0 },
             _ => return,
         };
         let writing = self.newsroom.is_writing();
@@ -294,7 +294,8 @@ impl Leader {
         if !self.newsroom.is_writing() {
             let (settings, lease) = (known.record.settings, known.record.lease);
             let round = self.roster.last_round().max(known.record.round);
-            let record = RoundRecord::without_round(round, settings, lease);
+            let events = known.record.events;
+            let record = RoundRecord { events, ..RoundRecord::without_round(round, settings, lease) };
             let when = known.stands(&context.keys.round());
             self.write_record(context, when, record);
         }

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use super::super::context::{Context, LeaderTask};
-use super::super::record::{News, RoundRecord};
+use super::super::event::{What, put_group_events};
+use super::super::record::{Lost, News, RoundRecord, Why};
 use super::super::view::View;
 use super::plan::Planner;
 use super::roster::Roster;
@@ -20,11 +21,13 @@ pub(super) struct Newsroom {
     writing: bool,
     /// When the waiting may be told again how far it is.
     progress_at: Duration,
+    /// The run's past has that this node leads.
+    announced: bool,
 }
 
 impl Newsroom {
     pub(super) fn new(now: Duration, nodes: usize) -> Self {
-        Newsroom { writing: false, progress_at: now + progress_interval(nodes) }
+        Newsroom { writing: false, progress_at: now + progress_interval(nodes), announced: false }
     }
 
     pub(super) fn is_writing(&self) -> bool {
@@ -45,8 +48,14 @@ impl Newsroom {
     }
 
     /// A group of so many was told something.
-    pub(super) fn told(&mut self, now: Duration, nodes: usize) {
+    fn told(&mut self, now: Duration, nodes: usize) {
         self.progress_at = now + progress_interval(nodes);
+    }
+
+    /// This node has formed a round.
+    pub(super) fn formed(&mut self, now: Duration, nodes: usize) {
+        self.told(now, nodes);
+        self.announced = true;
     }
 
     pub(super) fn timeout(&self, view: &View, roster: &Roster, planner: &Planner) -> Option<Duration> {
@@ -81,14 +90,41 @@ impl Newsroom {
         if !urgent && (context.now < self.progress_at || !progress) {
             return;
         }
-        let record = RoundRecord { news, ..known.record.clone() };
+        let mut events = happened(told, &news, context.config.lease_ttl);
+        // Who leads first is told by the round that it forms.
+        if !std::mem::replace(&mut self.announced, true) && known.record.has_round() {
+            events.insert(0, What::Leads);
+        }
+        let counted = known.record.events + events.len() as u64;
+        let record = RoundRecord { news, events: counted, ..known.record.clone() };
         let nodes = roster.ids().count().max(context.config.settings.min_nodes);
         self.told(context.now, nodes);
         self.writing = true;
         let when = known.stands(&context.keys.round());
-        let request = term.txn(context, when, vec![put_round(context, &record)]);
+        let mut then = put_group_events(context, &record, events);
+        then.push(put_round(context, &record));
+        let request = term.txn(context, when, then);
         term.send(context, LeaderTask::WriteRound(Box::new(record)), request);
     }
+}
+
+/// What has happened to the group since it was last told something.
+fn happened(told: &News, news: &News, lease: Duration) -> Vec<What> {
+    let mut events = Vec::new();
+    // One that asks for another round is the beginning of the end of this one. The others follow it.
+    let again = told.lost_count == 0;
+    let is_new = |lost: &&Lost| !told.lost.contains(lost) && (again || lost.why != Why::Again);
+    let lost: Vec<Lost> = news.lost.iter().filter(is_new).cloned().collect();
+    if !lost.is_empty() {
+        let count = news.lost_count.saturating_sub(told.lost_count).max(lost.len());
+        let died = lost.iter().any(|lost| lost.why == Why::Died);
+        let lease = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
+        events.push(What::Lost { lost, count, within_ms: died.then_some(lease) });
+    }
+    if (news.waiting > 0 && told.waiting == 0) || (news.spares > 0 && told.spares == 0) {
+        events.push(What::Waiting { waiting: news.waiting, spares: news.spares });
+    }
+    events
 }
 
 /// Whether the waiting could be told something new of how far it is.

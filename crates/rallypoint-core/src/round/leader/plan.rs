@@ -15,11 +15,12 @@ use std::time::Duration;
 
 use super::super::context::{Context, LeaderTask, Retry};
 use super::super::etcd::{Condition, Entry, Op, Request, TxnReply};
+use super::super::event::{Formed, NAMED_MEMBERS, NAMED_NEWCOMERS, Newcomer, What, put_group_events};
 use super::super::record::{
     MasterRecord, News, PreviousPlace, RECORD_VERSION, RankRecord, RoundRecord, Wants, json, parse,
 };
 use super::super::view::{KnownRound, got};
-use super::roster::{LastRound, Member, Roster};
+use super::roster::{LastRound, Member, Present, Roster};
 use super::term::{Term, put_round};
 
 /// Transactions under way at a time.
@@ -40,6 +41,8 @@ pub(super) struct Planner {
     untidy: bool,
     /// When a round with enough nodes waits no longer for more.
     last_call: Option<Duration>,
+    /// Since when nodes are ready for the next round.
+    gathering: Option<Duration>,
     /// What only the round before this one had a use for.
     outdated_store: Option<String>,
     /// The commit of a plan that was given up may be on its way, and nothing has been written since that would stop it.
@@ -68,6 +71,14 @@ struct Plan {
     next: usize,
     in_flight: usize,
     committing: bool,
+    /// What is told of it once it is complete, but for the time that this took.
+    formed: Formed,
+    begun: Duration,
+}
+
+/// From `then` to `now`.
+fn millis(now: Duration, then: Duration) -> u64 {
+    u64::try_from(now.saturating_sub(then).as_millis()).unwrap_or(u64::MAX)
 }
 
 /// What a plan follows on.
@@ -79,6 +90,8 @@ pub(super) struct Start {
     pub(super) modified: i64,
     /// The run's lease.
     pub(super) lease: i64,
+    /// The events that were written down by then.
+    pub(super) events: u64,
 }
 
 /// What a request of a plan has come to.
@@ -124,6 +137,14 @@ impl Plan {
         // An earlier plan may have been committed by a request that had no answer: its places must stand.
         let round = Condition::unchanged_since(context.keys.round(), self.last_modified);
         (vec![round, Condition::unchanged_since(context.keys.plan(), fence)], vec![put])
+    }
+
+    /// The round's record, and the event that it was formed.
+    fn put_round(&self, context: &Context<'_>) -> Vec<Op> {
+        let formed = Formed { placing_ms: millis(context.now, self.begun), ..self.formed.clone() };
+        let mut then = put_group_events(context, &self.record, vec![What::Formed(Box::new(formed))]);
+        then.push(put_round(context, &self.record));
+        then
     }
 
     /// The master is where it said it would be.
@@ -234,6 +255,7 @@ impl Planner {
         if self.plan.is_some() {
             return self.advance(context, term, roster, writing);
         }
+        self.gathering = (roster.joined() > 0).then(|| self.gathering.unwrap_or(context.now));
         let settings = &context.config.settings;
         let (joined, survivors, outstanding) = (roster.joined(), roster.survivors(), roster.outstanding());
         let enough = joined >= settings.min_nodes && roster.wants_a_round();
@@ -278,8 +300,10 @@ impl Planner {
             closed: None,
             news: News::default(),
             without: roster.gone(),
+            events: start.events + 1,
             more: BTreeMap::new(),
         };
+        let formed = self.formed(context, roster, &record, &nodes);
         let members = nodes.iter().enumerate();
         let members =
             members.map(|(rank, (id, node))| ((*id).clone(), Member::new(rank, node.record.incarnation)));
@@ -296,7 +320,38 @@ impl Planner {
             next: 0,
             in_flight: 0,
             committing: false,
+            formed,
+            begun: context.now,
         });
+    }
+
+    /// What is told of the round of that record.
+    fn formed(
+        &self,
+        context: &Context<'_>,
+        roster: &Roster,
+        record: &RoundRecord,
+        nodes: &[(&String, &Present)],
+    ) -> Formed {
+        // The last call begins when enough nodes are there.
+        let enough = self.last_call.map_or(context.now, |at| at.saturating_sub(context.config.last_call));
+        let gathering = self.gathering.unwrap_or(context.now);
+        let ranked = || nodes.iter().map(|(id, _)| *id).enumerate();
+        let newcomers = ranked().filter(|(_, id)| !roster.plan().is_empty() && roster.member(id).is_none());
+        Formed {
+            world_size: record.world_size,
+            master: record.master.clone(),
+            members: ranked().take(NAMED_MEMBERS).map(|(_, id)| id.clone()).collect(),
+            joined: newcomers
+                .take(NAMED_NEWCOMERS)
+                .map(|(rank, id)| Newcomer { node: id.clone(), rank })
+                .collect(),
+            gone: record.without.clone(),
+            spares: roster.joined().saturating_sub(record.world_size),
+            gathering_ms: millis(enough, gathering),
+            last_call_ms: millis(context.now, enough.max(gathering)),
+            placing_ms: 0,
+        }
     }
 
     fn advance(&mut self, context: &mut Context<'_>, term: Term, roster: &Roster, writing: bool) {
@@ -360,7 +415,7 @@ impl Planner {
         let (mut when, mut then) = plan.start(context, self.fence);
         when.extend(plan.master_stands(context));
         then.extend(plan.places(context, roster, 0));
-        then.push(put_round(context, &plan.record));
+        then.extend(plan.put_round(context));
         let request = term.txn(context, when, then);
         term.send(context, LeaderTask::Complete { plan: number }, request);
     }
@@ -375,7 +430,7 @@ impl Planner {
             Condition::Holds(context.keys.plan(), plan.record.plan.clone()),
         ];
         when.extend(plan.master_stands(context));
-        let request = term.txn(context, when, vec![put_round(context, &plan.record)]);
+        let request = term.txn(context, when, plan.put_round(context));
         term.send(context, LeaderTask::Commit { plan: number }, request);
     }
 
@@ -440,7 +495,7 @@ impl Planner {
                 None => return Planned::Refused(reply),
             }
         };
-        (self.last_call, self.untidy) = (None, true);
+        (self.last_call, self.gathering, self.untidy) = (None, None, true);
         self.retry.succeeded();
         if !plan.last_plan.is_empty() {
             self.outdated_store = Some(context.keys.store(plan.last_round, &plan.last_plan));

@@ -199,7 +199,7 @@ impl Leader {
             Planned::Complete(last, record, revision) => {
                 self.roster.begin(last);
                 self.roster.look_at_all();
-                self.newsroom.told(context.now, record.world_size);
+                self.newsroom.formed(context.now, record.world_size);
                 self.wrote(context, view, *record, revision);
             }
         }

@@ -1,0 +1,119 @@
+//! The events of a run in sentences.
+
+use std::time::Duration;
+
+use crate::endpoint::host_and_port;
+use crate::round::{EventRecord, Failed, Formed, Lost, What, Why};
+use crate::text::{brief, count, list, plain};
+
+/// What is said of an event. What nodes say of themselves is made harmless to a terminal.
+pub(super) fn sentence(event: &EventRecord) -> String {
+    let (by, round) = (plain(&event.by), event.round);
+    match &event.what {
+        What::Formed(formed) => of_round(round, formed),
+        What::Lost { lost, count, .. } => losses(lost, *count),
+        What::Waiting { waiting, spares } => waiting_or_spare(*waiting, *spares),
+        What::Leads => format!("{by} leads the run from now on"),
+        What::Failed(failed) => failure(failed),
+        What::Working => format!("the workers of round {round} were started"),
+        What::Stopped { why } => format!("the workers of round {round} have ended: {}", plain(why)),
+        What::Closed { reason } if by.is_empty() => {
+            format!("an operator closed the run: {}", plain(reason))
+        }
+        What::Closed { reason } => format!("{by} closed the run: {}", plain(reason)),
+        What::Joined { rank, world_size, waited_ms } => {
+            format!("in round {round} as node {rank} of {world_size}, after {}", millis(*waited_ms))
+        }
+        What::Changed { why } => plain(why),
+        What::Other => "something that a later version of Rallypoint knows".to_owned(),
+    }
+}
+
+fn of_round(round: u64, formed: &Formed) -> String {
+    let mut text =
+        format!("round {round} formed: {} in {}", count(formed.world_size, "node"), millis(formed.took_ms()));
+    let parts = [(formed.gathering_ms, "until enough were there"), (formed.last_call_ms, "of last call")];
+    let parts: Vec<String> = parts
+        .into_iter()
+        .filter(|(time, _)| *time >= 100 && *time < formed.took_ms())
+        .map(|(time, what)| format!("{} {what}", millis(time)))
+        .collect();
+    if !parts.is_empty() {
+        text.push_str(&format!(" ({})", parts.join(", ")));
+    }
+    if let Some(master) = &formed.master {
+        text.push_str(&format!(", master {}", plain(&host_and_port(&master.address, master.port))));
+    }
+    if !formed.gone.is_empty() {
+        text.push_str(&format!("; {}", losses(&formed.gone, formed.gone.len())));
+    }
+    for newcomer in formed.joined.iter().take(3) {
+        let before = formed.gone.iter().find(|gone| gone.rank == newcomer.rank);
+        let instead = before.map_or_else(String::new, |gone| format!(" in place of {}", plain(&gone.node)));
+        text.push_str(&format!("; {} is node {} now{instead}", plain(&newcomer.node), newcomer.rank));
+    }
+    if formed.joined.len() > 3 {
+        text.push_str(&format!("; {} more are new", formed.joined.len() - 3));
+    }
+    if formed.spares > 0 {
+        text.push_str(&format!("; {} by", stand(formed.spares, "spare")));
+    }
+    text
+}
+
+fn stand(number: usize, what: &str) -> String {
+    format!("{} {}", count(number, what), if number == 1 { "stands" } else { "stand" })
+}
+
+fn waiting_or_spare(waiting: usize, spares: usize) -> String {
+    let wait = |number| if number == 1 { "waits" } else { "wait" };
+    let waiting = (waiting > 0).then(|| format!("{} {} to get in", count(waiting, "node"), wait(waiting)));
+    let spares = (spares > 0).then(|| format!("{} by as spares", stand(spares, "node")));
+    list(&waiting.into_iter().chain(spares).collect::<Vec<_>>())
+}
+
+fn losses(lost: &[Lost], all: usize) -> String {
+    let mut parts: Vec<String> = lost
+        .iter()
+        .map(|lost| {
+            let what = match lost.why {
+                Why::Died => "died",
+                Why::Replaced => "was replaced by another process of that name",
+                Why::Left => "left",
+                Why::Again => "asks for a new round",
+                Why::Other => "is gone",
+            };
+            format!("node {} ({}) {what}", lost.rank, plain(&lost.node))
+        })
+        .collect();
+    if all > lost.len() {
+        parts.push(format!("{} more are gone or ask for a new round", all - lost.len()));
+    }
+    list(&parts)
+}
+
+fn failure(failed: &Failed) -> String {
+    let first = failed.message.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    let said =
+        if first.is_empty() { String::new() } else { format!(": {}", brief(&plain(first.trim()), 200)) };
+    format!("rank {} on {} failed with {}{said}", failed.rank, plain(&failed.host), plain(&failed.exit))
+}
+
+/// `0.4 s`, `12 s`, `3 min 4 s`.
+fn millis(millis: u64) -> String {
+    duration(Duration::from_millis(millis))
+}
+
+/// A time as people say it: `0.04 s`, `1.2 s`, `12 s`, `3 min 4 s`, `2 h 5 min`.
+#[must_use]
+pub(super) fn duration(time: Duration) -> String {
+    let seconds = time.as_secs_f64();
+    let whole = time.as_secs();
+    match whole {
+        _ if seconds < 0.1 => format!("{seconds:.2} s"),
+        0..10 => format!("{seconds:.1} s"),
+        10..60 => format!("{whole} s"),
+        60..3600 => format!("{} min {} s", whole / 60, whole % 60),
+        _ => format!("{} h {} min", whole / 3600, whole / 60 % 60),
+    }
+}

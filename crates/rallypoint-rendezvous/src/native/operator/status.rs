@@ -1,0 +1,288 @@
+//! A run, as it is now.
+
+use std::fmt;
+
+use futures::stream::{StreamExt as _, TryStreamExt as _};
+use rallypoint_core::round::{
+    Keys, Lost, MasterRecord, NodeConfig, NodeRecord, RankRecord, RoundRecord, RunSettings, Wants, Why,
+};
+use rallypoint_etcd::Result;
+use rallypoint_etcd::v3::Client;
+use serde::{Serialize, Serializer};
+
+use super::super::settings::run_prefix;
+use super::super::translate::read_all;
+use super::missing::{self, Missing};
+use super::round::{MOST_LOOKED_FOR, look_for};
+use super::{Unreadable, by_id, parse, readable};
+
+/// Leases whose time is asked for together.
+const LEASES_AT_A_TIME: usize = 32;
+
+/// A run, as it is now.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct RunStatus {
+    /// Its id.
+    pub run_id: String,
+    /// What it is doing.
+    pub state: RunState,
+    /// The nodes that wait for a round.
+    pub waiting: usize,
+    /// The nodes that there is no room for.
+    pub spares: usize,
+    /// The last completed round; 0 before the first.
+    pub round: u64,
+    /// The number of its members.
+    pub world_size: usize,
+    /// Its rank 0.
+    pub master: Option<MasterRecord>,
+    /// What its nodes were started with.
+    pub settings: Option<RunSettings>,
+    /// Why it is over, once it is.
+    pub closed: Option<String>,
+    /// Members of that round that are there no more, the first few. Who asks for a new round is none of them.
+    pub lost: Vec<Lost>,
+    /// The node that plans the rounds.
+    pub leader: Option<String>,
+    /// The run's own record cannot be read, and little else is known of it.
+    pub is_corrupt: bool,
+    /// What stands in etcd and is not what a node writes.
+    pub unreadable: Vec<Unreadable>,
+    /// Who is waited for, where that is known.
+    pub missing: Vec<Missing>,
+    /// The nodes that are there: members by rank, then the others in order of arrival.
+    pub nodes: Vec<NodeStatus>,
+}
+
+/// A node that is there.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct NodeStatus {
+    /// Its name.
+    pub node: String,
+    /// What it is to the run.
+    pub state: NodeState,
+    /// Its place in the last round.
+    pub rank: Option<usize>,
+    /// Where others reach it.
+    pub address: String,
+    /// Its rack.
+    pub rack: String,
+    /// What it says of itself.
+    pub about: String,
+    /// When it was started, in seconds since 1970, by its own clock.
+    pub since: u64,
+    /// Its lease in etcd.
+    #[serde(skip)]
+    pub lease: i64,
+    /// Seconds that are left of it, as it was last refreshed, once [`ask_leases`] has asked.
+    pub lease_left: Option<i64>,
+    /// Its place among the others, as it was told.
+    pub hint: String,
+    /// The revision at which it came.
+    pub arrived: i64,
+}
+
+/// What a node is to a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum NodeState {
+    /// In the last round. While the group meets again, it has not asked for the next one yet.
+    Member,
+    /// It asks for the next round.
+    Joining,
+    /// Not in the last round, and there is room for it.
+    Waiting,
+    /// Not in the last round, and there is no room for it.
+    Spare,
+    /// On its way out.
+    Leaving,
+}
+
+impl NodeState {
+    /// All that there are.
+    pub const ALL: [NodeState; 5] =
+        [NodeState::Member, NodeState::Joining, NodeState::Waiting, NodeState::Spare, NodeState::Leaving];
+}
+
+impl fmt::Display for NodeState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            NodeState::Member => "member",
+            NodeState::Joining => "joining",
+            NodeState::Waiting => "waiting",
+            NodeState::Spare => "spare",
+            NodeState::Leaving => "leaving",
+        })
+    }
+}
+
+impl RunStatus {
+    /// What a node is to the run, in words. While the nodes meet again, its members are those that have not asked for it yet.
+    #[must_use]
+    pub fn words(&self, node: &NodeStatus) -> String {
+        match node.state {
+            NodeState::Joining => format!("ready for round {}", self.round + 1),
+            NodeState::Member if self.state == RunState::MeetingAgain => {
+                format!("still in round {}", self.round)
+            }
+            state => state.to_string(),
+        }
+    }
+}
+
+/// What a run is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RunState {
+    /// Its nodes wait for each other, before the first round.
+    Meeting,
+    /// Its nodes are at work.
+    Running,
+    /// Nodes were lost, or wait to get in.
+    MeetingAgain,
+    /// It is over.
+    Closed,
+    /// No node is there, and nobody has closed it.
+    Abandoned,
+    /// What stands in etcd was not written by a node.
+    Unreadable,
+}
+
+impl RunState {
+    /// `there`: the nodes that are there.
+    pub(super) fn of(corrupt: bool, closed: bool, there: usize, round: u64, meets_again: bool) -> Self {
+        match round {
+            _ if corrupt => RunState::Unreadable,
+            _ if closed => RunState::Closed,
+            // What it has left is there for those who are started again.
+            _ if there == 0 => RunState::Abandoned,
+            0 => RunState::Meeting,
+            _ if meets_again => RunState::MeetingAgain,
+            _ => RunState::Running,
+        }
+    }
+}
+
+impl fmt::Display for RunState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            RunState::Meeting => "meeting",
+            RunState::Running => "running",
+            RunState::MeetingAgain => "meeting again",
+            RunState::Closed => "closed",
+            RunState::Abandoned => "abandoned",
+            RunState::Unreadable => "unreadable",
+        })
+    }
+}
+
+impl Serialize for RunState {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// How a run is; none if there is no such run.
+pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> {
+    let keys = Keys::new(&run_prefix(run_id));
+    let (_, group) = read_all(client, &keys.group()).await?;
+    let (_, nodes) = read_all(client, &keys.nodes()).await?;
+    let round = group.iter().find(|entry| entry.key == keys.round());
+    if round.is_none() && nodes.is_empty() {
+        return Ok(None);
+    }
+    let mut unreadable = Vec::new();
+    let round: Option<RoundRecord> = round.and_then(|entry| readable(entry, &mut unreadable));
+    let is_corrupt = !unreadable.is_empty();
+    let (_, places) = read_all(client, &keys.ranks()).await?;
+    let plan = round.as_ref().map(|round| round.plan.clone()).unwrap_or_default();
+    let ranks = by_id(&keys, &places);
+    let seat = |id: &str, incarnation| {
+        let (rank, of) = parse::<RankRecord>(ranks.get(id)?).ok()?.in_plan(&plan)?;
+        (of == incarnation && !plan.is_empty()).then_some(rank)
+    };
+    let completed = round.as_ref().map_or(0, |round| round.round);
+    let mut shown = Vec::new();
+    for entry in &nodes {
+        let Some(record) = readable::<NodeRecord>(entry, &mut unreadable) else { continue };
+        let id = keys.id_of(&entry.key).to_owned();
+        let rank = seat(&id, record.incarnation);
+        let state = match (record.wants, rank) {
+            (Wants::Leave, _) => NodeState::Leaving,
+            (Wants::Join, Some(_)) if record.round >= completed => NodeState::Joining,
+            (_, Some(_)) => NodeState::Member,
+            (_, None) if completed == 0 => NodeState::Joining,
+            (_, None) => NodeState::Waiting,
+        };
+        shown.push(NodeStatus {
+            node: id,
+            state,
+            rank,
+            address: record.address,
+            rack: record.rack,
+            about: record.about,
+            since: record.since,
+            lease: entry.lease,
+            lease_left: None,
+            hint: record.hint,
+            arrived: entry.create_revision,
+        });
+    }
+    shown.sort_by_key(|node| (node.rank.is_none(), node.rank, node.arrived));
+    if let Some(settings) = round.as_ref().and_then(|round| round.settings) {
+        let members = shown.iter().filter(|node| node.rank.is_some()).count();
+        let outside = shown.iter_mut().filter(|node| node.state == NodeState::Waiting);
+        for node in outside.skip(settings.max_nodes.saturating_sub(members)) {
+            node.state = NodeState::Spare;
+        }
+    }
+    let leader = group
+        .iter()
+        .find(|entry| entry.key == keys.leader())
+        .map(|entry| NodeConfig::leader_of(&entry.value).to_owned());
+    let round = round.unwrap_or_else(|| RoundRecord::without_round(0, None, 0));
+    let mut lost = round.news.lost;
+    lost.retain(|lost| lost.why != Why::Again || shown.iter().all(|node| node.node != lost.node));
+    if nodes.is_empty() && round.closed.is_none() && round.world_size <= MOST_LOOKED_FOR {
+        // Nobody was left to tell of the last that went.
+        look_for(&mut lost, &keys, &plan, &places, |_| false);
+        lost.sort_by_key(|lost| lost.rank);
+    }
+    let count = |state| shown.iter().filter(|node: &&NodeStatus| node.state == state).count();
+    let waiting = count(NodeState::Waiting) + count(NodeState::Joining);
+    let spares = count(NodeState::Spare);
+    let meets_again = round.round > 0 && (count(NodeState::Joining) > 0 || !lost.is_empty());
+    let state = RunState::of(is_corrupt, round.closed.is_some(), shown.len(), round.round, meets_again);
+    let min_nodes = round.settings.map_or(0, |settings| settings.min_nodes);
+    let missing = missing::missing(state, round.round, min_nodes, &lost, &shown);
+    Ok(Some(RunStatus {
+        run_id: run_id.to_owned(),
+        state,
+        waiting,
+        spares,
+        missing,
+        round: round.round,
+        world_size: round.world_size,
+        master: round.master,
+        settings: round.settings,
+        closed: round.closed,
+        lost,
+        leader,
+        is_corrupt,
+        unreadable,
+        nodes: shown,
+    }))
+}
+
+/// Asks how much is left of each node's lease: one request for each.
+pub async fn ask_leases(client: &Client, status: &mut RunStatus) -> Result<()> {
+    let left = status.nodes.iter().map(|node| client.lease_left(node.lease));
+    let left: Vec<Option<i64>> = futures::stream::iter(left).buffered(LEASES_AT_A_TIME).try_collect().await?;
+    for (node, left) in status.nodes.iter_mut().zip(left) {
+        node.lease_left = left;
+    }
+    Ok(())
+}

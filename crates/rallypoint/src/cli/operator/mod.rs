@@ -1,0 +1,62 @@
+//! What an operator asks of an etcd: `rallypoint status`, `events` and `close`.
+
+mod close;
+mod events;
+mod status;
+mod table;
+
+use std::io::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rallypoint_etcd::v3::{Client, KeyRange, Watch, revision_of};
+use rallypoint_rendezvous::native::DEFAULT_ROOT;
+
+pub(super) use self::close::{Close, close};
+pub(super) use self::events::{Events, events};
+pub(super) use self::status::{Status, status};
+use super::exit::{EndpointFlags, NO_SERVER, Problem, advice, chain};
+
+/// No such run on this etcd.
+const NO_RUN: u8 = 1;
+
+/// All changes from now on.
+async fn watch(client: &Client, range: KeyRange) -> rallypoint_etcd::Result<Watch> {
+    let options = range.get_options().with_count_only();
+    let answer = client.get(DEFAULT_ROOT, Some(options)).await?;
+    Ok(client.watch(range, revision_of(answer.header())? + 1))
+}
+
+fn failed(error: &rallypoint_etcd::Error) -> Problem {
+    let advice = match error.is_transient() {
+        true => "",
+        false => advice(Some(error), EndpointFlags::Operator),
+    };
+    Problem::new(NO_SERVER, format!("{}{advice}", chain(error)))
+}
+
+fn no_such_run(run: &str) -> Problem {
+    Problem::new(
+        NO_RUN,
+        format!(
+            "there is no run {run:?} on this etcd; `rallypoint status` lists those there are: runs of the backend rallypoint, and no others"
+        ),
+    )
+}
+
+fn print(text: &str, redraw: bool) {
+    let clear = if redraw { "\x1b[2J\x1b[H" } else { "" };
+    let mut out = std::io::stdout().lock();
+    // Nobody reads any more, which is no fault of the run.
+    let _ = write!(out, "{clear}{text}").and_then(|()| out.flush());
+}
+
+fn json(value: &impl serde::Serialize, one_line: bool) -> Result<String, Problem> {
+    let text = if one_line { serde_json::to_string(value) } else { serde_json::to_string_pretty(value) };
+    text.map(|text| text + "\n").map_err(|error| Problem::new(NO_RUN, error.to_string()))
+}
+
+/// Milliseconds since 1970.
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
