@@ -108,7 +108,7 @@ mod tests {
         let node = |n: usize| serde_json::json!({"node": format!("gpu-{n:05}"), "state": "member", "rank": n,
             "address": format!("10.0.{}.{}", n / 256, n % 256), "rack": format!("r{}", n / 32), "about": "8 x H100", "since": 1_700_000_000});
         let event = |n: usize| serde_json::json!({"revision": n + 1, "at_ms": 1_700_000_000_000_u64 + n as u64, "by": "gpu-00000",
-            "round": n, "event": "formed", "text": format!("round {n} has formed"), "world_size": nodes});
+            "round": n, "event": "failed", "text": format!("rank {n} failed")});
         let nodes: Vec<_> = (0..nodes).map(node).collect();
         let events: Vec<_> = (0..events).map(event).collect();
         let run = serde_json::json!({"run_id": "job42", "state": "running", "round": 1, "world_size": nodes.len(), "nodes": nodes, "events": events});

@@ -12,6 +12,9 @@ use serde_json::Value;
 /// How long late nodes learn that a run is over.
 const CLOSED_MARK: Duration = Duration::from_secs(600);
 
+/// A moment that no run sees.
+const FOR_EVER: u64 = u64::MAX;
+
 /// A run, and what has happened in it. Of what is written there only these fields are ever shown.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
@@ -32,6 +35,16 @@ pub(crate) struct Seen {
     pub(crate) nodes: Vec<Node>,
     pub(crate) events: Vec<Event>,
     pub(crate) summary: Option<Summary>,
+    #[serde(skip)]
+    pub(crate) parts: Vec<Part>,
+}
+
+/// A part of the run's time.
+#[derive(Debug, Clone)]
+pub(crate) struct Part {
+    pub(crate) span: native::Span,
+    /// None while it goes on.
+    pub(crate) to_ms: Option<u64>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -97,19 +110,7 @@ pub(crate) struct Event {
     pub(crate) text: String,
     // Of some kinds alone; the page is told of them otherwise.
     #[serde(skip_serializing)]
-    pub(crate) world_size: usize,
-    #[serde(skip_serializing)]
-    pub(crate) gathering_ms: u64,
-    #[serde(skip_serializing)]
-    pub(crate) last_call_ms: u64,
-    #[serde(skip_serializing)]
-    pub(crate) placing_ms: u64,
-    #[serde(skip_serializing)]
     pub(crate) lost: Vec<Lost>,
-    #[serde(skip_serializing)]
-    pub(crate) rank: Option<usize>,
-    #[serde(skip_serializing)]
-    pub(crate) host: String,
     #[serde(skip_serializing)]
     pub(crate) message: String,
     #[serde(skip_serializing)]
@@ -137,8 +138,8 @@ pub(crate) struct Row {
     pub(crate) state: String,
     pub(crate) round: u64,
     pub(crate) nodes: usize,
-    pub(crate) min_nodes: usize,
-    pub(crate) max_nodes: usize,
+    pub(crate) min_nodes: Option<usize>,
+    pub(crate) max_nodes: Option<usize>,
     pub(crate) waiting: usize,
     pub(crate) spares: usize,
     pub(crate) closed: Option<String>,
@@ -146,44 +147,20 @@ pub(crate) struct Row {
 
 /// All runs.
 pub(crate) async fn runs(client: &Client) -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
-    for id in native::runs(client).await? {
-        let Some(seen) = run(client, &id).await? else { continue };
-        let settings = seen.settings.unwrap_or_default();
-        rows.push(Row {
-            run_id: id,
-            state: seen.state,
-            round: seen.round,
-            nodes: seen.nodes.len(),
-            min_nodes: settings.min_nodes,
-            max_nodes: settings.max_nodes,
-            waiting: seen.waiting,
-            spares: seen.spares,
-            closed: seen.closed,
-        });
-    }
-    Ok(rows)
+    understood(serde_json::to_value(native::list(client).await?))
 }
 
 /// One run with its timeline; none if there is no such run.
 pub(crate) async fn run(client: &Client, id: &str) -> Result<Option<Seen>> {
     let Some(status) = native::status(client, id).await? else { return Ok(None) };
+    let events = native::events(client, id).await?;
     let mut seen: Seen = understood(serde_json::to_value(&status))?;
-    seen.waiting = seen.nodes.iter().filter(|node| ["waiting", "joining"].contains(&&*node.state)).count();
-    seen.spares = seen.nodes.iter().filter(|node| node.state == "spare").count();
-    seen.state = state(&seen).to_owned();
+    let open = |span: native::Span| Part { to_ms: (span.to_ms < FOR_EVER).then_some(span.to_ms), span };
+    seen.parts = native::spans(&events, Some(FOR_EVER)).into_iter().map(open).collect();
+    // Without what goes on: that grows by itself, and is added by whoever shows it.
+    seen.summary = understood(serde_json::to_value(native::Summary::of(&events, None)))?;
+    seen.events = understood(serde_json::to_value(&events))?;
     Ok(Some(seen))
-}
-
-fn state(seen: &Seen) -> &'static str {
-    let joining = seen.nodes.iter().any(|node| node.state == "joining");
-    match () {
-        () if seen.closed.is_some() => "closed",
-        () if seen.nodes.is_empty() => "abandoned",
-        () if seen.round == 0 => "meeting",
-        () if joining || !seen.lost.is_empty() => "meeting again",
-        () => "running",
-    }
 }
 
 /// Ends a run for all its nodes. None if there is no such run, false if it was over already.

@@ -272,11 +272,15 @@ fn missing(seen: &Seen) -> Option<WhoIsMissing> {
         .take(NAMED)
         .map(|missing| Missing { node: name(&missing.node), why: line(&missing.why, WORDS) })
         .collect();
-    let of = needed.max(seen.nodes.len() + lack);
     let verb = if lack == 1 { "is" } else { "are" };
-    let mut text = format!("{lack} of {} {verb} missing", count(of, "node"));
+    // Of those who meet again some are there, and have not stopped their workers yet.
+    let (of, what) = match seen.round {
+        0 => (needed.max(seen.nodes.len() + lack), "missing".to_owned()),
+        round => (seen.world_size.max(lack), format!("not ready for round {}", round + 1)),
+    };
+    let mut text = format!("{lack} of {} {verb} {what}", count(of, "node"));
     if nodes.is_empty() {
-        text.push_str("; they have not said their names yet");
+        text.push_str(&format!("; {}", if lack == 1 { "its name is not known" } else { "their names are not known" }));
     } else {
         let named: Vec<&str> = nodes.iter().take(8).map(|missing| missing.node.as_str()).collect();
         text.push_str(&format!(": {}", named.join(", ")));
@@ -336,4 +340,70 @@ fn lost(lost: &Lost) -> Lost {
 
 fn unreadable(unreadable: &Unreadable) -> Unreadable {
     Unreadable { key: line(&unreadable.key, WORDS), problem: line(&unreadable.problem, WORDS) }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn head(run: serde_json::Value) -> Head {
+        RunView::of(serde_json::from_value(run).unwrap()).head
+    }
+
+    fn nodes(names: impl IntoIterator<Item = usize>) -> Vec<serde_json::Value> {
+        names.into_iter().map(|n| json!({"node": format!("gpu-{n:03}"), "state": "joining"})).collect()
+    }
+
+    #[test]
+    fn who_is_missing_of_64_is_said_in_one_line() {
+        let settings = json!({"min_nodes": 64, "max_nodes": 64});
+        let run = |missing| json!({"state": "meeting", "settings": settings, "nodes": nodes((0..64).filter(|n| *n != 17)), "missing": missing});
+        let named = head(run(json!([{"node": "gpu-017", "why": "the others count from gpu-000 to gpu-063"}])));
+        assert_eq!(named.missing.unwrap().text, "1 of 64 nodes is missing: gpu-017");
+        let nameless = head(run(json!([])));
+        assert_eq!(nameless.missing.unwrap().text, "1 of 64 nodes is missing; its name is not known");
+        assert_eq!(nameless.headline, "The first round is being formed: 63 nodes are here; it needs 64.");
+    }
+
+    #[test]
+    fn those_who_meet_again_are_waited_for_and_not_missing() {
+        let missing: Vec<_> = (0..10).map(|n| json!({"node": format!("gpu-{n}"), "why": "still in round 3"})).collect();
+        let run = json!({"state": "meeting again", "round": 3, "world_size": 12, "nodes": nodes(0..2), "missing": missing});
+        let text = head(run).missing.unwrap().text;
+        assert!(text.starts_with("10 of 12 nodes are not ready for round 4: gpu-0, gpu-1,"), "{text}");
+        assert!(text.ends_with("gpu-7 and 2 more"), "{text}");
+    }
+
+    #[test]
+    fn a_round_ended_for_the_first_cause_and_that_is_a_failure_before_a_loss() {
+        let event = |revision: u64, round, kind, text| json!({"revision": revision, "round": round, "event": kind, "text": text, "traceback": "Traceback\n  here"});
+        let run = json!({"state": "running", "round": 4, "nodes": nodes(0..2), "events": [
+            event(1, 2, "failed", "an older one"),
+            event(2, 3, "lost", "node 1 asks for a new round"),
+            event(3, 3, "failed", "rank 5 failed"),
+            event(4, 3, "failed", "another"),
+            event(5, 3, "stopped", "the workers have ended"),
+            event(6, 4, "formed", "round 4 formed"),
+        ]});
+        let head = head(run);
+        let ended = head.ended.unwrap();
+        assert_eq!((&*ended.title, &*ended.text), ("Why round 3 ended", "rank 5 failed"));
+        assert_eq!(head.failure.unwrap().traceback, "Traceback\n  here");
+    }
+
+    #[test]
+    fn what_nodes_say_is_bounded_and_harmless_in_all_places() {
+        let long = format!("<script>\u{202e}{}", "x".repeat(20_000));
+        let run = json!({"run_id": long, "state": "running", "closed": long, "leader": long, "round": 1,
+            "master": {"node": long, "address": long, "port": 1}, "lost": [{"node": long, "rank": 0, "why": long}],
+            "unreadable": [{"key": long, "problem": long}], "missing": [{"node": long, "why": long}],
+            "nodes": [{"node": long, "state": "member", "address": long, "rack": long, "about": long}],
+            "events": [{"revision": 1, "round": 1, "event": "failed", "text": long, "by": long, "message": long, "traceback": long}]});
+        let view = RunView::of(serde_json::from_value(run).unwrap());
+        let sent = serde_json::to_string(&(&view.head, &view.events, &view.nodes.values().collect::<Vec<_>>())).unwrap();
+        assert!(!sent.contains('\u{202e}') && sent.contains("<script>"), "turned around");
+        assert!(sent.len() < 20_000, "{} bytes", sent.len());
+    }
 }

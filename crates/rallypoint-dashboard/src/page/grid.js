@@ -82,7 +82,8 @@ export class Grid {
   /** Those who are expected or were there, and of whom etcd has no record: as they are told of. */
   #absent(touched) {
     const wanted = new Map();
-    for (const { node, why } of this.#head.missing?.nodes ?? []) wanted.set(`missing ${node}`, { node, state: "missing", about: why, key: MISSING });
+    const known = (node) => this.#cells.get(node)?.absent === false || this.#head.lost?.some((lost) => lost.node === node);
+    for (const { node, why } of this.#head.missing?.nodes ?? []) if (!known(node)) wanted.set(`missing ${node}`, { node, state: "missing", about: why, key: MISSING });
     for (const { node, rank, why } of this.#head.lost ?? []) wanted.set(`lost ${node}`, { node, rank, state: why, key: LOST });
     for (const [name, cell] of this.#cells) {
       if (cell.absent && !wanted.has(name)) this.#remove(name, touched);

@@ -56,7 +56,7 @@ function row(run) {
   const number = (value, zero = "") => el("td", { class: "number" }, value ? String(value) : zero);
   const anchor = el("a", { href: `./?run=${encodeURIComponent(run.id)}`, "data-link": "" }, el("bdi", {}, run.run_id));
   anchor.dataset.run = run.id;
-  const needs = run.min_nodes === run.max_nodes ? `${run.min_nodes || ""}` : `${run.min_nodes}–${run.max_nodes}`;
+  const needs = run.min_nodes === null || run.min_nodes === run.max_nodes ? `${run.min_nodes || ""}` : `${run.min_nodes}–${run.max_nodes}`;
   const why = run.closed ? el("span", { class: "reason" }, el("bdi", {}, run.closed)) : null;
   return el(
     "tr",
