@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -143,15 +144,28 @@ class Launcher:
             self.process = subprocess.Popen([*command, str(self.PROGRAM), str(folder / name)], stdout=log, stderr=log)
 
     def kill(self) -> None:
-        """As if the machine were gone."""
-        self.process.kill()
+        """As if the machine were gone: with all it has started, so that nobody is left to say goodbye for it."""
+        family = descendants(self.process.pid)
+        for signal_number in (signal.SIGSTOP, signal.SIGKILL):
+            for process in [self.process.pid, *family]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal_number)
         self.process.wait()
 
     def stop(self) -> None:
+        self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.terminate()
             self.process.wait(timeout=15)
+            return
         self.kill()
+
+
+def descendants(parent: int) -> list[int]:
+    """The children of a process, theirs, and so on."""
+    with contextlib.suppress(FileNotFoundError):
+        children = [int(child) for task in pathlib.Path(f"/proc/{parent}/task").iterdir() for child in (task / "children").read_text().split()]
+        return [found for child in children for found in (child, *descendants(child))]
+    return []
 
 
 def wait_for_text(page, selector: str, text: str, seconds: float = 30) -> None:

@@ -145,6 +145,21 @@ pub(crate) struct Row {
     pub(crate) closed: Option<String>,
 }
 
+impl From<native::NodeStatus> for Node {
+    fn from(node: native::NodeStatus) -> Self {
+        Node {
+            node: node.node,
+            state: node.state.to_string(),
+            rank: node.rank,
+            address: node.address,
+            rack: node.rack,
+            about: node.about,
+            since: node.since,
+            arrived: node.arrived,
+        }
+    }
+}
+
 /// All runs.
 pub(crate) async fn runs(client: &Client) -> Result<Vec<Row>> {
     understood(serde_json::to_value(native::list(client).await?))
@@ -152,9 +167,12 @@ pub(crate) async fn runs(client: &Client) -> Result<Vec<Row>> {
 
 /// One run with its timeline; none if there is no such run.
 pub(crate) async fn run(client: &Client, id: &str) -> Result<Option<Seen>> {
-    let Some(status) = native::status(client, id).await? else { return Ok(None) };
+    let Some(mut status) = native::status(client, id).await? else { return Ok(None) };
+    // There may be ten thousand, too many to be written as JSON and read again.
+    let nodes = std::mem::take(&mut status.nodes);
     let events = native::events(client, id).await?;
     let mut seen: Seen = understood(serde_json::to_value(&status))?;
+    seen.nodes = nodes.into_iter().map(Node::from).collect();
     let open = |span: native::Span| Part { to_ms: (span.to_ms < FOR_EVER).then_some(span.to_ms), span };
     seen.parts = native::spans(&events, Some(FOR_EVER)).into_iter().map(open).collect();
     // Without what goes on: that grows by itself, and is added by whoever shows it.

@@ -1,6 +1,6 @@
 //! What the page shows of a run: all words are made here, and all that nodes wrote is made fit to be shown.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use rallypoint_core::endpoint::host_and_port;
 use rallypoint_core::text::{are, count};
@@ -261,34 +261,37 @@ fn missing(seen: &Seen) -> Option<WhoIsMissing> {
     if !["meeting", "meeting again"].contains(&&*seen.state) {
         return None;
     }
+    // Some of those who are waited for are there, and have not stopped their workers yet.
+    let there: HashSet<&str> = seen.nodes.iter().map(|node| node.node.as_str()).collect();
+    let absent: Vec<&Missing> =
+        seen.missing.iter().filter(|missing| !there.contains(missing.node.as_str())).collect();
+    let late = seen.nodes.iter().filter(|node| node.state == "member").count();
     let needed = seen.settings.as_ref().map_or(0, |needs| needs.min_nodes);
-    let lack = needed.saturating_sub(seen.nodes.len()).max(seen.missing.len());
-    if lack == 0 {
-        return None;
-    }
-    let nodes: Vec<Missing> = seen
-        .missing
-        .iter()
-        .take(NAMED)
-        .map(|missing| Missing { node: name(&missing.node), why: line(&missing.why, WORDS) })
-        .collect();
-    let verb = if lack == 1 { "is" } else { "are" };
-    // Of those who meet again some are there, and have not stopped their workers yet.
-    let (of, what) = match seen.round {
-        0 => (needed.max(seen.nodes.len() + lack), "missing".to_owned()),
-        round => (seen.world_size.max(lack), format!("not ready for round {}", round + 1)),
-    };
-    let mut text = format!("{lack} of {} {verb} {what}", count(of, "node"));
-    if nodes.is_empty() {
-        text.push_str(&format!("; {}", if lack == 1 { "its name is not known" } else { "their names are not known" }));
-    } else {
-        let named: Vec<&str> = nodes.iter().take(8).map(|missing| missing.node.as_str()).collect();
-        text.push_str(&format!(": {}", named.join(", ")));
-        if lack > named.len() {
+    let lack = needed.saturating_sub(seen.nodes.len()).max(absent.len());
+    let of = if seen.round == 0 { needed.max(seen.nodes.len() + lack) } else { seen.world_size.max(lack) };
+    let mut text = String::new();
+    if lack > 0 {
+        let verb = if lack == 1 { "is" } else { "are" };
+        text = format!("{lack} of {} {verb} missing", count(of, "node"));
+        let named: Vec<String> = absent.iter().take(8).map(|missing| name(&missing.node)).collect();
+        if named.is_empty() {
+            let whose = if lack == 1 { "its name is" } else { "their names are" };
+            text.push_str(&format!("; {whose} not known"));
+        } else {
+            text.push_str(&format!(": {}", named.join(", ")));
+        }
+        if lack > named.len() && !named.is_empty() {
             text.push_str(&format!(" and {} more", lack - named.len()));
         }
     }
-    Some(WhoIsMissing { text, nodes })
+    if late > 0 {
+        let of = if lack > 0 { String::new() } else { format!(" of {of}") };
+        let between = if lack > 0 { ". " } else { "" };
+        let verb = if late == 1 { "has" } else { "have" };
+        text.push_str(&format!("{between}{late}{of} {verb} yet to leave round {}", seen.round));
+    }
+    let shown = |missing: &&Missing| Missing { node: name(&missing.node), why: line(&missing.why, WORDS) };
+    (!text.is_empty()).then(|| WhoIsMissing { text, nodes: absent.iter().take(NAMED).map(shown).collect() })
 }
 
 /// Why the last round that ended did: the first cause that was told of it.
@@ -368,12 +371,23 @@ mod tests {
     }
 
     #[test]
-    fn those_who_meet_again_are_waited_for_and_not_missing() {
-        let missing: Vec<_> = (0..10).map(|n| json!({"node": format!("gpu-{n}"), "why": "still in round 3"})).collect();
-        let run = json!({"state": "meeting again", "round": 3, "world_size": 12, "nodes": nodes(0..2), "missing": missing});
-        let text = head(run).missing.unwrap().text;
-        assert!(text.starts_with("10 of 12 nodes are not ready for round 4: gpu-0, gpu-1,"), "{text}");
-        assert!(text.ends_with("gpu-7 and 2 more"), "{text}");
+    fn those_who_meet_again_are_waited_for_and_only_those_who_are_gone_are_missing() {
+        let missing = |names: std::ops::Range<usize>| -> Vec<_> {
+            names.map(|n| json!({"node": format!("gpu-{n:03}"), "why": "of round 3"})).collect()
+        };
+        let text = |there, late, gone| {
+            let mut nodes = nodes(0..there);
+            nodes.iter_mut().take(late).for_each(|node| node["state"] = "member".into());
+            let run = json!({"state": "meeting again", "round": 3, "world_size": 12, "nodes": nodes, "missing": missing(0..gone)});
+            head(run).missing.map(|missing| (missing.text, missing.nodes.len()))
+        };
+        let said = |text: &str, named| Some((text.to_owned(), named));
+        assert_eq!(text(11, 11, 12), said("1 of 12 nodes is missing: gpu-011. 11 have yet to leave round 3", 1));
+        assert_eq!(text(12, 1, 1), said("1 of 12 has yet to leave round 3", 0));
+        let (many, named) = text(2, 2, 12).unwrap();
+        assert!(many.starts_with("10 of 12 nodes are missing: gpu-002, ") && many.contains("gpu-009 and 2 more. 2 have"), "{many}");
+        assert_eq!(named, 10);
+        assert_eq!(text(12, 0, 0), None);
     }
 
     #[test]

@@ -127,7 +127,7 @@ export class Grid {
     const state = KNOWN.includes(node.state) ? node.state : "other";
     const master = !cell.absent && this.#isMaster(node);
     const leader = !cell.absent && node.node === this.#head.leader;
-    const look = `cell ${state}${master ? " master" : ""}${leader ? " leader" : ""}`;
+    const look = `cell ${state}${master ? " master" : ""}${leader ? " leader" : ""}${node.rank === undefined ? " unranked" : ""}`;
     const rank = node.rank === undefined ? "" : `rank ${node.rank}, `;
     const rack = node.rack ? `, rack ${node.rack}` : "";
     const label = `${rank}${node.node}, ${this.words(node)}${rack}`;
@@ -136,7 +136,8 @@ export class Grid {
       cell.label = label;
       element.setAttribute("aria-label", label);
     }
-    const shown = node.state === "missing" ? "?" : node.rank === undefined ? "·" : String(node.rank);
+    // Before there are ranks, the number that most names end with.
+    const shown = node.rank === undefined ? (/\d{1,3}$/.exec(node.node)?.[0] ?? "·") : String(node.rank);
     say(element, shown);
     this.#fade(cell);
   }

@@ -1,7 +1,7 @@
 // One run: what goes on, who is missing, its nodes, its past.
 
 import { askToClose } from "./close.js";
-import { el, moment, say, span, speak } from "./dom.js";
+import { el, moment, now, say, span, speak } from "./dom.js";
 import { Grid } from "./grid.js";
 import { badge } from "./runs.js";
 import { NodeTable } from "./table.js";
@@ -103,12 +103,15 @@ export class RunPage {
     if (!this.#table.root.hidden) this.#fill();
     if (afresh || events.length) this.#listEvents();
     if (timeline) this.#picture.show(timeline, new Map(this.#events.map((event) => [event.revision, event.text])));
-    if (head && nodes.length + gone.length) this.#filter();
+    if (head || timeline) this.#showFigures();
+    if (nodes.length + gone.length && this.#search.value) this.#filter();
     this.#tell(before, afresh ? [] : events);
   }
 
   tick() {
-    if (this.#picture.goesOn) this.#picture.draw();
+    if (!this.#picture.open) return;
+    this.#picture.draw();
+    this.#showFigures();
   }
 
   /** To a screen reader: only what changes the picture. */
@@ -127,7 +130,6 @@ export class RunPage {
     this.#showClose();
     this.#showMissing(head.missing);
     this.#showEnd(head);
-    this.#showFigures(head);
     this.#showLegend(head);
     this.#unreadable.hidden = head.unreadable?.length ? false : true;
     this.#unreadable.replaceChildren(
@@ -167,32 +169,46 @@ export class RunPage {
     this.#ended.replaceChildren(...parts);
   }
 
-  #showFigures(head) {
-    const { summary } = head;
+  #showFigures() {
+    const head = this.#head;
     const needs = head.min_nodes === head.max_nodes ? `${head.max_nodes}` : `${head.min_nodes}–${head.max_nodes}`;
     const figures = [
-      ["Round", head.round ? String(head.round) : "–"],
+      ["Round", head.round ? String(head.round) : "–", ""],
       ["Nodes", String(head.present), head.max_nodes ? `needs ${needs}` : ""],
       ["Spares", String(head.spares), head.waiting ? `${head.waiting} waiting` : ""],
+      ...this.#times(),
     ];
-    if (summary) {
-      const lost = summary.forming_ms + summary.regaining_ms;
-      if (typeof summary.working_share === "number" && summary.total_ms) {
-        const share = summary.working_share * 100;
-        figures.push(["At work", `${share >= 99.95 || share < 10 ? share.toFixed(0) : share.toFixed(1)} %`, span(summary.working_ms)]);
-      }
-      figures.push(["Time lost", span(lost), summary.regaining_ms ? `${span(summary.regaining_ms)} to meet again` : ""]);
-      figures.push(["Deaths", String(summary.deaths)], ["Failures", String(summary.failures)]);
-    }
     if (head.master) figures.push(["Master ★", head.master.node || "rank 0", head.master.address, head.master.node]);
     if (head.leader) figures.push(["Leader ◆", head.leader, "plans the rounds", head.leader]);
-    const shown = figures.map(([name, value, note, node]) => {
-      const figure = el("dd", {}, node ? this.#jump(node, value) : el("bdi", {}, value), note ? el("small", {}, el("bdi", {}, note)) : null);
-      return el("div", { class: node ? "wide" : "" }, el("dt", {}, name), figure);
+    const names = figures.map(([name, , , node]) => `${name} ${node ?? ""}`).join();
+    if (this.#figures.dataset.names !== names) {
+      this.#figures.dataset.names = names;
+      const shown = figures.map(([name, value, , node]) => el("div", { class: node ? "wide" : "" }, el("dt", {}, name), el("dd", {}, node ? this.#jump(node, value) : el("bdi"), el("small", {}, el("bdi")))));
+      this.#figures.replaceChildren(...shown);
+    }
+    figures.forEach(([, value, note, node], index) => {
+      const [figure, small] = this.#figures.children[index].lastChild.children;
+      if (!node) say(figure, value);
+      say(small.firstChild, note);
     });
-    const focused = this.#figures.contains(document.activeElement) ? document.activeElement.dataset.node : undefined;
-    this.#figures.replaceChildren(...shown);
-    if (focused !== undefined) [...this.#figures.querySelectorAll("button")].find((button) => button.dataset.node === focused)?.focus();
+  }
+
+  /** What the time went into, with what goes on now. */
+  #times() {
+    const { summary } = this.#head;
+    if (!summary) return [];
+    const open = this.#picture.open;
+    const more = (kind) => (open?.kind === kind ? Math.max(0, now() - open.from_ms) : 0);
+    const [forming, regaining, working] = ["forming", "regaining", "working"].map((kind) => summary[`${kind}_ms`] + more(kind));
+    const total = forming + regaining + working;
+    const share = (working / total) * 100;
+    const rounded = share > 99.94 || share < 10 ? share.toFixed(0) : share.toFixed(1);
+    return [
+      ["At work", total && this.#head.round ? `${rounded} %` : "–", working ? span(working) : ""],
+      ["Time lost", span(forming + regaining), regaining ? `${span(regaining)} to meet again` : ""],
+      ["Deaths", String(summary.deaths), ""],
+      ["Failures", String(summary.failures), ""],
+    ];
   }
 
   #jump(node, text) {

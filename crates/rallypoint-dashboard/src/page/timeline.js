@@ -33,9 +33,9 @@ export class TimelinePicture {
     this.draw();
   }
 
-  /** Whether it changes as time passes. */
-  get goesOn() {
-    return this.#timeline.bars.some((bar) => bar.to_ms === null);
+  /** What goes on now, if something does. */
+  get open() {
+    return this.#timeline.bars.find((bar) => bar.to_ms === null);
   }
 
   draw() {
