@@ -57,6 +57,13 @@ def status(endpoint: str, run_id: str) -> dict | None:
     return json.loads(asked.stdout) if asked.returncode == 0 else None
 
 
+def events(endpoint: str, run_id: str) -> list[dict]:
+    """What happened in a run, in order."""
+    command = [sys.executable, "-m", "rallypoint", "events", "--json", "--endpoint", endpoint, run_id]
+    asked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return [json.loads(line) for line in asked.stdout.splitlines()]
+
+
 def states(endpoint: str, run_id: str) -> list[str]:
     """What the nodes of a run are: joining, member, spare and so on."""
     run = status(endpoint, run_id)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from support import Cluster, free_ports, status
+from support import Cluster, events, free_ports, status
 from torchrun import Job
 
 QUICK = "last_call_timeout=1,lease_timeout=2"
@@ -192,6 +192,10 @@ def test_a_failed_run_is_closed_in_the_words_of_the_failure(job, etcd, tmp_path,
     assert [agent.process.returncode for agent in agents] == [1, 1], run.report()
     closed = status(etcd, run.run_id)["closed"]
     assert re.fullmatch(rf"rank [01] on {re.escape(socket.gethostname())} failed with {re.escape(words)}", closed), closed
+    # What happened, for operators.
+    failed = [event for event in events(etcd, run.run_id) if event["event"] == "failed"]
+    assert [(event["round"], event["text"]) for event in failed] == [(1, closed)], failed
+    assert how == "kill" or "raise ValueError" in failed[0]["traceback"], failed
     # The other node did not know of it; it has stopped its workers, and says why.
     assert f"is closed: {closed}" in agents[1].errors(), run.report()
     assert not any(is_alive(int(file.read_text())) for file in pids), run.report()

@@ -18,6 +18,7 @@ use crate::notice::{Board, Notice};
 use crate::output::Console;
 use crate::server::ServerNode;
 use crate::spec::WorkerSpec;
+use crate::timeline::Timeline;
 use crate::workers::Workers;
 
 /// How a run ended on this node.
@@ -86,7 +87,7 @@ pub struct Agent {
     host: String,
     phase: watch::Sender<Phase>,
     workers: Workers,
-    events: Option<Arc<dyn Events>>,
+    timeline: Timeline,
     adopts: bool,
     hosts_server: bool,
     asks_for_server: bool,
@@ -112,6 +113,7 @@ impl Agent {
     ) -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let phase = watch::Sender::new(Phase::Meeting);
+        let timeline = Timeline::new(Arc::clone(&handler), &host);
         let budget = Budget::new(spec.max_restarts, spec.restarts_return_after);
         Agent {
             spec,
@@ -121,7 +123,7 @@ impl Agent {
             host,
             phase,
             workers: Workers::default(),
-            events: None,
+            timeline,
             adopts: false,
             hosts_server: false,
             asks_for_server: false,
@@ -176,10 +178,10 @@ impl Agent {
         self
     }
 
-    /// What becomes of its workers is told there.
+    /// What becomes of its workers, and of this node, is told there.
     #[must_use]
-    pub fn with_events(mut self, events: Option<Arc<dyn Events>>) -> Self {
-        self.events = events;
+    pub fn with_events(mut self, events: impl IntoIterator<Item = Arc<dyn Events>>) -> Self {
+        events.into_iter().for_each(|log| self.timeline.also_to(log));
         self
     }
 
@@ -208,9 +210,13 @@ impl Agent {
     }
 
     pub(crate) fn record(&self, events: &[WorkerEvent]) {
-        if let Some(record) = &self.events {
-            events.iter().for_each(|event| record.worker(event));
+        for log in self.timeline.logs() {
+            events.iter().for_each(|event| log.worker(event));
         }
+    }
+
+    pub(crate) fn timeline(&self) -> &Timeline {
+        &self.timeline
     }
 
     pub(crate) fn adopts(&self) -> bool {

@@ -1,5 +1,7 @@
 //! What becomes of workers, for those who keep a record of it.
 
+use rallypoint_core::round::EventRecord;
+
 use crate::environment::WorkerRanks;
 use crate::failure::Failure;
 
@@ -7,6 +9,14 @@ use crate::failure::Failure;
 pub trait Events: Send + Sync + std::fmt::Debug {
     /// A worker was started, or has ended.
     fn worker(&self, event: &WorkerEvent);
+
+    /// Something happened to this node's part of the run.
+    fn event(&self, event: &EventRecord) {
+        let _ = event;
+    }
+
+    /// Nothing more comes: what is not written yet is waited for, for a moment.
+    fn flush(&self) {}
 }
 
 /// What became of a worker.

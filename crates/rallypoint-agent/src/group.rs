@@ -26,7 +26,7 @@ use crate::drain::{self, DRAIN_TIMEOUT};
 use crate::environment::WorkerRanks;
 use crate::events::{WorkerEvent, WorkerState};
 use crate::failure::{Exit, Failure, Sources, Written};
-use crate::log_file::LogFile;
+use crate::log_file::{LogFile, WORKERS_SAY};
 use crate::logs::{Attempt, LogSettings, StreamPlan};
 use crate::memory::{self, MemoryKills};
 use crate::output::{Console, Filtered, Pump, Pumping, Stream, Tail, colour};
@@ -120,7 +120,7 @@ impl Group {
     ) -> Result<Self, StartError> {
         let (report, endings) = mpsc::unbounded_channel();
         let filtered = |file: Option<(PathBuf, File)>, words: &[String]| {
-            let file = file.map(|(path, file)| LogFile::start(&path, file)).transpose();
+            let file = file.map(|(path, file)| LogFile::start(&path, file, WORKERS_SAY)).transpose();
             let file = file.map_err(|source| StartError { source })?;
             Ok(file.map(|file| Filtered { file, words: words.into() }))
         };
@@ -412,7 +412,7 @@ impl Worker {
         }
         let mut child = spawn_on(&mut command, &cpus)?;
         let pump = |stream, plan: StreamPlan, filtered: &Option<Filtered>| {
-            let file = plan.path.zip(plan.file).map(|(path, file)| LogFile::start(&path, file));
+            let file = plan.path.zip(plan.file).map(|(path, file)| LogFile::start(&path, file, WORKERS_SAY));
             io::Result::Ok(Pump {
                 stream,
                 prefix: prefix.clone(),

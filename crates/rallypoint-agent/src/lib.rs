@@ -31,6 +31,7 @@
 //! - [`Workers`]: those that run, for who passes signals on.
 //! - `output`, `log_file`, [`Logs`]: where their lines go. [`Console`] is the terminal, as the program above has it.
 //! - [`FailureReport`]: what went wrong first. [`Events`]: a record of what became of each worker.
+//!   `timeline`: what the run and this node's own log ([`EventFile`]) keep of what happened.
 //! - [`environment`] and [`StreamChoice`], `ranks`: what torchrun promises its workers, without IO but the store.
 //! - [`guard()`]: nothing outlives the launcher, even if it is killed; `descendants` finds what is left.
 
@@ -43,6 +44,7 @@ pub mod disk;
 mod drain;
 mod environment;
 mod error;
+mod event_file;
 mod events;
 mod failure;
 mod fence;
@@ -66,6 +68,7 @@ mod stop;
 mod streams;
 pub mod temporary;
 mod time;
+mod timeline;
 mod words;
 mod worker_store;
 mod workers;
@@ -75,6 +78,7 @@ pub use agent::{Agent, Outcome, Phase, Success};
 pub use decision::WhenExhausted;
 pub use environment::{Common, DEFAULT_SIGNALS, NoGpu, WorkerRanks, environment};
 pub use error::AgentError;
+pub use event_file::EventFile;
 pub use events::{Events, WorkerEvent, WorkerState};
 pub use failure::{ErrorRecord, Exit, Failure, FailureReport};
 pub use group::Interactive;

@@ -17,6 +17,9 @@ const FULL: usize = 256 << 10;
 /// After this time a file that takes nothing is named.
 const SILENT: Duration = Duration::from_secs(10);
 
+/// What is in most log files.
+pub(crate) const WORKERS_SAY: &str = "what workers say";
+
 /// A log file, for all who write to it. When the last of them is gone, the file is closed.
 #[derive(Debug, Clone)]
 pub(crate) struct LogFile(Arc<Handle>);
@@ -27,6 +30,8 @@ struct Handle(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     path: PathBuf,
+    /// What is written there.
+    what: &'static str,
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -44,9 +49,10 @@ struct Queue {
 }
 
 impl LogFile {
-    pub(crate) fn start(path: &Path, file: File) -> io::Result<Self> {
+    /// `what`: what is written there.
+    pub(crate) fn start(path: &Path, file: File, what: &'static str) -> io::Result<Self> {
         let (path, queue, changed) = (path.to_owned(), Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { path, queue, changed });
+        let shared = Arc::new(Shared { path, what, queue, changed });
         let log = LogFile(Arc::new(Handle(Arc::clone(&shared))));
         thread::Builder::new().name("log file".to_owned()).spawn(move || shared.write_to(file))?;
         Ok(log)
@@ -67,6 +73,27 @@ impl LogFile {
         queue.come += bytes.len() as u64;
         drop(queue);
         shared.changed.notify_all();
+    }
+
+    /// Writes if there is room, for those who must not wait. Otherwise it is lost.
+    pub(crate) fn write_if_room(&self, bytes: &[u8]) {
+        let shared = &self.0.0;
+        let mut queue = shared.lock();
+        if queue.ended || queue.come - queue.done >= FULL as u64 {
+            return;
+        }
+        queue.bytes.extend_from_slice(bytes);
+        queue.come += bytes.len() as u64;
+        drop(queue);
+        shared.changed.notify_all();
+    }
+
+    /// Nothing more comes: waits for what is not written yet, for so long.
+    pub(crate) fn finish(&self, patience: Duration) {
+        let shared = &self.0.0;
+        let unwritten = |queue: &mut Queue| !queue.ended && queue.done < queue.come;
+        drop(shared.changed.wait_timeout_while(shared.lock(), patience, unwritten));
+        self.give_up();
     }
 
     /// Waits until all that has come so far is written, or is given up.
@@ -148,7 +175,7 @@ impl Shared {
                 let mut queue = self.lock();
                 if let Err(error) = written {
                     if queue.ended_now(&self.changed) {
-                        warn!(%error, "{} cannot be written any more; what workers say is not kept there", self.path.display());
+                        warn!(%error, "{} cannot be written any more; {} is not kept there", self.path.display(), self.what);
                     }
                     return;
                 }
@@ -172,7 +199,7 @@ mod tests {
     fn all_is_written_before_a_flush_returns() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
-        let log = LogFile::start(&path, File::create(&path).unwrap()).unwrap();
+        let log = LogFile::start(&path, File::create(&path).unwrap(), WORKERS_SAY).unwrap();
         let more = log.clone();
         for _ in 0..100 {
             log.write(&vec![b'x'; FULL / 10]);
@@ -188,7 +215,7 @@ mod tests {
         // A pipe that nobody reads.
         let (_read, write) = io::pipe().unwrap();
         let file = File::from(std::os::fd::OwnedFd::from(write));
-        let log = LogFile::start(Path::new("/the/log"), file).unwrap();
+        let log = LogFile::start(Path::new("/the/log"), file, WORKERS_SAY).unwrap();
         let writer = log.clone();
         let waits = thread::spawn(move || {
             for _ in 0..100 {
@@ -208,7 +235,7 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_written_is_waited_for_by_nobody() {
         let file = File::options().write(true).open("/dev/full").unwrap();
-        let log = LogFile::start(Path::new("/dev/full"), file).unwrap();
+        let log = LogFile::start(Path::new("/dev/full"), file, WORKERS_SAY).unwrap();
         log.write(b"line\n");
         log.flush();
         assert!(!log.give_up());

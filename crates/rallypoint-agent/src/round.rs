@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rallypoint_core::endpoint::host_and_port;
+use rallypoint_core::round::What;
 use rallypoint_core::time::bounded;
 use rallypoint_rendezvous::{FINISHED, GroupChange, Rendezvous, RendezvousHandler};
 use rallypoint_store::{Store, StoreError};
@@ -31,6 +32,7 @@ use crate::notice::{Board, Notice};
 use crate::ranks::{IDENTICAL_VARIABLE, NodeWorkers, RankError, agree};
 use crate::server::{self, ServerNode};
 use crate::stop::StopListener;
+use crate::timeline::Keep;
 use crate::words;
 use crate::worker_store::{ServedStore, WorkerStore};
 
@@ -45,6 +47,9 @@ const DISK_IS_SILENT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Over {
     pub(crate) verdict: Verdict,
+    /// Its number, and this node's place in it.
+    pub(crate) round: u64,
+    pub(crate) rank: usize,
     pub(crate) nodes: usize,
     pub(crate) workers: usize,
     /// How long its workers ran.
@@ -68,6 +73,7 @@ pub(crate) async fn run(
     mut fence: Fence,
     stop: &mut StopListener,
 ) -> Result<Over, AgentError> {
+    let (number, rank) = (met.round, met.rank);
     // Before the others know that this node is ready, and so before any worker of the round is started.
     let port = met.master.port;
     let mut served = ServedStore::open(agent.spec().worker_store, &mut met)
@@ -94,7 +100,19 @@ pub(crate) async fn run(
     if let Some(verdict) = round.decision.verdict() {
         let (ran, failures, untold) = (Duration::ZERO, Vec::new(), None);
         let (verdict, nodes, board) = (verdict.clone(), met.world_size, round.board);
-        return Ok(Over { verdict, nodes, workers, ran, failures, untold, board, fence, served });
+        return Ok(Over {
+            verdict,
+            round: number,
+            rank,
+            nodes,
+            workers,
+            ran,
+            failures,
+            untold,
+            board,
+            fence,
+            served,
+        });
     }
     fence.ready(met.world_size).await;
     let attempt = round.files(places.len(), stop).await?;
@@ -102,7 +120,19 @@ pub(crate) async fn run(
         let (ran, failures, untold) = (Duration::ZERO, Vec::new(), None);
         let verdict = round.decision.verdict().cloned().unwrap_or(Verdict::Stop(Signal::TERM));
         let (nodes, board) = (met.world_size, round.board);
-        return Ok(Over { verdict, nodes, workers, ran, failures, untold, board, fence, served });
+        return Ok(Over {
+            verdict,
+            round: number,
+            rank,
+            nodes,
+            workers,
+            ran,
+            failures,
+            untold,
+            board,
+            fence,
+            served,
+        });
     };
     info!(
         round = met.round,
@@ -121,6 +151,7 @@ pub(crate) async fn run(
     let mut group = round.start(&met, &places, attempt, stop)?;
     agent.enter(Phase::Running);
     agent.record(&group.started(agent.restarts()));
+    agent.timeline().note(one_of_all(met.rank), met.round, What::Working);
     let began = Instant::now();
     round.work(&mut group, &*met.store, &mut fence, stop).await?;
     if matches!(round.decision.verdict(), Some(Verdict::Succeed { .. })) {
@@ -147,7 +178,12 @@ pub(crate) async fn run(
         served.retire().await;
     }
     let (nodes, board) = (met.world_size, round.board);
-    Ok(Over { verdict, nodes, workers, ran, failures, untold, board, fence, served })
+    Ok(Over { verdict, round: number, rank, nodes, workers, ran, failures, untold, board, fence, served })
+}
+
+/// What is the same on all nodes of a round, one of them tells the run.
+pub(crate) fn one_of_all(rank: usize) -> Keep {
+    if rank == 0 { Keep::Run } else { Keep::Log }
 }
 
 /// Files that are opened on another thread; dropped, they are not wanted any more.

@@ -12,7 +12,7 @@ use tracing::debug;
 use crate::failure::Failure;
 use crate::finish::{ARRIVED, HERE, PASSED, silent_for};
 use crate::notice::{Board, Notice};
-use crate::{patience, words};
+use crate::{patience, timeline, words};
 
 /// How long the others are waited for. A launcher may stop its workers first, for which torchrun has 30 s.
 const TO_ANSWER: Duration = Duration::from_secs(35);
@@ -28,6 +28,7 @@ pub struct RoundBoard {
     handler: Arc<dyn RendezvousHandler>,
     store: Arc<dyn Store>,
     board: Board,
+    round: u64,
     rank: usize,
     nodes: usize,
     answered: AtomicBool,
@@ -54,7 +55,15 @@ impl RoundBoard {
     pub fn new(handler: Arc<dyn RendezvousHandler>, round: &Rendezvous) -> Self {
         let (store, nodes) = (Arc::clone(&round.store), round.world_size);
         let board = Board::new(Arc::clone(&store), nodes);
-        RoundBoard { handler, store, board, rank: round.rank, nodes, answered: AtomicBool::new(false) }
+        RoundBoard {
+            handler,
+            store,
+            board,
+            round: round.round,
+            rank: round.rank,
+            nodes,
+            answered: AtomicBool::new(false),
+        }
     }
 
     /// Waits until a node tells of a failure.
@@ -80,6 +89,13 @@ impl RoundBoard {
     async fn say(&self, notice: Notice) -> Option<Notice> {
         let stands = self.board.tell(&notice).await;
         self.answer().await;
+        // What stands is what was told first.
+        if let Ok(stands) = &stands
+            && stands.node == self.rank
+            && let Some(failure) = stands.clone().failure()
+        {
+            timeline::record_failure(&*self.handler, self.round, &failure).await;
+        }
         stands.inspect_err(|error| debug!(%error, "the other nodes cannot be told of the failure")).ok()
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 pub use rallypoint_core::round::CloseOutcome;
+use rallypoint_core::round::EventRecord;
 use rallypoint_store::Store;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -97,6 +98,12 @@ pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
             Ok(change @ GroupChange::Died { .. }) => Standing { lost: vec![change], over: false },
             Ok(_) => Standing { lost: Vec::new(), over: true },
         })
+    }
+
+    /// Keeps an event of this node with the run, for operators. It is done as well as it can be: an etcd that does not take it
+    /// now is not waited for. Nothing is kept where the backend has no place for it, or before the first round.
+    async fn record(&self, event: &EventRecord) {
+        let _ = event;
     }
 
     /// How far `next_rendezvous` has come.

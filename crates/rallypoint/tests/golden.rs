@@ -71,6 +71,7 @@ fn the_help_of_each_command_fits_a_terminal() {
         ("rallypoint serve", "help-serve.txt"),
         ("rallypoint gateway", "help-gateway.txt"),
         ("rallypoint status", "help-status.txt"),
+        ("rallypoint events", "help-events.txt"),
         ("rallypoint close", "help-close.txt"),
         ("rallypoint bench", "help-bench.txt"),
         ("rallypoint bench rendezvous", "help-bench-rendezvous.txt"),

@@ -1,8 +1,9 @@
 //! The loop: meet, start the workers, watch them and the group, and meet again.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
+use rallypoint_core::round::What;
 use rallypoint_rendezvous::{FINISHED, GroupChange, Rendezvous, RendezvousError, is_finish};
 use tracing::{debug, info, warn};
 
@@ -16,6 +17,7 @@ use crate::patience;
 use crate::round;
 use crate::server::SERVER_ENDED;
 use crate::stop::StopListener;
+use crate::timeline::{self, Keep};
 use crate::words::{self, Reason};
 use crate::worker_store::ServedStore;
 
@@ -31,6 +33,8 @@ impl Agent {
     pub async fn run(mut self, mut stop: StopListener) -> Result<Outcome, AgentError> {
         let ended = self.rounds(&mut stop).await;
         self.phase.send_replace(Phase::Ended);
+        // Before this node's part of the run is over.
+        self.timeline.flush().await;
         match &ended {
             // An etcd that does not answer cannot be told either. What this node has there ends with its lease.
             Ok(Outcome::Succeeded(success)) if success.without_word => {}
@@ -63,6 +67,29 @@ impl Agent {
             }
         }
         ended
+    }
+
+    /// Writes down how a round has ended here. Why the nodes meet again is known later, by its words.
+    fn note_end(&self, over: &round::Over) {
+        let own = match &over.verdict {
+            Verdict::Regroup { cause: Cause::Own, .. } | Verdict::Close | Verdict::Leave => {
+                over.failures.iter().min_by_key(|failure| failure.moment())
+            }
+            _ => None,
+        };
+        if let Some(failure) = own {
+            let at = failure.moment().unwrap_or_else(SystemTime::now);
+            self.timeline.note_at(at, Keep::Run, over.round, timeline::failed(failure));
+        }
+        let why = match &over.verdict {
+            Verdict::Regroup { .. } => return,
+            Verdict::Succeed { .. } => "they have finished".to_owned(),
+            Verdict::Close | Verdict::Leave => own.map(Failure::in_short).unwrap_or_default(),
+            Verdict::Closed { reason, .. } => format!("the run is closed: {reason}"),
+            Verdict::Stop(signal) => format!("this node was asked to end ({signal:?})"),
+        };
+        // The run is told of its end by its close, and of a node's by what that leaves.
+        self.timeline.note(Keep::Log, over.round, What::Stopped { why });
     }
 
     /// What watches over a round of this node while etcd does not answer it.
@@ -110,6 +137,7 @@ impl Agent {
         loop {
             self.phase.send_replace(Phase::Meeting);
             let progress = self.handler.progress();
+            let asked = Instant::now();
             let met = tokio::select! {
                 biased;
                 signal = stop.asked() => return Ok(Outcome::Stopped(signal)),
@@ -167,9 +195,14 @@ impl Agent {
             // All who meet again have stopped their workers.
             drop(served.take());
             self.rounds += 1;
+            let waited_ms = u64::try_from(asked.elapsed().as_millis()).unwrap_or(u64::MAX);
+            let joined = What::Joined { rank: met.rank, world_size: met.world_size, waited_ms };
+            self.timeline.note(Keep::Log, met.round, joined);
             self.phase.send_replace(Phase::Starting);
             fence = self.fence(&met).await?;
             let over = round::run(self, met, fence, stop).await?;
+            let (round, rank) = (over.round, over.rank);
+            self.note_end(&over);
             (board, fence, served) = (Some(over.board), over.fence, over.served);
             match over.verdict {
                 Verdict::Succeed { without_word } => {
@@ -187,6 +220,8 @@ impl Agent {
                         _ => None,
                     };
                     let (words, report) = self.regroups(regroup, over.failures);
+                    let stopped = What::Stopped { why: words.clone() };
+                    self.timeline.note(round::one_of_all(rank), round, stopped);
                     why = Some(Reason { words, of_group, leaver, nodes: over.nodes });
                     cause = report;
                 }

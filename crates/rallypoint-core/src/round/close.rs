@@ -12,13 +12,12 @@
 
 use std::time::Duration;
 
-use super::context::Context;
 use super::etcd::{Condition, Entry, Failure, Op, Reply, Request, Txn};
 use super::event::{EventRecord, What};
 use super::keys::Keys;
 use super::output::CloseOutcome;
 use super::record::{Corrupt, RoundRecord, Seat, json, parse};
-use super::settings::RunSettings;
+use super::settings::{NodeConfig, RunSettings};
 use super::view::{KnownRound, got};
 
 /// The wish to close a run.
@@ -72,13 +71,15 @@ impl CloseRun {
 
     /// By a member of the last round, who knows its record.
     pub(super) fn by_member(
-        context: &Context<'_>,
+        config: &NodeConfig,
+        now: Duration,
         reason: &str,
         member: (Seat, RunSettings),
         known: Option<&KnownRound>,
     ) -> Self {
-        let close = CloseRun::new(context.keys, reason, context.config.closed_ttl, context.time_of_day());
-        let mut close = CloseRun { member: Some(member), by: context.config.id.clone(), ..close };
+        let keys = Keys::new(&config.run);
+        let close = CloseRun::new(&keys, reason, config.closed_ttl, config.time_of_day(now));
+        let mut close = CloseRun { member: Some(member), by: config.id.clone(), ..close };
         if let Some(known) = known {
             close.stage = close.decide(known.clone());
         }
@@ -225,7 +226,6 @@ impl CloseRun {
 
 #[cfg(test)]
 mod tests {
-    use super::super::context::tests::Bench;
     use super::super::settings::RankPolicy;
     use super::*;
 
@@ -238,8 +238,8 @@ mod tests {
             RoundRecord { plan: seat.plan.clone(), ..RoundRecord::without_round(1, Some(settings), 7) };
         let text = json(&record);
         let known = KnownRound { record, text: text.clone(), modified: 3, lease: 7 };
-        let (keys, mut bench) = (Keys::new("job"), Bench::new());
-        let mut close = CloseRun::by_member(&bench.context(), "done", (seat, settings), Some(&known));
+        let (keys, config) = (Keys::new("job"), NodeConfig::new("job", "n0", settings));
+        let mut close = CloseRun::by_member(&config, Duration::ZERO, "done", (seat, settings), Some(&known));
         assert!(close.handle(Ok(Reply::Granted(8))));
         let CloseStep::Send(Request::Txn(txn)) = close.poll() else { panic!("{close:?}") };
         assert!(txn.when.contains(&Condition::Holds(keys.round(), text)), "{txn:?}");

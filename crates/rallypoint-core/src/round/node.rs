@@ -128,7 +128,7 @@ impl Node {
             Some(seat) => {
                 let member = (seat.clone(), self.config.settings);
                 let known = self.view.known().filter(|_| !self.view.is_blind());
-                let run = CloseRun::by_member(context!(self, now), reason, member, known);
+                let run = CloseRun::by_member(&self.config, now, reason, member, known);
                 self.closing = Some(Closing::new(run, self.out.epoch()));
             }
         }

@@ -68,7 +68,9 @@ fn stand(number: usize, what: &str) -> String {
 fn waiting_or_spare(waiting: usize, spares: usize) -> String {
     let wait = |number| if number == 1 { "waits" } else { "wait" };
     let waiting = (waiting > 0).then(|| format!("{} {} to get in", count(waiting, "node"), wait(waiting)));
-    let spares = (spares > 0).then(|| format!("{} by as spares", stand(spares, "node")));
+    let spares = (spares > 0).then(|| {
+        format!("{} by as {}", stand(spares, "node"), if spares == 1 { "a spare" } else { "spares" })
+    });
     list(&waiting.into_iter().chain(spares).collect::<Vec<_>>())
 }
 

@@ -1,17 +1,22 @@
 //! One node's side of a run.
 
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use rallypoint_core::round::{CloseOutcome, Corrupt, Joined, Keys, Lost, Node, NodeConfig, Refusal, Why};
+use rallypoint_core::round::{
+    CloseOutcome, Corrupt, EventRecord, Joined, Keys, Lost, Node, NodeConfig, Refusal, Why,
+};
 use rallypoint_core::time::bounded;
 use rallypoint_etcd::v3::Client;
+use rallypoint_etcd::v3::api::PutOptions;
 use rallypoint_store::EtcdStore;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use tracing::debug;
 
 use super::BACKEND;
 use super::clusters::Clusters;
@@ -30,6 +35,9 @@ use crate::port::Ports;
 /// Who has not met the others after this long looks whether the endpoints are of one cluster; within twice the time, since
 /// others begin to look with it.
 const LONG_WAIT: Duration = Duration::from_secs(5);
+
+/// For etcd to take an event of this node: nothing depends on it.
+const TO_RECORD: Duration = Duration::from_secs(2);
 
 /// A node of the native backend.
 ///
@@ -64,6 +72,10 @@ pub struct NativeHandler {
     ports: Mutex<Ports>,
     /// Who was gone when the last call of `next_rendezvous` gave up.
     lost: Mutex<Vec<GroupChange>>,
+    /// What the last round's data hangs on; 0 before the first.
+    lease: AtomicI64,
+    /// Events that this node has written of itself.
+    events: AtomicU64,
     /// Whether the endpoints are of one cluster.
     clusters: Clusters,
     /// One call of `next_rendezvous` at a time.
@@ -141,6 +153,8 @@ impl NativeHandler {
             progress,
             ports: Mutex::default(),
             lost: Mutex::default(),
+            lease: AtomicI64::new(0),
+            events: AtomicU64::new(0),
             clusters: Clusters::default(),
             turn: tokio::sync::Mutex::new(()),
             driver: tokio::spawn(driver.run()),
@@ -215,6 +229,7 @@ impl NativeHandler {
     fn rendezvous(&self, joined: Joined) -> Rendezvous {
         let lost = joined.without.into_iter().map(loss).collect();
         *self.lost.lock().expect("no code panics while it holds this lock") = lost;
+        self.lease.store(joined.lease, Ordering::Relaxed);
         let store = |prefix: &str| Arc::new(EtcdStore::on_lease(self.client.clone(), prefix, joined.lease));
         let held = (joined.rank == 0)
             .then(|| self.ports.lock().expect("no code panics while it holds this lock").hand_over())
@@ -436,6 +451,18 @@ impl RendezvousHandler for NativeHandler {
 
     fn lost(&self) -> Vec<GroupChange> {
         self.lost.lock().expect("no code panics while it holds this lock").clone()
+    }
+
+    async fn record(&self, event: &EventRecord) {
+        let lease = self.lease.load(Ordering::Relaxed);
+        if lease == 0 {
+            return;
+        }
+        let key = self.keys.node_event(&self.node, self.events.fetch_add(1, Ordering::Relaxed));
+        let value = serde_json::to_string(event).expect("an event has no keys that JSON cannot hold");
+        let put = self.client.put(key, value, Some(PutOptions::new().with_lease(lease)));
+        let put = tokio::time::timeout(TO_RECORD, put).await;
+        debug!(?put, "an event of this node is kept");
     }
 
     fn progress(&self) -> watch::Receiver<Progress> {

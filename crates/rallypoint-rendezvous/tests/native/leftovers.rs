@@ -32,6 +32,7 @@ async fn everything_hangs_on_a_lease_and_a_closed_run_leaves_only_its_mark() {
     let etcd = Etcd::start(Version::V35);
     let mut settings = settings(&etcd.endpoint(), 2, 2);
     settings.closed_ttl = Duration::from_secs(2);
+    settings.run_ttl = settings.lease * 3;
     let client = Client::connect(settings.etcd.clone()).await.unwrap();
     let group = nodes(&settings, ["a", "b"]).await;
     let mut all = BTreeSet::new();
@@ -53,8 +54,11 @@ async fn everything_hangs_on_a_lease_and_a_closed_run_leaves_only_its_mark() {
     assert_eq!(group[0].shutdown("done").await.unwrap(), CloseOutcome::Closed);
     change(&group[1]).await;
     assert_eq!(group[1].shutdown("done").await.unwrap(), CloseOutcome::AlreadyClosed);
-    let left = keys(&client).await;
+    let (events, left): (Vec<_>, Vec<_>) =
+        keys(&client).await.into_iter().partition(|(key, _)| key.contains("/event/"));
     assert!(left.len() == 1 && left[0].0.ends_with("/group/round"), "{left:?}");
+    // What the run has been can be looked at until its leases end: three rounds, and the close.
+    assert!(events.len() >= 4, "{events:?}");
     gone(&client, "").await;
 }
 
@@ -83,8 +87,8 @@ async fn a_run_that_ended_well_leaves_its_mark_and_nothing_else_time_after_time(
                 assert!(matches!(outcome, CloseOutcome::Closed | CloseOutcome::AlreadyClosed), "{outcome:?}");
             }
             let of_run = format!("/{}/", settings.run_id);
-            let left: Vec<_> =
-                keys(&client).await.into_iter().filter(|(key, _)| key.contains(&of_run)).collect();
+            let is_left = |key: &str| key.contains(&of_run) && !key.contains("/event/");
+            let left: Vec<_> = keys(&client).await.into_iter().filter(|(key, _)| is_left(key)).collect();
             assert!(left.len() == 1 && left[0].0.ends_with("/group/round"), "{nodes_of_run} nodes: {left:?}");
         }
     }

@@ -1,9 +1,10 @@
 //! The folders of a run: for the workers' files, and the one that goes with the launcher.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use rallypoint_agent::temporary::{self, Held};
-use rallypoint_agent::{Guarded, LogDir, LogSettings, Logs, disk};
+use rallypoint_agent::{EventFile, Events, Guarded, LogDir, LogSettings, Logs, disk};
 
 use tracing::warn;
 
@@ -55,6 +56,18 @@ pub(crate) fn open(
     // Where it cannot be made, that is told by whoever needs it.
     let held = hold_folder(guarded.folder(), needed);
     Ok((logs(options, dir, run_id, workers)?, held))
+}
+
+/// Opens the file that this node's events are added to.
+pub(crate) fn event_log(path: &Path, run_id: &str) -> Result<Arc<dyn Events>, Problem> {
+    let (file, run_id) = (path.to_owned(), run_id.to_owned());
+    let opened = disk::within(disk::PATIENCE, move || EventFile::open(&file, &run_id));
+    let problem = match opened {
+        Ok(Ok(file)) => return Ok(Arc::new(file)),
+        Ok(Err(error)) => error.to_string(),
+        Err(unknown) => unknown.to_string(),
+    };
+    Err(Problem::new(NODE, format!("--event-log: cannot write {}: {problem}", path.display())))
 }
 
 /// Whether a folder is there, as far as its disk answers.

@@ -253,6 +253,7 @@ async fn launch(
     if let (None, Some(kept)) = (&options.log_dir, &kept) {
         info!("without --log-dir, the workers' log files are kept in {}", kept.display());
     }
+    let file = options.event_log.as_deref().map(|path| files::event_log(path, &run_id)).transpose()?;
     let timer = TimerFile::make(guarded.folder());
     let mut timer = timer.map_err(|(path, error)| {
         Problem::new(
@@ -278,7 +279,8 @@ async fn launch(
         Agent::new(spec, Arc::clone(&handler), logs, console).adopting_orphans().with_workers(workers);
     let (endpoint, server) = (parameters.endpoint.clone(), agent.server());
     let waiting = Waiting { handler, run: run_id.clone(), endpoint, timeout, server: server.clone() };
-    let agent = agent.with_events(record.clone().map(|record| record as Arc<dyn Events>));
+    let agent =
+        agent.with_events(record.clone().map(|record| record as Arc<dyn Events>)).with_events(file.clone());
     let agent = if meeting.server.is_some() { agent.hosting_server() } else { agent };
     // A server that is only ever connected to is no node's.
     let agent = if options.connection.only_connect() { agent } else { agent.asking_for_server() };
@@ -296,6 +298,7 @@ async fn launch(
     progress.abort();
     terminal.show(None);
     record.iter().for_each(|record| record.agent(&outcome));
+    file.iter().for_each(|file| file.flush());
     let replaced = outcome.as_ref().is_err_and(rallypoint_agent::AgentError::is_replaced);
     // One without a file in it is not kept.
     let kept = kept.filter(|folder| files::is_there(folder)).map(|folder| folder.display().to_string());

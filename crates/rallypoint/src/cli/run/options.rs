@@ -328,6 +328,11 @@ pub(crate) struct Run {
     #[arg(default_value = "null", help_heading = "Output")]
     pub(crate) event_log_handler: EventLogHandler,
 
+    /// Add what happens to this node to a file, one JSON object a line: rounds and their ranks, failures with their cause, why
+    /// workers were stopped, the end. Each node has a file of its own, as in --event-log /logs/$(hostname).jsonl.
+    #[arg(long, env = "RALLYPOINT_EVENT_LOG", value_name = "FILE", help_heading = "Output")]
+    pub(crate) event_log: Option<PathBuf>,
+
     #[command(flatten)]
     pub(crate) without_meaning: WithoutMeaning,
 }
