@@ -27,8 +27,8 @@ BATCH = 100
 def chromium() -> str | None:
     """The browser: one that is named, that of scripts/setup, or Debian's."""
     ours = ROOT / ".tools/chromium/chromium"
-    named = os.environ.get("RALLYPOINT_CHROMIUM") or (str(ours) if ours.exists() else None)
-    return named or shutil.which("chromium")
+    named = os.environ.get("RALLYPOINT_CHROMIUM", "").replace("unpack", "")
+    return named or (str(ours) if ours.exists() else shutil.which("chromium"))
 
 
 class Dashboard:

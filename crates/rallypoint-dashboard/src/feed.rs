@@ -227,3 +227,72 @@ fn away(endpoints: &str, error: &Error, since: Duration) -> String {
     }
     format!("etcd at {endpoints} does not let the dashboard in: {error}")
 }
+
+#[cfg(test)]
+mod tests {
+    use rallypoint_core::EtcdSettings;
+
+    use super::*;
+    use crate::source::{Node, Seen};
+
+    /// Nobody answers there, which these tests need not know.
+    fn feeds() -> Feeds {
+        Feeds::new(&Client::connect_lazily(EtcdSettings::new("127.0.0.1:1").unwrap()).unwrap())
+    }
+
+    fn run(name: &str) -> Topic {
+        Topic::Run(name.to_owned())
+    }
+
+    #[tokio::test]
+    async fn all_who_look_at_a_run_share_one_task_and_it_ends_with_the_last() {
+        let feeds = feeds();
+        let (one, other) = (feeds.of(&run("a")).unwrap(), feeds.of(&run("a")).unwrap());
+        assert!(Arc::ptr_eq(&one, &other));
+        assert!(!Arc::ptr_eq(&one, &feeds.of(&run("b")).unwrap()));
+        let task = one.task.clone();
+        drop(one);
+        tokio::task::yield_now().await;
+        assert!(!task.is_finished(), "somebody still looks");
+        drop(other);
+        while !task.is_finished() {
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn only_so_many_runs_are_looked_at_and_there_is_always_room_for_the_list() {
+        let feeds = feeds();
+        let held: Vec<_> = (0..MOST_RUNS).map(|n| feeds.of(&run(&n.to_string())).unwrap()).collect();
+        assert!(feeds.of(&run("one more")).is_none());
+        assert!(feeds.of(&run("7")).is_some(), "who joins others is no burden");
+        assert!(feeds.of(&Topic::Runs).is_some() && feeds.of(&Topic::Etcd).is_some());
+        drop(held);
+        assert!(feeds.of(&run("one more")).is_some());
+    }
+
+    #[test]
+    fn a_slow_viewer_gets_one_change_for_all_it_has_missed() {
+        let (sender, moments) = watch::channel(None);
+        let mut out = Publisher { sender, number: 0 };
+        let nodes = |count: usize| -> Vec<Node> {
+            let node = |n| Node { node: format!("n{n}"), ..Node::default() };
+            (0..count).map(node).collect()
+        };
+        let publish = |out: &mut Publisher, count| {
+            let seen = Seen { state: "running".to_owned(), nodes: nodes(count), ..Seen::default() };
+            out.publish(View::Run(Box::new(RunView::of(seen))));
+            moments.borrow().clone().unwrap()
+        };
+        let first = publish(&mut out, 1);
+        let second = publish(&mut out, 2);
+        assert_eq!(publish(&mut out, 2).number, second.number, "nothing has changed");
+        let third = publish(&mut out, 3);
+        let text = |bytes: Bytes| String::from_utf8(bytes.to_vec()).unwrap();
+        assert!(text(third.after(None)).starts_with("event: run\n"));
+        let quick = text(third.after(Some(&second)));
+        assert!(quick.starts_with("event: change\n") && quick.contains("n2") && !quick.contains("\"n1\""), "{quick}");
+        let slow = text(third.after(Some(&first)));
+        assert!(slow.contains("\"n1\"") && slow.contains("\"n2\"") && !slow.contains("\"n0\""), "{slow}");
+    }
+}
