@@ -33,7 +33,16 @@ impl View {
                 let RunView { head, timeline, nodes, events } = &**run;
                 let (head, timeline) = (Some(head), Some(timeline));
                 let nodes = nodes.values().collect();
-                ("run", json(&Change { head, timeline, nodes, events: events.iter().collect(), ..Change::default() }))
+                (
+                    "run",
+                    json(&Change {
+                        head,
+                        timeline,
+                        nodes,
+                        events: events.iter().collect(),
+                        ..Change::default()
+                    }),
+                )
             }
         }
     }
@@ -105,10 +114,14 @@ mod tests {
 
     /// What stands in etcd, as the commands write it.
     fn run(nodes: usize, events: usize) -> Seen {
-        let node = |n: usize| serde_json::json!({"node": format!("gpu-{n:05}"), "state": "member", "rank": n,
-            "address": format!("10.0.{}.{}", n / 256, n % 256), "rack": format!("r{}", n / 32), "about": "8 x H100", "since": 1_700_000_000});
-        let event = |n: usize| serde_json::json!({"revision": n + 1, "at_ms": 1_700_000_000_000_u64 + n as u64, "by": "gpu-00000",
-            "round": n, "event": "failed", "text": format!("rank {n} failed")});
+        let node = |n: usize| {
+            serde_json::json!({"node": format!("gpu-{n:05}"), "state": "member", "rank": n,
+            "address": format!("10.0.{}.{}", n / 256, n % 256), "rack": format!("r{}", n / 32), "about": "8 x H100", "since": 1_700_000_000})
+        };
+        let event = |n: usize| {
+            serde_json::json!({"revision": n + 1, "at_ms": 1_700_000_000_000_u64 + n as u64, "by": "gpu-00000",
+            "round": n, "event": "failed", "text": format!("rank {n} failed")})
+        };
         let nodes: Vec<_> = (0..nodes).map(node).collect();
         let events: Vec<_> = (0..events).map(event).collect();
         let run = serde_json::json!({"run_id": "job42", "state": "running", "round": 1, "world_size": nodes.len(), "nodes": nodes, "events": events});
@@ -145,9 +158,12 @@ mod tests {
         assert_eq!(change["gone"], serde_json::json!(["gpu-00001"]));
         assert_eq!(change["nodes"][0]["node"], "gpu-00002");
         assert_eq!(change["nodes"].as_array().map(Vec::len), Some(1));
-        let revisions: Vec<_> = change["events"].as_array().unwrap().iter().map(|event| &event["revision"]).collect();
+        let revisions: Vec<_> =
+            change["events"].as_array().unwrap().iter().map(|event| &event["revision"]).collect();
         assert_eq!(revisions, [3, 4]);
-        assert!(change["head"].is_object() && change["timeline"].is_object() && change.get("afresh").is_none());
+        assert!(
+            change["head"].is_object() && change["timeline"].is_object() && change.get("afresh").is_none()
+        );
     }
 
     #[test]

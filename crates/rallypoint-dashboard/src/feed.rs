@@ -291,7 +291,10 @@ mod tests {
         let text = |bytes: Bytes| String::from_utf8(bytes.to_vec()).unwrap();
         assert!(text(third.after(None)).starts_with("event: run\n"));
         let quick = text(third.after(Some(&second)));
-        assert!(quick.starts_with("event: change\n") && quick.contains("n2") && !quick.contains("\"n1\""), "{quick}");
+        assert!(
+            quick.starts_with("event: change\n") && quick.contains("n2") && !quick.contains("\"n1\""),
+            "{quick}"
+        );
         let slow = text(third.after(Some(&first)));
         assert!(slow.contains("\"n1\"") && slow.contains("\"n2\"") && !slow.contains("\"n0\""), "{slow}");
     }

@@ -53,9 +53,8 @@ impl Dashboard {
     pub fn bind(config: &Config, client: &Client) -> Result<Dashboard, ServerError> {
         let tls = config.tls.as_ref().map(rallypoint_server::Tls::acceptor).transpose()?;
         let listener = listen(config.listen)?;
-        let address = listener
-            .local_addr()
-            .map_err(|source| ServerError::Listen { address: config.listen, source })?;
+        let address =
+            listener.local_addr().map_err(|source| ServerError::Listen { address: config.listen, source })?;
         let scheme = if tls.is_some() { "https" } else { "http" };
         let (stop, stopping) = watch::channel(false);
         let site = Site::new(config, Feeds::new(client), stopping.clone());
@@ -178,7 +177,14 @@ impl Door {
         let service = service_fn(move |mut request: hyper::Request<Incoming>| {
             request.extensions_mut().insert(peer(from));
             let mut router = router.clone();
-            async move { Ok::<_, Infallible>(router.call(request.map(axum::body::Body::new)).await.unwrap_or_else(|never| match never {})) }
+            async move {
+                Ok::<_, Infallible>(
+                    router
+                        .call(request.map(axum::body::Body::new))
+                        .await
+                        .unwrap_or_else(|never| match never {}),
+                )
+            }
         });
         let connection = http.serve_connection(TokioIo::new(socket), service);
         tokio::pin!(connection);

@@ -92,7 +92,12 @@ mod tests {
     fn what_happened_to_nodes_is_marked_and_what_they_asked_for_is_not() {
         let parts = vec![part(SpanKind::Forming, 1, 10, Some(20)), part(SpanKind::Working, 1, 20, None)];
         let events = ["died", "left", "again", "replaced"].map(|why| event("lost", 30, why));
-        let more = [event("failed", 40, ""), event("formed", 20, ""), event("closed", 50, ""), event("failed", 5, "")];
+        let more = [
+            event("failed", 40, ""),
+            event("formed", 20, ""),
+            event("closed", 50, ""),
+            event("failed", 5, ""),
+        ];
         let seen = run("running", parts, events.into_iter().chain(more).collect());
         let timeline = timeline(&seen);
         let kinds: Vec<_> = timeline.marks.iter().map(|mark| mark.kind).collect();

@@ -100,7 +100,10 @@ mod tests {
         for _ in 0..MOST_WRONG {
             assert_eq!(gate.judge(HERE, Some("x"), now), Verdict::Wrong);
         }
-        assert_eq!(gate.judge(HERE, Some(TOKEN), now + Duration::from_secs(20)), Verdict::Later(Duration::from_secs(40)));
+        assert_eq!(
+            gate.judge(HERE, Some(TOKEN), now + Duration::from_secs(20)),
+            Verdict::Later(Duration::from_secs(40))
+        );
         let other = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
         assert_eq!(gate.judge(other, Some(TOKEN), now), Verdict::Right);
         assert_eq!(gate.judge(HERE, Some(TOKEN), now + WINDOW), Verdict::Right);
@@ -115,7 +118,11 @@ mod tests {
             gate.judge(address(n as u32), Some("x"), now);
         }
         assert_eq!(gate.judge(HERE, Some(TOKEN), now), Verdict::Later(WINDOW));
-        assert_eq!(gate.judge(address(3), Some(TOKEN), now), Verdict::Right, "it is known, and has tries left");
+        assert_eq!(
+            gate.judge(address(3), Some(TOKEN), now),
+            Verdict::Right,
+            "it is known, and has tries left"
+        );
     }
 
     #[test]

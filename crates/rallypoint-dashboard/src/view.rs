@@ -227,17 +227,17 @@ fn headline(seen: &Seen) -> String {
     match seen.state.as_str() {
         "meeting" => {
             let range = match &seen.settings {
-                Some(needs) if needs.min_nodes == needs.max_nodes => format!("; it needs {}", needs.min_nodes),
+                Some(needs) if needs.min_nodes == needs.max_nodes => {
+                    format!("; it needs {}", needs.min_nodes)
+                }
                 Some(needs) => format!("; it needs {} to {}", needs.min_nodes, needs.max_nodes),
                 None => String::new(),
             };
             format!("The first round is being formed: {}{range}.", are(present, "node", "here"))
         }
-        "running" => format!(
-            "Round {} is at work on {}.{spares}",
-            seen.round,
-            count(seen.world_size, "node")
-        ),
+        "running" => {
+            format!("Round {} is at work on {}.{spares}", seen.round, count(seen.world_size, "node"))
+        }
         "meeting again" => {
             let (ready, still) = (in_state("joining"), in_state("member"));
             format!(
@@ -363,7 +363,8 @@ mod tests {
     fn who_is_missing_of_64_is_said_in_one_line() {
         let settings = json!({"min_nodes": 64, "max_nodes": 64});
         let run = |missing| json!({"state": "meeting", "settings": settings, "nodes": nodes((0..64).filter(|n| *n != 17)), "missing": missing});
-        let named = head(run(json!([{"node": "gpu-017", "why": "the others count from gpu-000 to gpu-063"}])));
+        let named =
+            head(run(json!([{"node": "gpu-017", "why": "the others count from gpu-000 to gpu-063"}])));
         assert_eq!(named.missing.unwrap().text, "1 of 64 nodes is missing: gpu-017");
         let nameless = head(run(json!([])));
         assert_eq!(nameless.missing.unwrap().text, "1 of 64 nodes is missing; its name is not known");
@@ -382,10 +383,17 @@ mod tests {
             head(run).missing.map(|missing| (missing.text, missing.nodes.len()))
         };
         let said = |text: &str, named| Some((text.to_owned(), named));
-        assert_eq!(text(11, 11, 12), said("1 of 12 nodes is missing: gpu-011. 11 have yet to leave round 3", 1));
+        assert_eq!(
+            text(11, 11, 12),
+            said("1 of 12 nodes is missing: gpu-011. 11 have yet to leave round 3", 1)
+        );
         assert_eq!(text(12, 1, 1), said("1 of 12 has yet to leave round 3", 0));
         let (many, named) = text(2, 2, 12).unwrap();
-        assert!(many.starts_with("10 of 12 nodes are missing: gpu-002, ") && many.contains("gpu-009 and 2 more. 2 have"), "{many}");
+        assert!(
+            many.starts_with("10 of 12 nodes are missing: gpu-002, ")
+                && many.contains("gpu-009 and 2 more. 2 have"),
+            "{many}"
+        );
         assert_eq!(named, 10);
         assert_eq!(text(12, 0, 0), None);
     }
@@ -416,7 +424,9 @@ mod tests {
             "nodes": [{"node": long, "state": "member", "address": long, "rack": long, "about": long}],
             "events": [{"revision": 1, "round": 1, "event": "failed", "text": long, "by": long, "message": long, "traceback": long}]});
         let view = RunView::of(serde_json::from_value(run).unwrap());
-        let sent = serde_json::to_string(&(&view.head, &view.events, &view.nodes.values().collect::<Vec<_>>())).unwrap();
+        let sent =
+            serde_json::to_string(&(&view.head, &view.events, &view.nodes.values().collect::<Vec<_>>()))
+                .unwrap();
         assert!(!sent.contains('\u{202e}') && sent.contains("<script>"), "turned around");
         assert!(sent.len() < 20_000, "{} bytes", sent.len());
     }

@@ -1,5 +1,7 @@
 //! What viewers may cost, and what they are told while no etcd answers.
 
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
 use std::time::Duration;
 
 use rallypoint_core::EtcdSettings;
@@ -45,7 +47,10 @@ async fn a_page_is_told_at_once_who_it_talks_to_and_that_etcd_is_away() {
     let text = read_until(&mut live, "event: etcd").await;
     assert!(text.contains("event: hello\n") && text.contains("\"writable\":true"), "{text}");
     let text = text + &read_until(&mut live, "has not answered for").await;
-    assert!(text.contains("etcd at 127.0.0.1:1 has not answered for") && !text.contains("nobody sees"), "{text}");
+    assert!(
+        text.contains("etcd at 127.0.0.1:1 has not answered for") && !text.contains("nobody sees"),
+        "{text}"
+    );
     assert_eq!(get(&dashboard, "api/runs").await.status(), StatusCode::SERVICE_UNAVAILABLE);
 }
 

@@ -55,7 +55,9 @@ pub(super) async fn close(State(site): State<Arc<Site>>, request: Request) -> Re
         return refusal(StatusCode::BAD_REQUEST, "the reason is too long, or did not come in time");
     };
     let reason = match serde_json::from_slice::<Wish>(&body.to_bytes()) {
-        Ok(Wish { reason }) if !reason.trim().is_empty() => reason.trim().chars().take(REASON).collect::<String>(),
+        Ok(Wish { reason }) if !reason.trim().is_empty() => {
+            reason.trim().chars().take(REASON).collect::<String>()
+        }
         _ => return refusal(StatusCode::BAD_REQUEST, "say why, in words"),
     };
     match timeout(PATIENCE, source::close(site.feeds.client(), &run, &reason)).await {
@@ -63,13 +65,18 @@ pub(super) async fn close(State(site): State<Arc<Site>>, request: Request) -> Re
         Ok(Ok(Some(false))) => refusal(StatusCode::CONFLICT, "the run is closed already"),
         Ok(Ok(Some(true))) => {
             tracing::info!(%from, "run {} is closed from the dashboard: {}", plain(&run), plain(&reason));
-            json(StatusCode::OK, &serde_json::json!({ "text": "The run is closed. Its nodes stop their workers." }))
+            json(
+                StatusCode::OK,
+                &serde_json::json!({ "text": "The run is closed. Its nodes stop their workers." }),
+            )
         }
         Ok(Err(error)) => {
             tracing::warn!(%error, "cannot close a run");
             refusal(StatusCode::BAD_GATEWAY, &format!("etcd did not take it: {error}"))
         }
-        Err(_) => refusal(StatusCode::GATEWAY_TIMEOUT, "etcd does not answer; look whether the run is closed"),
+        Err(_) => {
+            refusal(StatusCode::GATEWAY_TIMEOUT, "etcd does not answer; look whether the run is closed")
+        }
     }
 }
 

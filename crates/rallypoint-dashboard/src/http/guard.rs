@@ -44,10 +44,14 @@ fn stranger(site: &Site, request: &Request) -> Option<Response> {
     if !is_known(&name, &site.allowed_hosts) {
         // A name of somebody else's can be made to lead here, and his page would then be one of ours.
         let name = crate::text::line(&name, 100);
-        let why = format!("this dashboard is not known as {name}; if it should be, start it with --allowed-host {name}");
+        let why = format!(
+            "this dashboard is not known as {name}; if it should be, start it with --allowed-host {name}"
+        );
         return Some(refusal(StatusCode::FORBIDDEN, &why));
     }
-    if ![Method::GET, Method::HEAD].contains(request.method()) && !is_own_origin(site, request, host.as_deref()) {
+    if ![Method::GET, Method::HEAD].contains(request.method())
+        && !is_own_origin(site, request, host.as_deref())
+    {
         return Some(refusal(StatusCode::FORBIDDEN, "the request comes from a page of another origin"));
     }
     None

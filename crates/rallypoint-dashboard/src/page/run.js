@@ -249,7 +249,7 @@ export class RunPage {
         ...row("Rank", node.rank === undefined ? "" : String(node.rank)),
         ...row("Address", node.address),
         ...row("Rack", node.rack),
-        ...row("About", node.about),
+        ...row(node.state === "missing" ? "Why" : "About", node.about),
         ...row("Started", node.since ? moment(node.since * 1000) : ""),
       ),
     );

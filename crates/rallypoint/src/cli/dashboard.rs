@@ -31,7 +31,7 @@ const FIRST_LOOK: Duration = Duration::from_secs(2);
 /// asks for a login before it where others must not look.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example: rallypoint dashboard --endpoint etcd1:2379 --token-file /etc/rallypoint/token\n\nThe token can also be in the variable RALLYPOINT_DASHBOARD_TOKEN. There is no flag for it, since all users of a machine\nsee the flags of its processes.\n\nExit codes: 0 stopped by Ctrl-C or SIGTERM, 1 cannot serve, 2 wrong usage, 4 the etcd does not let it in."
+    after_help = "Example: rallypoint dashboard --endpoint etcd1:2379 --token-file /etc/rallypoint/token\n\nThe token can also be in the variable RALLYPOINT_DASHBOARD_TOKEN. There is no flag for it, since all users of a machine see the flags of its processes.\n\nExit codes: 0 stopped by Ctrl-C or SIGTERM, 1 cannot serve, 2 wrong usage, 4 the etcd does not let it in."
 )]
 pub(crate) struct Dashboard {
     /// Where to listen: an address or a name of this machine, and the port; 0.0.0.0 for all addresses. Anything but a
@@ -114,7 +114,11 @@ impl Beside {
     }
 
     /// Starts it, if it was asked for. It reads from the server as any client does.
-    pub(crate) fn start(&self, server: SocketAddr, token: Option<String>) -> Result<Option<Page>, ServerError> {
+    pub(crate) fn start(
+        &self,
+        server: SocketAddr,
+        token: Option<String>,
+    ) -> Result<Option<Page>, ServerError> {
         let Some(listen) = self.dashboard else { return Ok(None) };
         let settings = EtcdSettings::new(&reached_at(server).to_string());
         let settings = settings.map_err(|error| std::io::Error::other(error.to_string()));
@@ -193,7 +197,8 @@ fn announce(page: &Page, config: &Config) {
     let access = if config.token.is_some() { "with a token runs can be closed" } else { "read-only" };
     info!("the dashboard is at {} ({access})", page.url());
     if !page.address().ip().is_loopback() {
-        let plain = if config.tls.is_none() { ", and without TLS whoever listens in learns the token" } else { "" };
+        let plain =
+            if config.tls.is_none() { ", and without TLS whoever listens in learns the token" } else { "" };
         let plain = if config.token.is_some() { plain } else { "" };
         warn!(
             "the dashboard listens on {}: whoever can reach it sees all runs{plain}; docs/dashboard.md tells how to put a proxy before it",
@@ -220,7 +225,9 @@ fn token(flag: &str, file: Option<&Path>) -> Result<Option<String>, Problem> {
     let token = text.trim();
     let is_header = |letter: char| letter.is_ascii_graphic() || letter == ' ';
     match token.chars().count() {
-        0 => Err(Problem::usage(format!("{from} is empty: write a token of {SHORTEST_TOKEN} letters or more"))),
+        0 => {
+            Err(Problem::usage(format!("{from} is empty: write a token of {SHORTEST_TOKEN} letters or more")))
+        }
         length if length < SHORTEST_TOKEN => Err(Problem::usage(format!(
             "{from} has a token of {length} letters, which can be guessed: write {SHORTEST_TOKEN} or more"
         ))),
