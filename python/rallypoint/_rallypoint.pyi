@@ -36,6 +36,8 @@ class _RendezvousOptions(TypedDict, total=False):
     node_id: str | None
     about: str | None
     master_port: int | None
+    metrics_listen: str | None
+    otlp_endpoint: str | None
     etcd_prefix: str | None
     protocol: Literal["http", "https"] | None
     cacert: _Path | None

@@ -52,7 +52,7 @@ impl<'py> IntoPyObject<'py> for Met {
 
     fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
         let Met(results, completed) = self;
-        let Completed { round, rank, world_size, master, held_port, store, run_store: _ } = completed;
+        let Completed { round, rank, world_size, master, held_port, store, .. } = completed;
         let Master { address: master_addr, port: master_port } = master;
         if let Some(held) = &held_port {
             held.share()?;

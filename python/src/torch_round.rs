@@ -135,7 +135,7 @@ impl TorchRound {
         };
         let served = wait(py, serving)?.map_err(|problem| error::no_round(py, &problem))?;
         let board = OfProcess::new(Listener::new(RoundBoard::new(handler, &completed)));
-        let Completed { round, rank, world_size, master, held_port, store: data, run_store: _ } = completed;
+        let Completed { round, rank, world_size, master, held_port, store: data, .. } = completed;
         let serves = served.is_some();
         let port = match (served, held_port) {
             (Some(served), _) => Port::Served(OfProcess::new(served)),

@@ -5,12 +5,13 @@ mod run;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rallypoint_metrics::Workers as Metrics;
 use rallypoint_rendezvous::RendezvousHandler;
 use rustix::process::Signal;
 use tokio::sync::watch;
 
 use crate::budget::Budget;
-use crate::events::{Events, WorkerEvent};
+use crate::events::{Events, WorkerEvent, WorkerState};
 use crate::failure::FailureReport;
 use crate::fence::Witness;
 use crate::logs::Logs;
@@ -100,6 +101,8 @@ pub struct Agent {
     witness: Option<Witness>,
     /// What failed here that the others could not be told of, and where it is told.
     untold: Option<(Board, Notice)>,
+    /// As the handler has them.
+    metrics: Metrics,
 }
 
 impl Agent {
@@ -133,6 +136,7 @@ impl Agent {
             rounds: 0,
             witness: None,
             untold: None,
+            metrics: Metrics::default(),
         }
     }
 
@@ -209,7 +213,12 @@ impl Agent {
         &self.workers
     }
 
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
     pub(crate) fn record(&self, events: &[WorkerEvent]) {
+        self.count(events);
         for log in self.timeline.logs() {
             events.iter().for_each(|event| log.worker(event));
         }
@@ -217,6 +226,21 @@ impl Agent {
 
     pub(crate) fn timeline(&self) -> &Timeline {
         &self.timeline
+    }
+
+    fn count(&self, events: &[WorkerEvent]) {
+        let started = events.iter().filter(|event| event.state == WorkerState::Started).count();
+        if started > 0 {
+            self.metrics.started(started);
+        }
+        for event in events {
+            match event.state {
+                WorkerState::Started => {}
+                WorkerState::Succeeded => self.metrics.ended("succeeded"),
+                WorkerState::Failed => self.metrics.ended("failed"),
+                WorkerState::Terminated => self.metrics.ended("terminated"),
+            }
+        }
     }
 
     pub(crate) fn adopts(&self) -> bool {

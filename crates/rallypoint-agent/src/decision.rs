@@ -133,6 +133,23 @@ pub(crate) enum Cause {
     CutOff(CutOff),
 }
 
+impl Cause {
+    /// As metrics have it.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Cause::Own => "worker_failed",
+            Cause::Other(notice) if notice.is_leave() => "node_left",
+            Cause::Other(_) => "other_node_failed",
+            Cause::Group(GroupChange::Died { .. }) => "node_died",
+            Cause::Group(GroupChange::Left { .. }) => "node_left",
+            Cause::Group(GroupChange::MemberReplaced { .. }) => "node_replaced",
+            Cause::Group(GroupChange::Waiting { .. }) => "node_waiting",
+            Cause::Group(_) => "other",
+            Cause::CutOff(_) => "cut_off",
+        }
+    }
+}
+
 /// One round on one node.
 #[derive(Debug)]
 pub(crate) struct Decision {

@@ -63,6 +63,8 @@ pub(crate) struct Start<'a> {
     pub(crate) interactive: Option<Interactive>,
     /// Whether it may read what the launcher can: not where another worker is the one to read it.
     pub(crate) reads: bool,
+    /// Where what it writes is counted.
+    pub(crate) metrics: rallypoint_metrics::Workers,
 }
 
 /// The workers of one round. Dropped, they are killed.
@@ -391,7 +393,8 @@ impl Worker {
         filtered: &[Option<Filtered>; 2],
         console: &Arc<dyn Console>,
     ) -> io::Result<Worker> {
-        let Start { program, args, environment, without, place, prefix, cpus, interactive, reads } = start;
+        let Start { program, args, environment, without, place, prefix, cpus, interactive, reads, metrics } =
+            start;
         let mut command = Command::new(program);
         let group = interactive.and_then(|interactive| interactive.group);
         command.args(args).process_group(group.map_or(0, Pid::as_raw_pid));
@@ -422,6 +425,7 @@ impl Worker {
                 file: file.transpose()?,
                 tail: (stream == Stream::Err).then(|| tail.clone()),
                 rank: place.rank,
+                counted: metrics.output(stream.name()),
             })
         };
         let mut streams = Vec::new();

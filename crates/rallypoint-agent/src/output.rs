@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use rallypoint_metrics::prometheus_client::metrics::counter::Counter;
 use tokio::sync::oneshot;
 use tracing::warn;
 
@@ -39,6 +40,16 @@ pub enum Stream {
     Out,
     /// Standard error.
     Err,
+}
+
+impl Stream {
+    /// As metrics have it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Stream::Out => "stdout",
+            Stream::Err => "stderr",
+        }
+    }
 }
 
 /// The last lines that a worker wrote to its standard error.
@@ -97,6 +108,8 @@ pub(crate) struct Pump {
     pub(crate) file: Option<LogFile>,
     pub(crate) filtered: Option<Filtered>,
     pub(crate) tail: Option<Tail>,
+    /// Where its bytes are counted.
+    pub(crate) counted: Counter,
 }
 
 /// A pump that runs.
@@ -158,6 +171,7 @@ impl Pump {
                     Ok(0) => break,
                     Ok(length) => {
                         seen.writing.store(true, Ordering::Relaxed);
+                        self.counted.inc_by(length as u64);
                         self.carry(&buffer[..length], &mut lines);
                         seen.writing.store(false, Ordering::Relaxed);
                         seen.moved.fetch_add(1, Ordering::Relaxed);

@@ -5,7 +5,7 @@ mod settle;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rallypoint_core::endpoint::host_and_port;
 use rallypoint_core::round::What;
@@ -74,6 +74,7 @@ pub(crate) async fn run(
     stop: &mut StopListener,
 ) -> Result<Over, AgentError> {
     let (number, rank) = (met.round, met.rank);
+    let entered = SystemTime::now();
     // Before the others know that this node is ready, and so before any worker of the round is started.
     let port = met.master.port;
     let mut served = ServedStore::open(agent.spec().worker_store, &mut met)
@@ -152,6 +153,8 @@ pub(crate) async fn run(
     agent.enter(Phase::Running);
     agent.record(&group.started(agent.restarts()));
     agent.timeline().note(one_of_all(met.rank), met.round, What::Working);
+    let about = [("rallypoint.rank", met.rank.to_string()), ("rallypoint.workers", places.len().to_string())];
+    met.trace.span("start workers", None, entered, SystemTime::now(), &about);
     let began = Instant::now();
     round.work(&mut group, &*met.store, &mut fence, stop).await?;
     if matches!(round.decision.verdict(), Some(Verdict::Succeed { .. })) {
@@ -378,6 +381,7 @@ impl Round<'_> {
                 cpus: spec.cpus.get(place.local_rank).cloned().unwrap_or_default(),
                 interactive: spec.interactive.filter(|worker| worker.local_rank == place.local_rank),
                 reads: spec.interactive.is_none(),
+                metrics: agent.metrics().clone(),
             });
         }
         let (settings, console) = (agent.logs().settings(), agent.console());

@@ -45,7 +45,10 @@ impl ServedStore {
             return Ok(None);
         }
         let held = met.held_port.take().map_or_else(|| HeldPort::bind(met.master.port), Ok)?;
-        let server = TcpStoreServer::for_round(held.listen(&met.master.address)?)?;
+        let server = {
+            let listener = held.listen(&met.master.address)?;
+            TcpStoreServer::for_round_counting(listener, met.metrics.worker_store.clone())?
+        };
         Ok(Some(ServedStore { server, held: Some(held) }))
     }
 

@@ -1,5 +1,6 @@
 //! Bytes as people read them.
 
+use std::cmp::Ordering;
 use std::fmt;
 
 /// A key in a sentence: quoted, with what is not text escaped, and not without end.
@@ -62,26 +63,39 @@ pub fn list(words: &[String]) -> String {
     }
 }
 
-/// What names are sorted by, so that `n2` comes before `n10`.
+/// As people sort names: the numbers in them by value.
 ///
 /// ```
 /// let mut names = ["n10", "n2", "m"];
-/// names.sort_by_key(|name| rallypoint_core::text::natural(name));
+/// names.sort_by(|a, b| rallypoint_core::text::natural(a, b));
 /// assert_eq!(names, ["m", "n2", "n10"]);
 /// ```
 #[must_use]
-pub fn natural(name: &str) -> Vec<(String, u128)> {
-    let mut parts = Vec::new();
-    let mut rest = name;
-    while !rest.is_empty() {
-        let digits = rest.find(|letter: char| letter.is_ascii_digit()).unwrap_or(rest.len());
-        let (words, numbered) = rest.split_at(digits);
-        let end = numbered.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(numbered.len());
-        let (number, more) = numbered.split_at(end);
-        parts.push((words.to_owned(), number.parse().unwrap_or(0)));
-        rest = more;
+pub fn natural(a: &str, b: &str) -> Ordering {
+    let (mut left, mut right) = (a, b);
+    loop {
+        let digits = |text: &str| text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let (in_left, in_right) = (digits(left), digits(right));
+        if in_left > 0 && in_right > 0 {
+            let number = |text: &str, end| text[..end].trim_start_matches('0').to_owned();
+            let (x, y) = (number(left, in_left), number(right, in_right));
+            match x.len().cmp(&y.len()).then_with(|| x.cmp(&y)) {
+                Ordering::Equal => {
+                    (left, right) = (&left[in_left..], &right[in_right..]);
+                    continue;
+                }
+                other => return other,
+            }
+        }
+        let (mut l, mut r) = (left.chars(), right.chars());
+        match (l.next(), r.next()) {
+            (None, None) => return a.cmp(b),
+            (None, _) => return Ordering::Less,
+            (_, None) => return Ordering::Greater,
+            (Some(x), Some(y)) if x != y => return x.cmp(&y),
+            _ => (left, right) = (l.as_str(), r.as_str()),
+        }
     }
-    parts
 }
 
 /// The beginning of a text that may be long.
@@ -143,5 +157,13 @@ mod tests {
         assert!(!Key(&[b'k'; 120]).to_string().contains("..."));
         let text = Key(&[b'k'; 121]).to_string();
         assert!(text.ends_with("k\"... (121 bytes)") && text.len() < 150, "{text}");
+    }
+
+    #[test]
+    fn numbers_in_names_sort_by_value() {
+        for (a, b) in [("n2", "n10"), ("n", "n1"), ("n09", "n10"), ("a", "b"), ("1", "a"), ("n1a", "n1b")] {
+            assert_eq!((natural(a, b), natural(b, a)), (Ordering::Less, Ordering::Greater), "{a} {b}");
+        }
+        assert_eq!(natural("n007", "n007"), Ordering::Equal);
     }
 }

@@ -6,7 +6,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 pub use rallypoint_core::round::CloseOutcome;
 use rallypoint_core::round::EventRecord;
+use rallypoint_metrics::Metrics;
 use rallypoint_store::Store;
+use rallypoint_traces::Round;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -80,6 +82,11 @@ pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
         Ok(0)
     }
 
+    /// How many nodes wait and stand by, as this node is told of them; none where the backend does not say.
+    fn census(&self) -> Option<watch::Receiver<Census>> {
+        None
+    }
+
     /// Who is in the last round this node was in, by rank. Read when asked for.
     async fn members(&self) -> Result<Vec<Member>>;
 
@@ -134,6 +141,22 @@ pub struct Rendezvous {
     pub store: Arc<dyn Store>,
     /// Data of the run, which outlives its rounds; none where the backend has no place for it.
     pub run_store: Option<Arc<dyn Store>>,
+    /// What tells this round from every other, even from one of the same number; empty where the backend has nothing.
+    pub plan: String,
+    /// Where what is done in this round is counted.
+    pub metrics: Metrics,
+    /// Its trace, for what is done in it.
+    pub trace: Round,
+}
+
+/// Nodes that are not in a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Census {
+    /// Those that there is room for.
+    pub waiting: usize,
+    /// Those that there is no room for.
+    pub spares: usize,
 }
 
 /// When etcd last answered for a node.

@@ -31,6 +31,8 @@
 //! - [`Registry`]: the backends by name, open to those of other crates.
 //! - [`EtcdBarrier`]: the backend `etcd`, which meets nodes that run PyTorch's code.
 //! - [`backend`]: a record of state with a fencing token, for PyTorch's dynamic rendezvous.
+//! - [`serve_metrics`]: what is counted, for Prometheus, and [`send_traces`]: rounds as traces, for OpenTelemetry. The
+//!   [`Registry`] has every handler watched whose parameters ask for one of them.
 //! - [`RendezvousError`]: what can go wrong, by kind.
 
 pub mod backend;
@@ -39,6 +41,7 @@ mod connecting;
 mod error;
 mod handler;
 pub mod native;
+mod observe;
 mod parameters;
 mod port;
 mod registry;
@@ -47,9 +50,10 @@ pub use barrier::EtcdBarrier;
 pub use connecting::connect_within;
 pub use error::{RendezvousError, Result};
 pub use handler::{
-    CloseOutcome, Contact, FINISHED, GroupChange, Master, Member, NODE_FINISHED, Progress, Rendezvous,
-    RendezvousHandler, Standing, is_finish,
+    Census, CloseOutcome, Contact, FINISHED, GroupChange, Master, Member, NODE_FINISHED, Progress,
+    Rendezvous, RendezvousHandler, Standing, is_finish,
 };
+pub use observe::{send_traces, serve_metrics};
 pub use parameters::{ParameterError, RendezvousParameters};
 pub use port::HeldPort;
 pub use registry::{Creator, Registry};

@@ -7,6 +7,8 @@ use std::time::Duration;
 use rallypoint_core::Endpoints;
 use rallypoint_core::endpoint::DEFAULT_PORT;
 use rallypoint_core::text::nearest;
+use rallypoint_metrics::Metrics;
+use rallypoint_traces::Tracer;
 use thiserror::Error;
 
 /// What whoever drives a rendezvous reads itself.
@@ -45,6 +47,10 @@ pub struct RendezvousParameters {
     pub local_addr: Option<String>,
     /// Everything else, by name.
     pub config: BTreeMap<String, String>,
+    /// Where it is counted what the handler does, for those who export it themselves.
+    pub metrics: Option<Metrics>,
+    /// Where its rounds are told as traces, for those who send them themselves.
+    pub tracer: Option<Tracer>,
 }
 
 /// A parameter that cannot be used.
@@ -83,6 +89,8 @@ impl RendezvousParameters {
             max_nodes,
             local_addr: None,
             config: BTreeMap::new(),
+            metrics: None,
+            tracer: None,
         })
     }
 

@@ -12,6 +12,7 @@ use crate::connecting::connect_within;
 use crate::error::Result;
 use crate::handler::RendezvousHandler;
 use crate::native::{self, NativeHandler};
+use crate::observe::{self, Observed};
 use crate::parameters::{ParameterError, RendezvousParameters};
 
 /// Makes a handler from its parameters.
@@ -66,6 +67,10 @@ impl Registry {
 
     /// Makes the handler that the parameters name.
     pub async fn create(&self, parameters: RendezvousParameters) -> Result<Arc<dyn RendezvousHandler>> {
+        self.create_within(&parameters, Duration::ZERO).await
+    }
+
+    async fn make(&self, parameters: RendezvousParameters) -> Result<Arc<dyn RendezvousHandler>> {
         let name = parameters.backend.clone();
         let Some(creator) = self.creators.get(&name) else {
             let names: Vec<_> = self.names().collect();
@@ -95,7 +100,27 @@ impl Registry {
         parameters: &RendezvousParameters,
         patience: Duration,
     ) -> Result<Arc<dyn RendezvousHandler>> {
-        connect_within(&parameters.endpoint, patience, || self.create(parameters.clone())).await
+        let mut parameters = parameters.clone();
+        let collector = observe::collector(&parameters)?.filter(|_| parameters.tracer.is_none());
+        let tracer = collector.and_then(|collector| observe::send_traces(&collector));
+        let own = tracer.is_some();
+        parameters.tracer = parameters.tracer.or(tracer);
+        // Before there is an etcd, so that it can be seen that there is none.
+        let listener =
+            match observe::place(&parameters)?.filter(|_| self.creators.contains_key(&parameters.backend)) {
+                Some(place) => {
+                    let metrics = parameters.metrics.get_or_insert_default();
+                    observe::serve_metrics(&place, metrics).await
+                }
+                None => None,
+            };
+        let made = || self.make(parameters.clone());
+        let handler = connect_within(&parameters.endpoint, patience, made).await?;
+        if parameters.metrics.is_none() && parameters.tracer.is_none() {
+            return Ok(handler);
+        }
+        let metrics = parameters.metrics.unwrap_or_default();
+        Ok(Arc::new(Observed::new(handler, metrics, listener, parameters.tracer, own)))
     }
 }
 

@@ -25,6 +25,7 @@ use crate::authority::WithoutAuthority;
 use crate::fair::Fair;
 use crate::grpc::{Grpc, ReplyBody};
 use crate::stopped::stopped;
+use crate::traffic::{Method, Traffic};
 
 /// Requests on one connection at a time. Every watch may be one of its own.
 const MAX_STREAMS: u32 = 1 << 14;
@@ -46,13 +47,19 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub(crate) struct Front {
     grpc: Option<Grpc>,
     http: axum::Router,
+    traffic: Arc<Traffic>,
 }
 
 type Answer = http::Response<Either<ReplyBody, axum::body::Body>>;
 
 impl Front {
-    pub(crate) fn new(grpc: Option<Grpc>, http: axum::Router) -> Self {
-        Front { grpc, http }
+    pub(crate) fn new(grpc: Option<Grpc>, http: axum::Router, traffic: Arc<Traffic>) -> Self {
+        Front { grpc, http, traffic }
+    }
+
+    /// Where what is held for clients is counted.
+    pub(crate) fn holds(&self, budget: &Arc<Budget>) {
+        self.traffic.holds(Arc::clone(budget));
     }
 
     /// Small and free to move, so that hyper's part of a request is too.
@@ -62,13 +69,19 @@ impl Front {
         account: &Account,
     ) -> impl Future<Output = Result<Answer, Infallible>> + Send + Unpin + use<> {
         if let Some(grpc) = self.grpc.as_ref().filter(|_| Grpc::is_for_us(&request)) {
+            let (method, traffic) = (Method::grpc(request.uri().path()), Arc::clone(&self.traffic));
             let reply = grpc.call(request, account);
-            return future::Either::Left(reply.map(|reply| Ok(reply.map(Either::Left))));
+            return future::Either::Left(reply.map(move |reply| {
+                traffic.answered(method, &reply);
+                Ok(reply.map(Either::Left))
+            }));
         }
-        let mut http = self.http.clone();
+        let (mut http, traffic) = (self.http.clone(), Arc::clone(&self.traffic));
+        let method = Method::http(request.uri().path());
         request.extensions_mut().insert(account.clone());
         let answer = async move {
             let answer = http.call(request.map(axum::body::Body::new)).await?;
+            traffic.answered(method, &answer);
             Ok(answer.map(Either::Right))
         };
         future::Either::Right(answer.boxed())

@@ -21,6 +21,7 @@
 //! - `serve`: the listener, TLS, and the way to stop. `connections`: what speaks on each; tells gRPC from the rest.
 //!   `authority` makes up for clients that HTTP/2 would turn away.
 //!   `fair` has them take turns.
+//! - `traffic`: what clients ask for, counted; `prometheus`: how that and all else is told to who asks for `/metrics`.
 //! - `admission`: what is held for clients, counted, and who makes room for whom.
 //! - `grpc`: the v3 services, a thin shell. `http`: the v2 API and what monitors ask for, another.
 //! - `shared`: the v3 state behind its one lock, and the task that ends leases.
@@ -55,6 +56,7 @@ mod shared;
 mod state;
 mod stopped;
 mod tls;
+mod traffic;
 mod v2;
 mod watch;
 

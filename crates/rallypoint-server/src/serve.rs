@@ -22,6 +22,7 @@ use crate::mvcc::{Retention, Store};
 use crate::shared::{Settings, Shared};
 use crate::state::{Limits, State};
 use crate::stopped::stopped;
+use crate::traffic::Traffic;
 use crate::{Config, ServerError, files, http as http1, metrics, tls, v2};
 
 /// What etcd adds to the size of a request for the size of a message.
@@ -185,7 +186,9 @@ impl Prepared {
         let gateway = Gateway::start(gateway).await.map_err(|source| ServerError::Etcd { source })?;
         let identity = Arc::new(Identity::new(config.name.clone(), client_urls(&url, &config)));
         let keys = Arc::<Gateway>::clone(&gateway);
-        let front = Front::new(None, http1::router(keys, identity, http1::Limits::default()));
+        let traffic = Traffic::of_gateway();
+        let http = http1::router(keys, identity, http1::Limits::default(), Arc::clone(&traffic));
+        let front = Front::new(None, http, traffic);
         let behind = Behind::Cluster { gateway, endpoints };
         let (stop, _) = watch::channel(false);
         Ok(Prepared { listener, address, url, tls, config, front, behind, stop })
@@ -200,6 +203,7 @@ impl Prepared {
         let Prepared { listener, address, tls, config, front, mut behind, stop, .. } = self;
         behind.announce(address, &config);
         let budget = Budget::new(config.inflight_bytes, files::connections_within(config.max_connections));
+        front.holds(&budget);
         let connections = Connections { front, tls, budget, stopping: stop.subscribe() };
         let mut tasks = JoinSet::new();
         let failed = tokio::select! {
@@ -358,16 +362,16 @@ fn parts(
     let shared = Arc::new(Shared::new(v3, identity.clone(), settings));
     let (numbers, quota) = (Arc::clone(&shared), Arc::clone(&shared));
     let v3 = v2::V3 {
-        metrics: Box::new(move || metrics::v3(&numbers)),
+        metrics: Box::new(move |page| metrics::v3(&numbers, page)),
         is_full: Box::new(move || quota.read(State::is_full)),
     };
     let identity = Arc::new(identity);
     let v2 = v2::Service::start(Arc::clone(&identity), v3, v2);
     let grpc = Grpc::new(Arc::clone(&shared), message_bytes, stopping);
-    let front = Front::new(
-        Some(grpc),
-        http1::router(Arc::<v2::Service>::clone(&v2), identity, http1::Limits::default()),
-    );
+    let traffic = Traffic::of_server(config.quota_bytes);
+    let keys = Arc::<v2::Service>::clone(&v2);
+    let http = http1::router(keys, identity, http1::Limits::default(), Arc::clone(&traffic));
+    let front = Front::new(Some(grpc), http, traffic);
     let halves = Halves { v3: shared, v2 };
     let writer = match data.zip(bell) {
         Some(((folder, engine), (bell, rung))) => {

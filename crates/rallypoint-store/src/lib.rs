@@ -6,9 +6,11 @@
 //! - [`TcpStore`]: on a server of PyTorch's `TCPStore`, or ours.
 //! - [`MemoryStore`]: in one process.
 //! - [`PrefixStore`]: a store within a store.
+//! - [`CountedStore`]: one whose operations are counted, for Prometheus.
 //! - [`BlockingStore`]: any of them, for threads without an async runtime.
 
 mod blocking;
+mod counted;
 mod deadline;
 mod error;
 mod etcd_v2;
@@ -19,6 +21,7 @@ mod store;
 mod tcp;
 
 pub use blocking::{BlockingStore, shared_runtime};
+pub use counted::CountedStore;
 pub use error::{Result, StoreError};
 pub use etcd_v2::EtcdV2Store;
 pub use etcd_v3::EtcdStore;

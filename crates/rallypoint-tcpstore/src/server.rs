@@ -4,6 +4,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::thread;
 
+use rallypoint_metrics::WorkerStore as Metrics;
 use socket2::{Domain, Socket, Type};
 use tokio::sync::oneshot;
 
@@ -60,7 +61,17 @@ impl TcpStoreServer {
     ///
     /// If the socket cannot be used.
     pub fn for_round(listener: TcpListener) -> io::Result<Self> {
-        TcpStoreServer::start(listener, Machine::new(Limits::default()).of_one_attempt())
+        TcpStoreServer::for_round_counting(listener, Metrics::default())
+    }
+
+    /// The same, and counts messages and connections.
+    ///
+    /// # Errors
+    ///
+    /// If the socket cannot be used.
+    pub fn for_round_counting(listener: TcpListener, metrics: Metrics) -> io::Result<Self> {
+        let machine = Machine::new(Limits::default()).of_one_attempt();
+        TcpStoreServer::start(listener, machine.counting(metrics))
     }
 
     fn start(listener: TcpListener, machine: Machine) -> io::Result<Self> {

@@ -5,7 +5,7 @@
 //! - [`Certs`]: certificates for them, and the wrong ones to be refused with.
 //! - [`Proxy`], [`Silent`], [`refused_endpoint`]: networks and servers that misbehave. [`Network`]: machines with
 //!   addresses of their own ([`Host`]), to be cut off or slowed down.
-//! - [`Slurm`]: a real one, of several nodes on this machine.
+//! - [`Slurm`]: a real one, of several nodes on this machine. [`Prometheus`] and [`promtool`]: to ask for metrics.
 //! - [`Program`]: programs that are talked to line by line; [`Python`]: those that run PyTorch's own code.
 //!
 //! The API is synchronous, so that plain tests and tokio tests can both use it; its waits are bounded, and
@@ -15,7 +15,7 @@
 //! Programs are looked up in `.tools`, where `scripts/setup` puts them; `RALLYPOINT_ETCD_35`, `RALLYPOINT_ETCDCTL`,
 //! `RALLYPOINT_ETCD_34`, `RALLYPOINT_ETCDCTL_34` and `RALLYPOINT_TORCH_PYTHON` name others. `RALLYPOINT_ETCD_36` names
 //! an etcd 3.6 to try as well, `RALLYPOINT_SLURM` a folder
-//! with another Slurm, as `scripts/setup` lays it out.
+//! with another Slurm, as `scripts/setup` lays it out, `RALLYPOINT_PROMETHEUS` one with `prometheus` and `promtool`.
 
 mod certs;
 mod cluster;
@@ -29,6 +29,7 @@ mod network;
 mod port;
 mod process;
 mod program;
+mod prometheus;
 mod proxy;
 mod python;
 mod slurm;
@@ -41,6 +42,7 @@ pub use http::get as http_get;
 pub use net::{Silent, closed_port, refused_endpoint};
 pub use network::{Host, Network};
 pub use program::Program;
+pub use prometheus::{Prometheus, promtool};
 pub use proxy::Proxy;
 pub use python::{Python, run_python};
 pub use slurm::Slurm;

@@ -7,6 +7,7 @@
 //!   `Store`.
 //! - [`rendezvous`]: how the nodes of a run find each other, and [`agent`]: a node that runs workers.
 //! - [`etcd`]: the clients beneath, for v3 and for v2.
+//! - [`metrics`] and [`traces`]: what is told to Prometheus and to OpenTelemetry.
 //! - [`server`]: a server of etcd's protocols inside the program, or a real etcd as its child.
 
 #[cfg(feature = "cli")]
@@ -20,6 +21,7 @@ pub use rallypoint_core::{
 #[cfg(feature = "cli")]
 pub use rallypoint_dashboard as dashboard;
 pub use rallypoint_etcd as etcd;
+pub use rallypoint_metrics as metrics;
 pub use rallypoint_rendezvous as rendezvous;
 pub use rallypoint_server as server;
 pub use rallypoint_store::{
@@ -27,6 +29,7 @@ pub use rallypoint_store::{
     TcpStore,
 };
 pub use rallypoint_tcpstore as tcpstore;
+pub use rallypoint_traces as traces;
 
 /// The examples in the documents, as tests.
 #[cfg(doctest)]

@@ -11,7 +11,17 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 # Whatever the backend, torchrun gives a timeout, and somebody may say who starts the server.
 _ALWAYS = ("timeout", "is_host")
 
-BARRIER = ("join_timeout", "last_call_timeout", "etcd_prefix", "protocol", "cacert", "cert", "key", "worker_store")
+BARRIER = (
+    "join_timeout",
+    "last_call_timeout",
+    "etcd_prefix",
+    "protocol",
+    "cacert",
+    "cert",
+    "key",
+    "worker_store",
+    "metrics_listen",
+)
 
 DYNAMIC = (
     "api",
@@ -40,6 +50,8 @@ _VARIABLES = {
     "user": "RALLYPOINT_USER",
     "password": "RALLYPOINT_PASSWORD",
     "etcd_prefix": "RALLYPOINT_PREFIX",
+    "metrics_listen": "RALLYPOINT_METRICS_LISTEN",
+    "otlp_endpoint": "RALLYPOINT_OTLP_ENDPOINT",
 }
 _PASSWORD_FILE = "RALLYPOINT_PASSWORD_FILE"
 # Other names of the same.

@@ -198,6 +198,8 @@ impl Agent {
             let waited_ms = u64::try_from(asked.elapsed().as_millis()).unwrap_or(u64::MAX);
             let joined = What::Joined { rank: met.rank, world_size: met.world_size, waited_ms };
             self.timeline.note(Keep::Log, met.round, joined);
+            self.metrics = met.metrics.workers.clone();
+            self.metrics.restarts_left(self.budget.left());
             self.phase.send_replace(Phase::Starting);
             fence = self.fence(&met).await?;
             let over = round::run(self, met, fence, stop).await?;
@@ -214,6 +216,8 @@ impl Agent {
                 Verdict::Regroup { cost, cause: regroup } => {
                     self.budget.charge(over.ran, cost);
                     self.restarts += cost;
+                    self.metrics.restarts_left(self.budget.left());
+                    self.metrics.restarted(regroup.name());
                     let of_group = matches!(&regroup, Cause::Group(change) if change.is_a_loss());
                     let leaver = match &regroup {
                         Cause::Other(notice) if notice.is_leave() => Some(notice.node),

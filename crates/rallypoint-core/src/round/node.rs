@@ -13,6 +13,7 @@ use super::leader::{Leader, Word};
 use super::membership::{Goal, Membership, Verdict};
 use super::output::{CloseOutcome, NodeEvent, Output, WatchId};
 use super::presence::{Found, Presence};
+use super::record::News;
 use super::settings::NodeConfig;
 use super::silence::Silence;
 use super::view::{LeaderKey, View, look, looked};
@@ -238,6 +239,12 @@ impl Node {
     #[must_use]
     pub fn contact(&self) -> Option<Duration> {
         self.contact
+    }
+
+    /// The news of the last completed round, as far as this node knows them.
+    #[must_use]
+    pub fn news(&self) -> Option<&News> {
+        self.view.known().map(|known| &known.record.news)
     }
 
     /// The lease that was kept is gone.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rallypoint_core::EtcdSettings;
+use rallypoint_metrics::Etcd as Metrics;
 use reqwest::Method;
 
 use super::path::{form, path};
@@ -53,7 +54,12 @@ struct Shared {
 impl Client {
     /// Connects to the first endpoint that answers.
     pub async fn connect(settings: EtcdSettings) -> Result<Client> {
-        let client = Client::connect_lazily(settings)?;
+        Client::connect_counting(settings, Metrics::default()).await
+    }
+
+    /// The same, and counts what it asks for.
+    pub async fn connect_counting(settings: EtcdSettings, metrics: Metrics) -> Result<Client> {
+        let client = Client::connect_lazily_counting(settings, metrics)?;
         let Shared { transport, urls, failover } = &*client.shared;
         let deadline = after(client.settings().connect_timeout);
         let request = version_request(CONNECT);
@@ -65,11 +71,16 @@ impl Client {
 
     /// A client that connects with its first request.
     pub fn connect_lazily(settings: EtcdSettings) -> Result<Client> {
+        Client::connect_lazily_counting(settings, Metrics::default())
+    }
+
+    /// The same, and counts what it asks for.
+    pub fn connect_lazily_counting(settings: EtcdSettings, metrics: Metrics) -> Result<Client> {
         let retry_timeout = settings.retry_timeout;
         let prefix = clean(&settings.prefix).into();
         let urls = settings.urls();
         let failover = Failover::new(&settings.endpoints);
-        let transport = Transport::new(settings)?;
+        let transport = Transport::new(settings, metrics)?;
         Ok(Client { shared: Arc::new(Shared { transport, urls, failover }), prefix, retry_timeout })
     }
 

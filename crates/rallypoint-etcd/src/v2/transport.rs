@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rallypoint_core::EtcdSettings;
+use rallypoint_metrics::Etcd as Metrics;
 use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use reqwest::{Method, StatusCode};
 use rustls::pki_types::pem::PemObject;
@@ -45,6 +46,17 @@ impl Request<'_> {
     pub(super) fn error(&self, kind: ErrorKind) -> Error {
         let error = Error::new(kind, self.what);
         if self.key.is_empty() { error } else { error.key(self.key) }
+    }
+
+    /// What it is counted as.
+    fn kind(&self) -> &'static str {
+        match self.method {
+            _ if self.poll => "watch",
+            Method::GET => "get",
+            Method::PUT | Method::POST => "put",
+            Method::DELETE => "delete",
+            _ => "other",
+        }
     }
 
     /// Whether it can be sent twice without harm.
@@ -90,10 +102,11 @@ pub(super) enum Rest {
 pub(super) struct Transport {
     http: reqwest::Client,
     settings: EtcdSettings,
+    metrics: Metrics,
 }
 
 impl Transport {
-    pub(super) fn new(settings: EtcdSettings) -> Result<Self> {
+    pub(super) fn new(settings: EtcdSettings, metrics: Metrics) -> Result<Self> {
         let wrong = || Error::new(ErrorKind::Settings, CONNECT);
         settings.check().map_err(|error| wrong().because(error))?;
         let http = reqwest::Client::builder()
@@ -109,7 +122,7 @@ impl Transport {
             .tcp_keepalive(Duration::from_secs(30))
             .build()
             .map_err(|error| wrong().because(error))?;
-        Ok(Transport { http, settings })
+        Ok(Transport { http, settings, metrics })
     }
 
     pub(super) fn settings(&self) -> &EtcdSettings {
@@ -118,6 +131,16 @@ impl Transport {
 
     /// Sends `request` to the server at `url` and reads the answer, until `deadline` or the end of one try.
     pub(super) async fn send(&self, url: &str, request: &Request<'_>, deadline: Instant) -> Result<Reply> {
+        let asked = Instant::now();
+        let answer = self.try_once(url, request, deadline).await;
+        self.metrics.request(request.kind(), answer.is_ok(), asked.elapsed());
+        if !answer.as_ref().is_err_and(Error::is_transient) {
+            self.metrics.answered();
+        }
+        answer
+    }
+
+    async fn try_once(&self, url: &str, request: &Request<'_>, deadline: Instant) -> Result<Reply> {
         let error = |kind| request.error(kind).endpoint(url);
         let deadline = deadline.min(after(self.settings.request_timeout));
         let sending = self.build(url, request).send();

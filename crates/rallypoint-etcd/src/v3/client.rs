@@ -8,6 +8,7 @@ use etcd_client::{
     StatusResponse, Txn, TxnResponse,
 };
 use rallypoint_core::EtcdSettings;
+use rallypoint_metrics::Etcd as Metrics;
 use uuid::Uuid;
 
 use super::changes::Changes;
@@ -45,15 +46,25 @@ pub struct Client {
 impl Client {
     /// Connects to the first endpoint that answers.
     pub async fn connect(settings: EtcdSettings) -> Result<Client> {
-        let client = Client::connect_lazily(settings)?;
+        Client::connect_counting(settings, Metrics::default()).await
+    }
+
+    /// The same, and counts what it asks for.
+    pub async fn connect_counting(settings: EtcdSettings, metrics: Metrics) -> Result<Client> {
+        let client = Client::connect_lazily_counting(settings, metrics)?;
         client.requests.connections.connect().await?;
         Ok(client)
     }
 
     /// A client that connects with its first request.
     pub fn connect_lazily(settings: EtcdSettings) -> Result<Client> {
+        Client::connect_lazily_counting(settings, Metrics::default())
+    }
+
+    /// The same, and counts what it asks for.
+    pub fn connect_lazily_counting(settings: EtcdSettings, metrics: Metrics) -> Result<Client> {
         let retry_timeout = settings.retry_timeout;
-        let connections = Arc::new(Connections::new(settings)?);
+        let connections = Arc::new(Connections::new(settings, metrics)?);
         let watches = WatchHub::new(Arc::clone(&connections));
         let leases = LeaseHub::new(Arc::clone(&connections));
         Ok(Client { requests: Requests { connections, retry_timeout }, watches, leases })

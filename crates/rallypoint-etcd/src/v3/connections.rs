@@ -10,6 +10,7 @@ use std::time::Duration;
 use etcd_client::{ConnectOptions, KvClient, KvClientPrefix, LeaseClient, MaintenanceClient, WatchClient};
 use futures::stream::{FuturesUnordered, StreamExt};
 use rallypoint_core::EtcdSettings;
+use rallypoint_metrics::Etcd as Metrics;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tonic::transport::Channel as TonicChannel;
@@ -51,6 +52,7 @@ pub(super) struct Connections {
     /// One for each request under way.
     pub(super) turns: Semaphore,
     pub(super) failover: Failover,
+    pub(super) metrics: Metrics,
 }
 
 /// An endpoint and its connection, once it was needed.
@@ -75,7 +77,7 @@ impl Slot {
 }
 
 impl Connections {
-    pub(super) fn new(settings: EtcdSettings) -> Result<Self> {
+    pub(super) fn new(settings: EtcdSettings, metrics: Metrics) -> Result<Self> {
         let wrong = |what| Error::new(ErrorKind::Settings, what);
         settings.check().map_err(|error| wrong(CONNECT).because(error))?;
         let pem = settings.tls.as_ref().map(Pem::load).transpose()?;
@@ -90,7 +92,7 @@ impl Connections {
         let failover = Failover::new(&settings.endpoints);
         let turns = Semaphore::new(IN_FLIGHT);
         let login = Login::new(settings.credentials.clone(), settings.request_timeout, endpoints.len());
-        Ok(Connections { settings, endpoints, login, turns, failover })
+        Ok(Connections { settings, endpoints, login, turns, failover, metrics })
     }
 
     /// The connection in use.

@@ -213,6 +213,7 @@ impl Task {
                                     not_before = Instant::now() + BETWEEN_REFUSALS;
                                 }
                                 Cause::Password => {
+                                    self.connections.metrics.refresh_failed();
                                     self.unsure(true);
                                     not_before = Instant::now() + AFTER_A_WRONG_PASSWORD;
                                 }
@@ -308,6 +309,7 @@ impl Task {
     /// A lease that etcd does not let us refresh waits for its next try while the others go on: who may write its keys can
     /// change at any time.
     fn set_aside(&mut self, id: i64) {
+        self.connections.metrics.refresh_failed();
         if let Some(kept) = self.leases.get(&id) {
             kept.report.send_replace(LeaseState::Unsure { since: kept.last_answer, refused: true });
             self.turn(id, Turn::Due(self.pause()));
@@ -373,13 +375,16 @@ impl Task {
     fn answered(&mut self, answer: &Refreshed) {
         (self.heard, self.unanswered) = (Instant::now(), 0);
         self.connections.failover.reach.answered();
+        self.connections.metrics.answered();
         let Some(kept) = self.leases.get_mut(&answer.id) else { return };
         if answer.ttl <= 0 {
             warn!(lease = format_args!("{:x}", answer.id), "the lease is lost");
             kept.report.send_replace(LeaseState::Lost);
+            self.connections.metrics.lease_lost();
             self.remove(answer.id);
         } else if let Turn::Sent(sent) = kept.turn {
             kept.last_answer = sent;
+            self.connections.metrics.refreshed(sent.elapsed());
             kept.report.send_replace(LeaseState::Alive);
             // Four fit into the time to live: a cut may take more than half of it. Never all at the same time.
             let next = sent + kept.ttl.mul_f64(0.225 + 0.025 * fastrand::f64());
@@ -390,6 +395,7 @@ impl Task {
     /// No answer came, for this reason.
     fn no_answer(&self, why: &Error) {
         self.connections.failover.reach.unanswered(self.heard, why);
+        self.connections.metrics.refresh_failed();
         self.unsure(false);
     }
 

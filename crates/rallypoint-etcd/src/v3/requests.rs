@@ -9,6 +9,7 @@ use etcd_client::{GetOptions, GetResponse, ResponseHeader};
 use rallypoint_core::EtcdSettings;
 use tokio::time::Instant;
 
+use super::classify::is_said_by_server;
 use super::connections::{Connection, Connections};
 use super::range::KeyRange;
 use crate::failover::after;
@@ -50,6 +51,20 @@ impl Requests {
         }
     }
 
+    /// Counts a try. An error that a server sends is an answer too.
+    fn count<T, E>(&self, what: &str, answer: &Result<Result<T, etcd_client::Error>, E>, asked: Instant) {
+        let metrics = &self.connections.metrics;
+        metrics.request(what, matches!(answer, Ok(Ok(_))), asked.elapsed());
+        let said = match answer {
+            Ok(Ok(_)) => true,
+            Ok(Err(etcd_client::Error::GRpcStatus(status))) => is_said_by_server(status),
+            _ => false,
+        };
+        if said {
+            metrics.answered();
+        }
+    }
+
     /// Tries `request` until it succeeds, fails for good, or its time is over.
     pub(super) async fn call<T, F>(
         &self,
@@ -73,7 +88,10 @@ impl Requests {
                 let connection =
                     connecting.map_err(|_| late(ErrorKind::Unreachable).because("no answer in time"))??;
                 let shown = self.connections.login.pass();
-                match tokio::time::timeout_at(limit, request(Arc::clone(&connection))).await {
+                let asked = Instant::now();
+                let answer = tokio::time::timeout_at(limit, request(Arc::clone(&connection))).await;
+                self.count(what, &answer, asked);
+                match answer {
                     Ok(Ok(answer)) => return Ok(answer),
                     Ok(Err(error)) => {
                         let refused =

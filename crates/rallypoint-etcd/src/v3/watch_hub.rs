@@ -202,6 +202,7 @@ impl Task {
                 End::Idle => {}
                 End::Failed(error) if error.is_transient() => {
                     debug!(%error, watches = self.watchers.len(), "the watch stream broke");
+                    self.connections.metrics.watches_cut();
                     self.pause.begin(backoff.next(fastrand::f64()));
                     self.distrust();
                 }

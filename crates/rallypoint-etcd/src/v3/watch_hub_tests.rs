@@ -18,7 +18,8 @@ struct Rig {
 impl Rig {
     async fn new() -> Self {
         let settings = EtcdSettings::new("127.0.0.1:1").expect("an endpoint");
-        let connections = Arc::new(Connections::new(settings).expect("settings that can work"));
+        let connections =
+            Arc::new(Connections::new(settings, Default::default()).expect("settings that can work"));
         let on = connections.current().await.expect("it connects with the first request");
         let (messages, told) = mpsc::channel(BACKLOG);
         let range = KeyRange::key("k");

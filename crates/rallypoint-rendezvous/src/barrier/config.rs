@@ -5,14 +5,25 @@ use std::time::Duration;
 
 use rallypoint_core::barrier::{DEFAULT_LAST_CALL, DEFAULT_PREFIX, DEFAULT_TIMEOUT, Settings};
 use rallypoint_core::{EtcdSettings, TlsSettings};
+use rallypoint_metrics::Metrics;
 
 use uuid::Uuid;
 
+use crate::observe;
 use crate::parameters::{ParameterError, RendezvousParameters};
 
 /// The options by name.
-const OPTIONS: [&str; 8] =
-    ["join_timeout", "timeout", "last_call_timeout", "etcd_prefix", "protocol", "cacert", "cert", "key"];
+const OPTIONS: [&str; 9] = [
+    "join_timeout",
+    "timeout",
+    "last_call_timeout",
+    "etcd_prefix",
+    "protocol",
+    "cacert",
+    "cert",
+    "key",
+    observe::LISTEN,
+];
 
 /// Everything that the barrier is told.
 #[derive(Debug, Clone)]
@@ -23,11 +34,13 @@ pub(super) struct Config {
     /// How long `next_rendezvous` may take.
     pub(super) timeout: Duration,
     pub(super) machine: Settings,
+    pub(super) metrics: Metrics,
 }
 
 impl Config {
     pub(super) fn new(parameters: &RendezvousParameters) -> Result<Self, ParameterError> {
         parameters.check_names(&OPTIONS)?;
+        observe::place(parameters)?;
         let tls = match parameters.get("protocol") {
             None | Some("http") => None,
             Some("https") => Some(tls(parameters, "cacert", "cert", "key")),
@@ -50,6 +63,7 @@ impl Config {
             run_id: parameters.run_id.clone(),
             local_addr: parameters.local_addr.clone(),
             timeout,
+            metrics: parameters.metrics.clone().unwrap_or_default(),
             machine: Settings {
                 node: Uuid::new_v4().simple().to_string(),
                 min: parameters.min_nodes,

@@ -21,6 +21,7 @@ use async_trait::async_trait;
 use rallypoint_core::barrier::{KEEP_ALIVE_TTL, Node, Status};
 use rallypoint_etcd::v2::Client;
 use rallypoint_store::EtcdV2Store;
+use rallypoint_traces::Round;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -79,7 +80,9 @@ impl EtcdBarrier {
         let config = Config::new(parameters)?;
         let endpoints = config.etcd.endpoints.clone();
         let failed = |error| RendezvousError::connection(&endpoints, error);
-        let client = Client::connect(config.etcd.clone()).await.map_err(failed)?;
+        let client = Client::connect_counting(config.etcd.clone(), config.metrics.etcd.clone())
+            .await
+            .map_err(failed)?;
         let root = &config.machine.root;
         if !client.takes(&format!("{root}/rdzv/v_{}/rank_{}", u64::MAX, usize::MAX)) {
             return Err(ParameterError(format!(
@@ -188,6 +191,9 @@ impl EtcdBarrier {
             held_port,
             store,
             run_store: None,
+            plan: String::new(),
+            metrics: self.config.metrics.clone(),
+            trace: Round::default(),
         }))
     }
 }

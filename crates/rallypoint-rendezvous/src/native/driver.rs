@@ -16,7 +16,7 @@ use tracing::{debug, warn};
 use super::reach::{Complaint, Reach};
 use super::settings::NativeSettings;
 use super::translate;
-use crate::handler::{GroupChange, Progress};
+use crate::handler::{Census, GroupChange, Progress};
 
 /// To tidy up at an etcd that has done nothing for a node for as long as that could wait. What is left goes with its lease.
 const TIDYING: Duration = Duration::from_secs(1);
@@ -91,6 +91,7 @@ pub(super) struct Driver {
     reach: Reach,
     /// When etcd last said that this node is in the run, as the machine sees it.
     contact: watch::Sender<Option<Instant>>,
+    census: watch::Sender<Census>,
     /// etcd has let this node write here: what it refuses now it may allow again.
     let_in: bool,
     group: watch::Sender<Group>,
@@ -126,6 +127,7 @@ impl Driver {
             lease: None,
             reach: Reach::default(),
             contact: watch::Sender::new(None),
+            census: watch::Sender::new(Census::default()),
             let_in: false,
             group,
             progress,
@@ -142,11 +144,17 @@ impl Driver {
         self.contact.subscribe()
     }
 
+    /// How many nodes wait and stand by.
+    pub(super) fn census(&self) -> watch::Receiver<Census> {
+        self.census.subscribe()
+    }
+
     /// Runs until the handler is gone.
     pub(super) async fn run(mut self) {
         loop {
             // Whoever is told of a round can ask for it at once.
             self.tell_contact();
+            self.tell_census();
             self.drain();
             self.look_at_reach();
             let reach = self.reach_at().and_then(|after| self.began.checked_add(after));
@@ -172,6 +180,14 @@ impl Driver {
     fn tell_contact(&self) {
         let at = self.node.contact().map(|at| self.began + at);
         self.contact.send_if_modified(|contact| std::mem::replace(contact, at) != at);
+    }
+
+    fn tell_census(&self) {
+        let now = self
+            .node
+            .news()
+            .map_or_else(Census::default, |news| Census { waiting: news.waiting, spares: news.spares });
+        self.census.send_if_modified(|census| std::mem::replace(census, now) != now);
     }
 
     /// When to look again whether etcd does what it is asked.

@@ -13,6 +13,7 @@ use rallypoint_core::time::bounded;
 use rallypoint_etcd::v3::Client;
 use rallypoint_etcd::v3::api::PutOptions;
 use rallypoint_store::EtcdStore;
+use rallypoint_traces::Round;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -27,7 +28,8 @@ use super::reach::Complaint;
 use super::settings::NativeSettings;
 use crate::error::{RendezvousError, Result};
 use crate::handler::{
-    Contact, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler, Standing, is_finish,
+    Census, Contact, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler, Standing,
+    is_finish,
 };
 use crate::parameters::{ParameterError, RendezvousParameters};
 use crate::port::Ports;
@@ -67,6 +69,7 @@ pub struct NativeHandler {
     progress: watch::Receiver<Progress>,
     /// When etcd last said that this node is in the run.
     contact: watch::Receiver<Option<Instant>>,
+    census: watch::Receiver<Census>,
     address: String,
     /// This node's port, should it become the master; held from before it is announced until it is handed over.
     ports: Mutex<Ports>,
@@ -87,8 +90,9 @@ impl NativeHandler {
     /// Connects to etcd. The run hears of this node with the first `next_rendezvous`.
     pub async fn connect(settings: NativeSettings) -> Result<Self> {
         settings.check()?;
-        let client =
-            Client::connect(settings.etcd.clone()).await.map_err(|error| RendezvousError::Connection {
+        let client = Client::connect_counting(settings.etcd.clone(), settings.metrics.etcd.clone())
+            .await
+            .map_err(|error| RendezvousError::Connection {
                 endpoint: settings.etcd.endpoints.to_string(),
                 source: error.into(),
             })?;
@@ -142,6 +146,7 @@ impl NativeHandler {
         let driver = Driver::new(machine, client.clone(), &settings, inbox, group_sender, progress_sender);
         Ok(NativeHandler {
             contact: driver.contact(),
+            census: driver.census(),
             address,
             keys: Keys::new(&run),
             settings,
@@ -242,6 +247,9 @@ impl NativeHandler {
             held_port: held,
             store: store(&self.keys.store(joined.round, &joined.plan)),
             run_store: Some(store(&self.keys.run_store())),
+            plan: joined.plan,
+            metrics: self.settings.metrics.clone(),
+            trace: Round::default(),
         }
     }
 
@@ -434,6 +442,10 @@ impl RendezvousHandler for NativeHandler {
         let round = operator::read_round(&self.client, &self.keys).await;
         let round = round.map_err(|error| self.connection(error))?;
         Ok(round.map_or(0, |round| round.news.spares + round.news.waiting))
+    }
+
+    fn census(&self) -> Option<watch::Receiver<Census>> {
+        Some(self.census.clone())
     }
 
     async fn members(&self) -> Result<Vec<Member>> {

@@ -8,7 +8,9 @@ use rallypoint_core::round::{
 };
 use rallypoint_core::time::bounded;
 use rallypoint_core::{Credentials, EtcdSettings, TlsSettings};
+use rallypoint_metrics::Metrics;
 
+use crate::observe;
 use crate::parameters::{ParameterError, RendezvousParameters, integer};
 
 /// How long `next_rendezvous` waits for a round; the same as PyTorch's.
@@ -65,10 +67,12 @@ pub struct NativeSettings {
     pub run_ttl: Duration,
     /// Late nodes learn for this long that the run is over.
     pub closed_ttl: Duration,
+    /// Where it is counted what this node does.
+    pub metrics: Metrics,
 }
 
 /// The options by name, each with what it is for.
-pub const OPTIONS: [(&str, &str); 24] = [
+pub const OPTIONS: [(&str, &str); 26] = [
     ("last_call_timeout", "seconds that a round with enough nodes waits for more (30)"),
     ("join_timeout", "seconds that a node waits for a round (600)"),
     ("timeout", "the same, by its older name"),
@@ -84,6 +88,8 @@ pub const OPTIONS: [(&str, &str); 24] = [
     ("node_id", "this node's name in the run"),
     ("about", "a text about this node for the others"),
     ("master_port", "the port where workers meet, should this node be the master"),
+    ("metrics_listen", "HOST:PORT at which Prometheus finds this node's metrics"),
+    ("otlp_endpoint", "URL of an OpenTelemetry collector that gets each round as a trace"),
     ("etcd_prefix", "put before all keys"),
     ("protocol", "http or https"),
     ("cacert", "file of the authority that signed etcd's certificate"),
@@ -122,6 +128,7 @@ impl NativeSettings {
             join_timeout: DEFAULT_JOIN_TIMEOUT,
             run_ttl: DEFAULT_RUN_TTL,
             closed_ttl: DEFAULT_CLOSED_TTL,
+            metrics: Metrics::default(),
         })
     }
 
@@ -153,6 +160,9 @@ impl NativeSettings {
         for time in [&mut settings.join_timeout, &mut etcd.connect_timeout, &mut etcd.request_timeout] {
             *time = bounded(*time);
         }
+        observe::place(parameters)?;
+        observe::collector(parameters)?;
+        settings.metrics = parameters.metrics.clone().unwrap_or_default();
         if let Some(policy) = parameters.get("rank_policy") {
             settings.run.policy = policy.parse().map_err(ParameterError)?;
         }

@@ -1,6 +1,6 @@
 //! The budget, and who has what of it.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slab::Slab;
@@ -19,6 +19,23 @@ pub(crate) struct Budget {
     /// Counts what is asked for; the one that asked last has the highest.
     asked: AtomicUsize,
     accounts: Mutex<Slab<Arc<Holder>>>,
+    /// For those who watch over the server: connections that were turned away, those that were closed to make room, and
+    /// requests for more that were refused.
+    turned_away: AtomicU64,
+    pushed_out: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// What there is to say of a budget.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Numbers {
+    pub(crate) connections: usize,
+    pub(crate) max_connections: usize,
+    pub(crate) held: usize,
+    pub(crate) capacity: usize,
+    pub(crate) turned_away: u64,
+    pub(crate) pushed_out: u64,
+    pub(crate) refused: u64,
 }
 
 /// What one connection holds.
@@ -55,6 +72,9 @@ impl Budget {
             held: AtomicUsize::new(0),
             asked: AtomicUsize::new(0),
             accounts: Mutex::default(),
+            turned_away: AtomicU64::new(0),
+            pushed_out: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
         })
     }
 
@@ -67,10 +87,28 @@ impl Budget {
         if accounts.len() - leaving >= self.max_accounts {
             let idle = accounts.iter().map(|(_, holder)| holder);
             let idle = idle.filter(|holder| holder.held() == 0 && !holder.is_leaving());
-            idle.min_by_key(|holder| holder.asked.load(Ordering::Relaxed)).ok_or(Full)?.push_out();
+            let Some(idle) = idle.min_by_key(|holder| holder.asked.load(Ordering::Relaxed)) else {
+                self.turned_away.fetch_add(1, Ordering::Relaxed);
+                return Err(Full);
+            };
+            idle.push_out();
+            self.pushed_out.fetch_add(1, Ordering::Relaxed);
         }
         let key = accounts.insert(Arc::clone(&holder));
         Ok(Account(Arc::new(Opened { budget: Arc::clone(self), holder, key, turn: Semaphore::new(1) })))
+    }
+
+    /// For those who watch over the server.
+    pub(crate) fn numbers(&self) -> Numbers {
+        Numbers {
+            connections: self.accounts().len(),
+            max_connections: self.max_accounts,
+            held: self.held(),
+            capacity: self.capacity,
+            turned_away: self.turned_away.load(Ordering::Relaxed),
+            pushed_out: self.pushed_out.load(Ordering::Relaxed),
+            refused: self.refused.load(Ordering::Relaxed),
+        }
     }
 
     /// Bytes that are held.
@@ -101,6 +139,7 @@ impl Budget {
                     "a connection that holds the most is closed, to make room"
                 );
                 holder.push_out();
+                self.pushed_out.fetch_add(1, Ordering::Relaxed);
                 Ok(())
             }
         }
@@ -256,6 +295,9 @@ impl Share {
     /// Takes more.
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), Full> {
         let added = self.account.add(bytes);
+        if added.is_err() {
+            self.account.0.budget.refused.fetch_add(1, Ordering::Relaxed);
+        }
         self.account.0.holder.answered(added)?;
         self.bytes += bytes;
         Ok(())

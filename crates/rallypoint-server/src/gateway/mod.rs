@@ -37,6 +37,7 @@ use rallypoint_core::EtcdSettings;
 use rallypoint_etcd::v3::api::{GetOptions, ResponseHeader};
 use rallypoint_etcd::v3::{Client, TwoClusters, revision_of};
 use rallypoint_etcd::{Error as EtcdError, ErrorKind};
+use rallypoint_metrics::Etcd as Metrics;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
@@ -49,6 +50,7 @@ use self::recent::Recent;
 use self::refusal::refused;
 use self::users::Users;
 use crate::identity::ETCD_VERSION;
+use crate::prometheus::Page;
 use crate::v2::{
     Action, Answer, Answered, Clock, Code, Counts, Error, Keys, Login, Op, Path, Request, Stats,
 };
@@ -105,6 +107,8 @@ pub(crate) struct Gateway {
     /// Asks for health, on a connection of its own: a gateway that is busy is not ill.
     probe: Client,
     version: OnceLock<String>,
+    /// What its clients ask of the etcd.
+    etcd: Metrics,
 }
 
 impl fmt::Debug for Gateway {
@@ -118,12 +122,13 @@ impl Gateway {
     /// mend.
     pub(crate) async fn start(config: GatewayConfig) -> Result<Arc<Self>, EtcdError> {
         let GatewayConfig { etcd, require_login } = config;
-        let client = Client::connect_lazily(etcd.clone())?;
+        let metrics = Metrics::default();
+        let client = Client::connect_lazily_counting(etcd.clone(), metrics.clone())?;
         let probe = Client::connect_lazily(etcd.clone())?.retrying_for(HEALTH_LOOK);
         let gateway = Arc::new_cyclic(|me| Gateway {
             me: Weak::clone(me),
             client,
-            users: Users::new(etcd, require_login),
+            users: Users::new(etcd, require_login, metrics.clone()),
             feed: Feed::new(),
             fence: Fence::new(),
             recent: Recent::default(),
@@ -136,6 +141,7 @@ impl Gateway {
             split: Mutex::default(),
             probe,
             version: OnceLock::new(),
+            etcd: metrics,
         });
         match gateway.first_look().await {
             Err(error) if error.is_transient() => gateway.warn_of_silence(&error),
@@ -377,31 +383,19 @@ impl Keys for Gateway {
         Counts { stats, watchers, cut }
     }
 
-    fn metrics(&self) -> String {
-        let mut text = String::new();
-        let metric = crate::prometheus::metric;
+    fn metrics(&self, page: &mut Page) {
         let (index, silent) = (self.feed.last().unwrap_or(0), self.client.why_silent().is_some());
-        metric(
-            &mut text,
-            "rallypoint_gateway_index",
-            "gauge",
-            "The last index that watchers were told of.",
-            [("", index)],
-        );
-        metric(
-            &mut text,
+        page.gauge("rallypoint_gateway_index", "The last index that watchers were told of", index);
+        page.gauge(
             "rallypoint_gateway_etcd_silent",
-            "gauge",
-            "Whether the etcd did not answer the last request.",
-            [("", u64::from(silent))],
+            "Whether the etcd did not answer the last request",
+            u64::from(silent),
         );
-        metric(
-            &mut text,
-            "rallypoint_gateway_past_watches_total",
-            "counter",
-            "Watches that began before what this gateway remembers, each read from the etcd, which takes a tenth of a second.",
-            [("", self.feed.set_aside.load(Ordering::Relaxed))],
+        page.counter(
+            "rallypoint_gateway_past_watches",
+            "Watches that began before what this gateway remembers, each read from the etcd, which takes a tenth of a second",
+            self.feed.set_aside.load(Ordering::Relaxed),
         );
-        text
+        self.etcd.register(&mut page.registry);
     }
 }

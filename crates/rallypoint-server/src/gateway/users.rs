@@ -7,6 +7,7 @@ use std::time::Instant;
 use rallypoint_core::{Credentials, EtcdSettings};
 use rallypoint_etcd::v3::Client;
 use rallypoint_etcd::{Error as EtcdError, ErrorKind};
+use rallypoint_metrics::Etcd as Metrics;
 
 use super::layout;
 use crate::v2::Login;
@@ -19,13 +20,15 @@ pub(super) struct Users {
     settings: EtcdSettings,
     /// Clients are turned away that are no user of etcd's.
     pub(super) required: bool,
+    /// What all of them ask for.
+    metrics: Metrics,
     known: Mutex<HashMap<Login, (Client, Instant)>>,
 }
 
 impl Users {
     /// `settings` are those of the gateway itself.
-    pub(super) fn new(settings: EtcdSettings, required: bool) -> Self {
-        Users { settings, required, known: Mutex::default() }
+    pub(super) fn new(settings: EtcdSettings, required: bool, metrics: Metrics) -> Self {
+        Users { settings, required, metrics, known: Mutex::default() }
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<Login, (Client, Instant)>> {
@@ -40,7 +43,7 @@ impl Users {
         }
         let mut settings = self.settings.clone();
         settings.credentials = Some(Credentials::new(&login.user, &login.password));
-        let client = Client::connect_lazily(settings)?;
+        let client = Client::connect_lazily_counting(settings, self.metrics.clone())?;
         match client.get(layout::ACTION, None).await {
             // Who may not read everything may still read something.
             Err(error) if error.kind() != ErrorKind::PermissionDenied => return Err(error),

@@ -20,6 +20,7 @@ use axum::response::Response;
 
 use crate::admission::Account;
 use crate::identity::Identity;
+use crate::traffic::Traffic;
 use crate::v2::{self, Clock, Keys, Service, Time, V3, unescape_percent};
 
 /// What a client may ask for at most.
@@ -46,12 +47,18 @@ struct Site {
     limits: Limits,
     clock: Clock,
     started: Time,
+    traffic: Arc<Traffic>,
 }
 
 /// Everything that is not gRPC.
-pub(crate) fn router(keys: Arc<dyn Keys>, identity: Arc<Identity>, limits: Limits) -> Router {
+pub(crate) fn router(
+    keys: Arc<dyn Keys>,
+    identity: Arc<Identity>,
+    limits: Limits,
+    traffic: Arc<Traffic>,
+) -> Router {
     let clock = Clock::new();
-    let site = Site { keys, identity, limits, started: clock.now(), clock };
+    let site = Site { keys, identity, limits, started: clock.now(), clock, traffic };
     // Not axum's routes: etcd matches paths after it has undone their escapes.
     Router::new().fallback(dispatch).with_state(Arc::new(site))
 }
@@ -85,10 +92,10 @@ fn unclean(path: &[u8]) -> Option<Vec<u8>> {
 pub fn v2_alone(client_url: String, max_watchers: usize, max_body: usize, max_held: usize) -> Router {
     let identity = Identity::new("default".to_owned(), vec![client_url]);
     let store = v2::Limits { watchers: max_watchers, ..v2::Limits::default() };
-    let v3 = V3 { metrics: Box::new(String::new), is_full: Box::new(|| false) };
+    let v3 = V3 { metrics: Box::new(|_| {}), is_full: Box::new(|| false) };
     let limits = Limits { body: max_body, ..Limits::default() };
     let identity = Arc::new(identity);
     let service = Service::start(Arc::clone(&identity), v3, v2::Store::new(store));
     // All connections have one account.
-    router(service, identity, limits).layer(axum::Extension(Account::alone(max_held)))
+    router(service, identity, limits, Arc::default()).layer(axum::Extension(Account::alone(max_held)))
 }

@@ -47,6 +47,11 @@ pub(super) fn text(body: impl Into<Body>) -> Response {
     with_type(StatusCode::OK, "text/plain; charset=utf-8", body)
 }
 
+/// Text of another type.
+pub(super) fn of_type(content_type: &'static str, body: impl Into<Body>) -> Response {
+    with_type(StatusCode::OK, content_type, body)
+}
+
 /// Whether the method is among the allowed ones; if not, the answer that names those.
 pub(super) fn allow(method: &Method, allowed: &[Method]) -> Result<(), Box<Response>> {
     if allowed.contains(method) {

@@ -8,6 +8,7 @@ use futures::stream::BoxStream;
 
 use super::stats::Stats;
 use super::wire::{Error, Event, Request};
+use crate::prometheus::Page;
 
 /// Whoever holds the keys: a tree in memory, or a cluster behind a gateway.
 pub(crate) trait Keys: fmt::Debug + Send + Sync {
@@ -26,8 +27,8 @@ pub(crate) trait Keys: fmt::Debug + Send + Sync {
     /// What has been done so far.
     fn counts(&self) -> Counts;
 
-    /// What else there is to say of it, in Prometheus' text format.
-    fn metrics(&self) -> String;
+    /// Adds what else there is to say of it.
+    fn metrics(&self, page: &mut Page);
 }
 
 /// Who a client says it is.

@@ -21,5 +21,5 @@ pub(crate) use memory::{
     Answer as Stored, Change, Content, History, Hub, Kept, Limits, Node, Service, Store, Untold, V3, Watch,
     is_told,
 };
-pub(crate) use stats::Stats;
+pub(crate) use stats::{Count, Stats};
 pub(crate) use wire::{Action, Code, Error, Event, Op, Path, Request, Time, View, is_form, unescape_percent};

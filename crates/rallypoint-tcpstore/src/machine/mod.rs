@@ -23,6 +23,8 @@ use queues::Queues;
 use size::Size;
 use waits::Waits;
 
+use rallypoint_metrics::WorkerStore as Metrics;
+
 use crate::value::{Alive, Reply};
 use crate::wire::{
     MAGIC, NOT_READY, Name, READY, Request, STOP_WAITING, WAIT_CANCELED, whole, without_attempt,
@@ -76,6 +78,14 @@ pub struct Machine {
     alive: Alive,
     /// What all connections together have pending.
     pending: usize,
+    metrics: Metrics,
+}
+
+/// Whoever is still connected is so no more.
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.metrics.closed(self.connections.len());
+    }
 }
 
 impl Machine {
@@ -92,7 +102,15 @@ impl Machine {
             waits: Waits::default(),
             alive: Alive::default(),
             pending: 0,
+            metrics: Metrics::default(),
         }
+    }
+
+    /// Counts messages and connections there.
+    #[must_use]
+    pub fn counting(mut self, metrics: Metrics) -> Self {
+        self.metrics = metrics;
+        self
     }
 
     /// How long a connection may take at least to say that it is a client.
@@ -114,6 +132,7 @@ impl Machine {
         match input {
             Input::Opened(id) => {
                 self.connections.insert(id, Connection::default());
+                self.metrics.opened();
                 self.newcomers.insert(id);
                 if self.newcomers.len() > self.limits.newcomers {
                     self.close_oldest_newcomer(outputs);
@@ -178,6 +197,7 @@ impl Machine {
             let message = &data[done..done + length];
             // The scan lets no other message through.
             let request = Request::read(message, self.name).ok_or(Refusal::UnknownMessage(message[0]))?;
+            self.metrics.operation(request.name());
             let mut reply = Reply::default();
             self.answer(id, request, &mut reply, outputs)?;
             self.send(id, reply, outputs);
@@ -414,6 +434,7 @@ impl Machine {
         self.waits.cancel(id);
         if let Some(connection) = self.connections.remove(&id) {
             self.pending -= connection.pending();
+            self.metrics.closed(1);
         }
     }
 }

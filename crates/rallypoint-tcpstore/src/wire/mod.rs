@@ -101,6 +101,30 @@ pub enum Request<'a> {
 }
 
 impl<'a> Request<'a> {
+    /// What it is called where messages are counted.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Request::Validate(..) | Request::Ping(..) => "other",
+            Request::Set(..) => "set",
+            Request::CompareSet { .. } => "compare_set",
+            Request::Get(..) => "get",
+            Request::Add(..) => "add",
+            Request::Check(..) => "check",
+            Request::Wait(..) => "wait",
+            Request::CountKeys => "count_keys",
+            Request::Delete(..) => "delete",
+            Request::Append(..) => "append",
+            Request::MultiGet(..) => "multi_get",
+            Request::MultiSet(..) => "multi_set",
+            Request::CancelWait => "cancel_wait",
+            Request::QueuePush(..) => "queue_push",
+            Request::QueuePop(..) => "queue_pop",
+            Request::QueueLen(..) => "queue_len",
+            Request::ListKeys => "list_keys",
+            Request::Barrier { .. } => "barrier",
+        }
+    }
+
     fn kind(&self) -> Kind {
         match self {
             Request::Validate(..) => Kind::Validate,

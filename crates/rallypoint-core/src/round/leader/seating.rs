@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use super::super::settings::{RankPolicy, RunSettings};
+use crate::text::natural;
 
 /// A node that is ready for the next round.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,34 +71,6 @@ fn by_address(a: &str, b: &str) -> Ordering {
         (Ok(_), Err(_)) => Ordering::Less,
         (Err(_), Ok(_)) => Ordering::Greater,
         (Err(_), Err(_)) => natural(a, b),
-    }
-}
-
-/// As people sort names: the numbers in them by value.
-fn natural(a: &str, b: &str) -> Ordering {
-    let (mut left, mut right) = (a, b);
-    loop {
-        let digits = |text: &str| text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-        let (in_left, in_right) = (digits(left), digits(right));
-        if in_left > 0 && in_right > 0 {
-            let number = |text: &str, end| text[..end].trim_start_matches('0').to_owned();
-            let (x, y) = (number(left, in_left), number(right, in_right));
-            match x.len().cmp(&y.len()).then_with(|| x.cmp(&y)) {
-                Ordering::Equal => {
-                    (left, right) = (&left[in_left..], &right[in_right..]);
-                    continue;
-                }
-                other => return other,
-            }
-        }
-        let (mut l, mut r) = (left.chars(), right.chars());
-        match (l.next(), r.next()) {
-            (None, None) => return a.cmp(b),
-            (None, _) => return Ordering::Less,
-            (_, None) => return Ordering::Greater,
-            (Some(x), Some(y)) if x != y => return x.cmp(&y),
-            _ => (left, right) = (l.as_str(), r.as_str()),
-        }
     }
 }
 
@@ -168,13 +141,5 @@ mod tests {
             hinted("d", "r1", "node-11"),
         ];
         assert_eq!(seats(&settings(4, RankPolicy::Hint), nodes), ["c", "a", "b", "d"]);
-    }
-
-    #[test]
-    fn numbers_in_names_sort_by_value() {
-        for (a, b) in [("n2", "n10"), ("n", "n1"), ("n09", "n10"), ("a", "b"), ("1", "a"), ("n1a", "n1b")] {
-            assert_eq!((natural(a, b), natural(b, a)), (Ordering::Less, Ordering::Greater), "{a} {b}");
-        }
-        assert_eq!(natural("n007", "n007"), Ordering::Equal);
     }
 }

@@ -14,7 +14,7 @@ use super::hub::Watch;
 use super::store::{Answer, Store};
 use crate::durable::{Lost, Promise, Ticket, V2Batch, kept};
 use crate::identity::{ETCD_VERSION, Identity, RAFT_TERM};
-use crate::prometheus::metric;
+use crate::prometheus::Page;
 use crate::v2::clock::Clock;
 use crate::v2::keys::{self, Answered, Counts, Events, Keys, Login};
 use crate::v2::wire::{Code, Error, Request};
@@ -22,7 +22,7 @@ use crate::v2::wire::{Code, Error, Request};
 /// What the v3 half says of itself.
 pub(crate) struct V3 {
     /// Its lines in Prometheus' text format.
-    pub(crate) metrics: Box<dyn Fn() -> String + Send + Sync>,
+    pub(crate) metrics: Box<dyn Fn(&mut Page) + Send + Sync>,
     /// Whether it takes nothing more in.
     pub(crate) is_full: Box<dyn Fn() -> bool + Send + Sync>,
 }
@@ -170,16 +170,15 @@ impl Keys for Service {
         Counts { stats: store.stats().clone(), watchers: hub.count() as u64, cut: hub.cut() }
     }
 
-    fn metrics(&self) -> String {
-        let mut text = String::new();
+    fn metrics(&self, page: &mut Page) {
         let (nodes, weight) = {
             let store = self.store();
             (store.nodes() as u64, store.weight() as u64)
         };
-        metric(&mut text, "rallypoint_v2_keys", "gauge", "Files and directories of v2.", [("", nodes)]);
-        metric(&mut text, "rallypoint_v2_bytes", "gauge", "About the memory that they take.", [("", weight)]);
-        // The text of v3 may take a lock of its own.
-        text + &(self.v3.metrics)()
+        page.gauge("rallypoint_v2_keys", "Files and directories of v2", nodes);
+        page.gauge("rallypoint_v2_bytes", "About the memory that they take", weight);
+        // Those of v3 may take a lock of their own.
+        (self.v3.metrics)(page);
     }
 }
 

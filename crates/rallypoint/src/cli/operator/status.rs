@@ -8,7 +8,7 @@ use rallypoint_core::endpoint::host_and_port;
 use rallypoint_core::text::{self, plain};
 use rallypoint_etcd::v3::{Client, KeyRange};
 use rallypoint_rendezvous::native::{
-    self, DEFAULT_ROOT, Event, NodeState, NodeStatus, RunRow, RunStatus, Unreadable, Why, run_prefix,
+    self, DEFAULT_ROOT, Event, Missing, NodeState, NodeStatus, RunRow, RunStatus, Unreadable, Why, run_prefix,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -104,8 +104,8 @@ impl Sort {
     fn order(self, nodes: &mut [NodeStatus]) {
         match self {
             Sort::Rank => {}
-            Sort::Name => nodes.sort_by_cached_key(|node| text::natural(&node.node)),
-            Sort::Rack => nodes.sort_by_cached_key(|node| text::natural(&node.rack)),
+            Sort::Name => nodes.sort_by(|a, b| text::natural(&a.node, &b.node)),
+            Sort::Rack => nodes.sort_by(|a, b| text::natural(&a.rack, &b.rack)),
             Sort::State => nodes.sort_by_key(|node| node.state as u8),
             Sort::Newest => nodes.sort_by_key(|node| std::cmp::Reverse(node.arrived)),
         }
@@ -291,8 +291,7 @@ fn describe(status: &RunStatus, now: u64) -> String {
     for Unreadable { key, problem } in &status.unreadable {
         text.push_str(&format!("cannot be read: {}: {}\n", plain(key), plain(problem)));
     }
-    // Those of a run that meets again are missing.
-    for lost in status.lost.iter().filter(|_| status.missing.is_empty()) {
+    for lost in &status.lost {
         let what = match lost.why {
             Why::Died => "died",
             Why::Replaced => "replaced",
@@ -302,7 +301,9 @@ fn describe(status: &RunStatus, now: u64) -> String {
         };
         text.push_str(&format!("{what}     node {} ({})\n", lost.rank, plain(&lost.node)));
     }
-    for missing in &status.missing {
+    // Of who is lost it is said already.
+    let is_lost = |missing: &&Missing| status.lost.iter().any(|lost| lost.node == missing.node);
+    for missing in status.missing.iter().filter(|missing| !is_lost(missing)) {
         text.push_str(&format!("missing  {}: {}\n", plain(&missing.node), plain(&missing.why)));
     }
     if status.nodes.is_empty() {

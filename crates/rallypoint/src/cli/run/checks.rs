@@ -58,7 +58,13 @@ pub(crate) fn without_effect(options: &Run) -> Vec<(&'static str, &'static str)>
     let departs =
         options.max_departures != DEFAULT_MAX_DEPARTURES && options.when_exhausted != Exhausted::Leave;
     let returns = options.restarts_return_after.is_some() && options.max_restarts == 0;
+    let traces = options.otlp_endpoint.is_some() && !options.is_native();
     let all = [
+        (
+            traces,
+            "--otlp-endpoint",
+            "only rounds of the backend rallypoint have what all their nodes know a trace by",
+        ),
         (departs, "--max-departures", "nodes leave so only with --when-exhausted leave"),
         (returns, "--restarts-return-after", "with --max-restarts 0 there is nothing to come back"),
     ];

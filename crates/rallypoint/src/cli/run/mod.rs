@@ -33,8 +33,12 @@ use rallypoint_agent::{
 };
 use rallypoint_core::time::bounded;
 use rallypoint_etcd::ErrorKind;
+use rallypoint_metrics::{Listener, Metrics, Place};
 use rallypoint_rendezvous::native::{BACKEND, DEFAULT_JOIN_TIMEOUT, NativeSettings};
-use rallypoint_rendezvous::{EtcdBarrier, Registry, RendezvousHandler, RendezvousParameters};
+use rallypoint_rendezvous::{
+    EtcdBarrier, Registry, RendezvousHandler, RendezvousParameters, send_traces, serve_metrics,
+};
+use rallypoint_traces::{Endpoint, Tracer};
 use rustix::process::{Pid, Signal};
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -64,6 +68,8 @@ const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 const HEALTH_VARIABLE: &str = "TORCHELASTIC_HEALTH_CHECK_PORT";
 /// For nodes that have met on our embedded server to go away in good order.
 const LAST_GUESTS: Duration = Duration::from_secs(10);
+/// For the last spans to be sent.
+const LAST_SPANS: Duration = Duration::from_secs(2);
 /// For those of a run that goes on without this node.
 const FOR_EVER: Duration = Duration::MAX;
 
@@ -238,7 +244,7 @@ async fn launch(
     });
     checks::check(&options, spec.local_world_size)?;
     limits::make_room(spec.local_world_size);
-    let meet = meet::of(&mut options, scheduled)?;
+    let mut meet = meet::of(&mut options, scheduled)?;
     let (options, alone) = (&options, meet.alone);
     spec.worker_store = StoreServer::choose(options.worker_store);
     meet.said.iter().for_each(|said| info!("{said}"));
@@ -248,6 +254,8 @@ async fn launch(
     }
     let run_id = run_id(options, alone)?;
     check_parameters(options, &meet, &run_id)?;
+    let (metrics, _served) = serve(metrics_place(options, &mut meet)?).await;
+    let tracer = collector(options, &mut meet)?.and_then(|collector| send_traces(&collector));
     let (logs, _held) = files::open(options, guarded, &run_id, spec.local_world_size)?;
     let kept = logs.kept().map(Path::to_owned);
     if let (None, Some(kept)) = (&options.log_dir, &kept) {
@@ -267,7 +275,7 @@ async fn launch(
     }
     let mut listener = stopper.listen();
     let reached = tokio::select! {
-        reached = reach(options, &meet, &run_id) => reached?,
+        reached = reach(options, &meet, &run_id, (metrics, tracer.clone())) => reached?,
         signal = listener.asked() => return Ok(signal_code(signal)),
     };
     let Reached { meeting, parameters, handler, timeout } = reached;
@@ -297,6 +305,9 @@ async fn launch(
     };
     progress.abort();
     terminal.show(None);
+    if let Some(tracer) = &tracer {
+        tracer.flush(LAST_SPANS).await;
+    }
     record.iter().for_each(|record| record.agent(&outcome));
     file.iter().for_each(|file| file.flush());
     let replaced = outcome.as_ref().is_err_and(rallypoint_agent::AgentError::is_replaced);
@@ -428,6 +439,31 @@ fn check_parameters(options: &Run, meet: &Meet, run_id: &str) -> Result<(), Prob
     checked.map_err(|error| Problem::rendezvous(&error.into(), meet.place))
 }
 
+/// Where metrics are to be served. The option of the backend, which is for torchrun, means the same here.
+fn metrics_place(options: &Run, meet: &mut Meet) -> Result<Option<Place>, Problem> {
+    let option = meet.config.remove("metrics_listen");
+    let option = option.map(|text| text.parse::<Place>()).transpose();
+    let option = option.map_err(|error| Problem::usage(format!("--rdzv-conf metrics_listen: {error}")))?;
+    Ok(options.metrics_listen.clone().or(option))
+}
+
+/// Where traces are to be sent; the same.
+fn collector(options: &Run, meet: &mut Meet) -> Result<Option<Endpoint>, Problem> {
+    let option = meet.config.remove("otlp_endpoint");
+    let option = option.map(|text| text.parse::<Endpoint>()).transpose();
+    let option = option.map_err(|error| Problem::usage(format!("--rdzv-conf otlp_endpoint: {error}")))?;
+    Ok(options.otlp_endpoint.clone().or(option))
+}
+
+/// Serves this node's metrics there for as long as the second is kept. None are counted where nobody asked for them.
+async fn serve(place: Option<Place>) -> (Option<Metrics>, Option<Listener>) {
+    let Some(place) = place else { return (None, None) };
+    let metrics = Metrics::default();
+    metrics.tell_of_workers();
+    let listener = serve_metrics(&place, &metrics).await;
+    (Some(metrics), listener)
+}
+
 /// Where the nodes meet, and this node's way there.
 struct Reached {
     meeting: Meeting,
@@ -438,7 +474,12 @@ struct Reached {
 }
 
 /// Finds the server, or starts it, and connects.
-async fn reach(options: &Run, meet: &Meet, run_id: &str) -> Result<Reached, Problem> {
+async fn reach(
+    options: &Run,
+    meet: &Meet,
+    run_id: &str,
+    (metrics, tracer): (Option<Metrics>, Option<Tracer>),
+) -> Result<Reached, Problem> {
     let began = Instant::now();
     let mut told = false;
     loop {
@@ -447,7 +488,8 @@ async fn reach(options: &Run, meet: &Meet, run_id: &str) -> Result<Reached, Prob
         } else {
             server::find(&options.connection, meet.serves, meet.place).await?
         };
-        let parameters = parameters(options, meet, &meeting.endpoints, run_id)?;
+        let mut parameters = parameters(options, meet, &meeting.endpoints, run_id)?;
+        (parameters.metrics, parameters.tracer) = (metrics.clone(), tracer.clone());
         let timeout =
             ["join_timeout", "timeout"].iter().find_map(|name| parameters.seconds(name).ok().flatten());
         let timeout = timeout.unwrap_or(DEFAULT_JOIN_TIMEOUT);

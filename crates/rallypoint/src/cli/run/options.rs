@@ -6,7 +6,9 @@ use std::str::FromStr;
 
 use rallypoint_agent::{DEFAULT_MAX_DEPARTURES, DEFAULT_SIGNALS, StreamChoice, WhenExhausted};
 use rallypoint_core::time::bounded;
+use rallypoint_metrics::Place;
 use rallypoint_rendezvous::native::{BACKEND, OPTIONS};
+use rallypoint_traces::Endpoint;
 
 use super::numa::Mode;
 use super::worker_store::StoreServer;
@@ -323,6 +325,14 @@ pub(crate) struct Run {
     #[arg(long, env = "RALLYPOINT_LOG_FORMAT", value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text, help_heading = "Output")]
     pub(crate) log_format: LogFormat,
 
+    /// Where Prometheus finds this node's metrics, at /metrics. Of several ports, HOST:FIRST-LAST, the first that is free is
+    /// taken; port 0 is any free one. If it is not given, nowhere.
+    #[arg(long, env = "RALLYPOINT_METRICS_LISTEN", value_name = "HOST:PORT", help_heading = "Output")]
+    pub(crate) metrics_listen: Option<Place>,
+    /// The OpenTelemetry collector that gets each round as a trace over all its nodes, by OTLP over HTTP. If it is not
+    /// given, none does.
+    #[arg(long, env = "RALLYPOINT_OTLP_ENDPOINT", value_name = "URL", help_heading = "Output")]
+    pub(crate) otlp_endpoint: Option<Endpoint>,
     /// Where events in torchrun's format go: `console`, one JSON object a line on stderr, or `null`, nowhere.
     #[arg(long, alias = "event_log_handler", env = "PET_EVENT_LOG_HANDLER", value_name = "NAME")]
     #[arg(default_value = "null", help_heading = "Output")]
