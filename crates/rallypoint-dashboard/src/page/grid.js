@@ -155,7 +155,7 @@ export class Grid {
     if (!found) {
       const label = el("span", { class: "rack" });
       const box = el("div", { class: "cells", role: "presentation" });
-      const special = [LOST, MISSING, WAITING, SPARE].includes(key);
+      const special = ["", LOST, MISSING, WAITING, SPARE].includes(key);
       const element = el("div", { class: `group${special ? " apart" : ""}`, role: "group" }, label, box);
       found = { key, element, label, box, cells: new Set() };
       this.#groups.set(key, found);
