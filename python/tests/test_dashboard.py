@@ -313,7 +313,16 @@ def test_an_etcd_that_is_away_is_told_and_comes_back_by_itself(browser, run):
         cluster.stop()
 
 
-def test_strangers_are_turned_away_and_closing_takes_the_token(cluster, dashboard, run):
+def test_strangers_are_turned_away_and_closing_takes_the_token(cluster, run):
+    # Its own: after wrong tokens it does not listen to anybody here for a while.
+    dashboard = Dashboard(cluster.endpoint, token=TOKEN)
+    try:
+        turned_away(cluster, dashboard, run)
+    finally:
+        dashboard.stop()
+
+
+def turned_away(cluster, dashboard, run):
     Records(cluster, run, 2).group(2)
     status, headers, _ = dashboard.ask("")
     policy = headers["content-security-policy"]

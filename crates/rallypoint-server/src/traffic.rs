@@ -95,7 +95,7 @@ impl Traffic {
 
     /// A request was answered. Of a stream only the beginning is known by then.
     pub(crate) fn answered<B>(&self, method: Method, response: &Response<B>) {
-        let outcome = match response.headers().get("grpc-status").map(|code| code.as_bytes()) {
+        let outcome = match response.headers().get("grpc-status").map(http::HeaderValue::as_bytes) {
             None => match response.status() {
                 status if status.is_server_error() => Outcome::Failed,
                 status if status.is_client_error() => Outcome::Refused,
