@@ -80,6 +80,11 @@ impl Tls {
     pub fn new(cert_file: impl Into<PathBuf>, key_file: impl Into<PathBuf>) -> Self {
         Tls { cert_file: cert_file.into(), key_file: key_file.into(), client_ca_file: None }
     }
+
+    /// What speaks TLS with these files, for servers of other things.
+    pub fn acceptor(&self) -> Result<tokio_rustls::TlsAcceptor, crate::ServerError> {
+        crate::tls::acceptor(self)
+    }
 }
 
 impl Config {

@@ -18,6 +18,8 @@ pub use rallypoint_agent as agent;
 pub use rallypoint_core::{
     Credentials, Endpoint, EndpointError, Endpoints, EtcdSettings, Scheme, SettingsError, TlsSettings,
 };
+#[cfg(feature = "cli")]
+pub use rallypoint_dashboard as dashboard;
 pub use rallypoint_etcd as etcd;
 pub use rallypoint_metrics as metrics;
 pub use rallypoint_rendezvous as rendezvous;

@@ -70,6 +70,7 @@ fn the_help_of_each_command_fits_a_terminal() {
         ("rallypoint run", "help-run.txt"),
         ("rallypoint serve", "help-serve.txt"),
         ("rallypoint gateway", "help-gateway.txt"),
+        ("rallypoint dashboard", "help-dashboard.txt"),
         ("rallypoint status", "help-status.txt"),
         ("rallypoint events", "help-events.txt"),
         ("rallypoint close", "help-close.txt"),

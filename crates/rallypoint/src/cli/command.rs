@@ -11,6 +11,7 @@ use clap_complete::Shell;
 use rallypoint_rendezvous::Registry;
 
 use super::bench::{self, Bench};
+use super::dashboard::{self, Beside, Dashboard};
 use super::exit::{Problem, one_line, say};
 use super::gateway::{self, Gateway};
 use super::operator::{self, Close, Events, Status};
@@ -49,6 +50,7 @@ enum Command {
     Serve(Serve),
     #[command(mut_arg("endpoint", gateway::own_endpoint))]
     Gateway(Gateway),
+    Dashboard(Dashboard),
     Status(Status),
     Events(Events),
     Close(Close),
@@ -90,6 +92,8 @@ struct Serve {
     /// PEM file of the authority whose clients may connect; others are turned away.
     #[arg(long, env = "RALLYPOINT_CLIENT_CA", value_name = "FILE", requires = "cert")]
     client_ca: Option<PathBuf>,
+    #[command(flatten)]
+    dashboard: Beside,
     /// error, warn, info, debug or trace.
     #[arg(long, env = "RALLYPOINT_LOG_LEVEL", value_name = "LEVEL", default_value = "info")]
     log_level: String,
@@ -153,6 +157,9 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, python: Option<Os
         }
         Command::Serve(options) => run_server(options),
         Command::Gateway(options) => gateway::gateway(options).unwrap_or_else(|problem| problem.report()),
+        Command::Dashboard(options) => {
+            dashboard::dashboard(options).unwrap_or_else(|problem| problem.report())
+        }
         Command::Status(options) => wait_for(operator::status(&options)),
         Command::Events(options) => wait_for(operator::events(&options)),
         Command::Close(options) => wait_for(operator::close(&options)),
@@ -292,6 +299,10 @@ fn run_server(options: Serve) -> u8 {
         say(format!("error: {problem}\n"));
         return 2;
     }
+    let token = match options.dashboard.token() {
+        Ok(token) => token,
+        Err(problem) => return problem.report(),
+    };
     let mut config = Config::on(options.listen);
     config.data_dir = options.data_dir;
     config.advertise = options.advertise;
@@ -304,7 +315,14 @@ fn run_server(options: Serve) -> u8 {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error),
     };
-    match runtime.block_on(serve(async { Server::bind(config) })) {
+    // It ends with the runtime.
+    let mut beside = None;
+    let starting = async {
+        let server = Server::bind(config)?;
+        beside = options.dashboard.start(server.address(), token)?;
+        Ok(server)
+    };
+    match runtime.block_on(serve(starting)) {
         Ok(()) => 0,
         Err(error) => failed(&*error),
     }

@@ -192,7 +192,7 @@ impl Connection {
 }
 
 /// That a file can be read. What is no file may never end, as a pipe does not, and a disk may not answer.
-fn check_file(flag: &str, file: &Path) -> Result<(), Problem> {
+pub(crate) fn check_file(flag: &str, file: &Path) -> Result<(), Problem> {
     let own = file.to_owned();
     let opened = disk::within(disk::PATIENCE, move || {
         if !std::fs::metadata(&own)?.is_file() {

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod command;
 mod connection;
+mod dashboard;
 mod exit;
 mod gateway;
 mod operator;

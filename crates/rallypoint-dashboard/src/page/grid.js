@@ -1,0 +1,276 @@
+// The nodes as cells, by rack. One element takes the focus and the arrow keys move within it, so that a thousand nodes are
+// one stop of the Tab key; to a screen reader it is a list box with a group for each rack.
+
+import { el, say } from "./dom.js";
+
+const LOST = "\u0000lost";
+const MISSING = "\u0000missing";
+const WAITING = "\uffffwaiting";
+const SPARE = "\uffff\uffffspare";
+/** Up to so many nodes a cell has room for its rank. */
+const ROOMY = 256;
+const MEDIUM = 2000;
+const KNOWN = ["member", "joining", "waiting", "spare", "leaving", "missing", "died", "left", "replaced", "again"];
+
+const collator = new Intl.Collator("en", { numeric: true });
+let cells = 0;
+
+export class Grid {
+  /** By name: the element, what is shown, and the group it is in. */
+  #cells = new Map();
+  #groups = new Map();
+  #active = null;
+  #head = { words: {} };
+  #filter = "";
+  #onChoice;
+
+  constructor(onChoice) {
+    this.#onChoice = onChoice;
+    this.root = el("div", { class: "grid", role: "listbox", tabIndex: 0, "aria-label": "Nodes by rack", id: "grid" });
+    this.root.addEventListener("keydown", (event) => this.#key(event));
+    this.root.addEventListener("click", (event) => this.#point(event, true));
+    this.root.addEventListener("mouseover", (event) => this.#point(event, false));
+    this.root.addEventListener("mouseleave", () => this.#onChoice(this.#active?.node ?? null));
+    this.root.addEventListener("focus", () => {
+      if (!this.#active) this.#choose(this.#flat()[0]);
+    });
+  }
+
+  /** Takes in what has changed; `all` has every node there is. */
+  update(head, all, changed, gone) {
+    const anew = JSON.stringify(head.words) !== JSON.stringify(this.#head.words);
+    const moved = [this.#head.master?.node, this.#head.leader, head.master?.node, head.leader];
+    this.#head = head;
+    const touched = new Set();
+    for (const name of gone) this.#remove(name, touched);
+    for (const node of changed) this.#put(node, group(node), touched);
+    this.#absent(touched);
+    if (anew) for (const cell of this.#cells.values()) this.#dress(cell);
+    else for (const name of moved) if (this.#cells.has(name)) this.#dress(this.#cells.get(name));
+    for (const key of touched) this.#arrange(key);
+    const size = all.size <= ROOMY ? "roomy" : all.size <= MEDIUM ? "medium" : "tiny";
+    if (this.root.dataset.size !== size) this.root.dataset.size = size;
+    if (this.#active && this.#cells.get(this.#active.node.node) !== this.#active) this.#choose(null);
+    else if (this.#active && changed.some((node) => node.node === this.#active.node.node)) this.#onChoice(this.#active.node);
+  }
+
+  /** Fades what does not match; says how many do. */
+  filter(text) {
+    this.#filter = text.trim().toLowerCase();
+    let count = 0;
+    for (const cell of this.#cells.values()) if (this.#fade(cell)) count += 1;
+    return count;
+  }
+
+  words(node) {
+    const words = [this.#head.words[node.state] ?? node.state];
+    if (this.#isMaster(node)) words.push("master");
+    if (node.node === this.#head.leader) words.push("leader");
+    return words.join(", ");
+  }
+
+  choose(name) {
+    const cell = this.#cells.get(name);
+    if (cell) this.#choose(cell);
+    return Boolean(cell);
+  }
+
+  #isMaster(node) {
+    return this.#head.master ? node.node === this.#head.master.node || (!this.#head.master.node && node.rank === 0) : false;
+  }
+
+  /** Those who are expected or were there, and of whom etcd has no record: as they are told of. */
+  #absent(touched) {
+    const wanted = new Map();
+    const known = (node) => this.#cells.get(node)?.absent === false || this.#head.lost?.some((lost) => lost.node === node);
+    for (const { node, why } of this.#head.missing?.nodes ?? []) if (!known(node)) wanted.set(`missing ${node}`, { node, state: "missing", about: why, key: MISSING });
+    for (const { node, rank, why } of this.#head.lost ?? []) wanted.set(`lost ${node}`, { node, rank, state: why, key: LOST });
+    for (const [name, cell] of this.#cells) {
+      if (cell.absent && !wanted.has(name)) this.#remove(name, touched);
+    }
+    for (const [name, node] of wanted) this.#put({ address: "", rack: "", about: "", since: 0, arrived: 0, ...node }, node.key, touched, name);
+  }
+
+  #put(node, key, touched, name = node.node) {
+    let cell = this.#cells.get(name);
+    if (!cell) {
+      const element = el("div", { role: "option", id: `node-${cells++}`, "aria-selected": "false" });
+      cell = { element, absent: name !== node.node };
+      element.cell = cell;
+      this.#cells.set(name, cell);
+    }
+    const place = [key, node.rank, node.arrived].join("\u0000");
+    if (cell.place !== place) {
+      if (cell.key !== undefined) {
+        this.#groups.get(cell.key).cells.delete(cell);
+        touched.add(cell.key);
+      }
+      this.#group(key).cells.add(cell);
+      touched.add(key);
+      Object.assign(cell, { key, place });
+    }
+    cell.node = node;
+    this.#dress(cell);
+  }
+
+  #remove(name, touched) {
+    const cell = this.#cells.get(name);
+    if (!cell) return;
+    this.#cells.delete(name);
+    this.#groups.get(cell.key).cells.delete(cell);
+    touched.add(cell.key);
+  }
+
+  /** How it looks and what it is called: colour for the state, a shape for the master and the leader. */
+  #dress(cell) {
+    const { node, element } = cell;
+    const state = KNOWN.includes(node.state) ? node.state : "other";
+    const master = !cell.absent && this.#isMaster(node);
+    const leader = !cell.absent && node.node === this.#head.leader;
+    const look = `cell ${state}${master ? " master" : ""}${leader ? " leader" : ""}${node.rank === undefined ? " unranked" : ""}`;
+    const rank = node.rank === undefined ? "" : `rank ${node.rank}, `;
+    const rack = node.rack ? `, rack ${node.rack}` : "";
+    const label = `${rank}${node.node}, ${this.words(node)}${rack}`;
+    if (cell.look !== look) element.className = cell.look = look;
+    if (cell.label !== label) {
+      cell.label = label;
+      element.setAttribute("aria-label", label);
+    }
+    // Before there are ranks, the number that most names end with.
+    const shown = node.rank === undefined ? (/\d{1,3}$/.exec(node.node)?.[0] ?? "·") : String(node.rank);
+    say(element, shown);
+    this.#fade(cell);
+  }
+
+  #fade(cell) {
+    const hit = !this.#filter || cell.label.toLowerCase().includes(this.#filter) || cell.node.state.includes(this.#filter);
+    if (cell.hit !== hit) cell.element.classList.toggle("faded", !hit);
+    else if (!hit) cell.element.classList.add("faded");
+    cell.hit = hit;
+    return hit;
+  }
+
+  #group(key) {
+    let found = this.#groups.get(key);
+    if (!found) {
+      const label = el("span", { class: "rack" });
+      const box = el("div", { class: "cells", role: "presentation" });
+      const special = ["", LOST, MISSING, WAITING, SPARE].includes(key);
+      const element = el("div", { class: `group${special ? " apart" : ""}`, role: "group" }, label, box);
+      found = { key, element, label, box, cells: new Set() };
+      this.#groups.set(key, found);
+    }
+    return found;
+  }
+
+  /** Puts the cells of a group in order, and the group in its place. */
+  #arrange(key) {
+    const found = this.#groups.get(key);
+    if (found.cells.size === 0) {
+      found.element.remove();
+      this.#groups.delete(key);
+      return;
+    }
+    const order = [...found.cells].sort((one, other) => before(one.node, other.node));
+    found.box.replaceChildren(...order.map((cell) => cell.element));
+    const title = this.#title(key);
+    found.element.setAttribute("aria-label", `${title || "nodes"}, ${found.cells.size}`);
+    found.label.replaceChildren(el("bdi", {}, title), el("span", { class: "count" }, String(found.cells.size)));
+    if (!found.element.isConnected) {
+      const next = [...this.#groups.values()]
+        .filter((other) => other.element.isConnected && collator.compare(other.key, key) > 0 && place(other.key) >= place(key))
+        .concat([...this.#groups.values()].filter((other) => other.element.isConnected && place(other.key) > place(key)))
+        .sort((one, other) => place(one.key) - place(other.key) || collator.compare(one.key, other.key))[0];
+      this.root.insertBefore(found.element, next?.element ?? null);
+    }
+  }
+
+  #title(key) {
+    if (key === LOST) return `lost in round ${this.#head.round}`;
+    if (key === MISSING) return "missing";
+    if (key === WAITING) return "waiting to get in";
+    if (key === SPARE) return "spares";
+    return key ? `rack ${key}` : "";
+  }
+
+  #flat() {
+    return [...this.root.querySelectorAll(".cell")].map((element) => element.cell);
+  }
+
+  #choose(cell) {
+    if (this.#active) {
+      this.#active.element.classList.remove("active");
+      this.#active.element.setAttribute("aria-selected", "false");
+    }
+    this.#active = cell ?? null;
+    if (cell) {
+      cell.element.classList.add("active");
+      cell.element.setAttribute("aria-selected", "true");
+      this.root.setAttribute("aria-activedescendant", cell.element.id);
+    } else {
+      this.root.removeAttribute("aria-activedescendant");
+    }
+    this.#onChoice(cell?.node ?? null);
+  }
+
+  #point(event, choose) {
+    const cell = event.target.cell;
+    if (!cell) return;
+    if (choose) this.#choose(cell);
+    else this.#onChoice(cell.node);
+  }
+
+  #key(event) {
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    const all = this.#flat();
+    const at = all.indexOf(this.#active);
+    const steps = { ArrowRight: 1, ArrowLeft: -1 };
+    let next;
+    if (event.key in steps) next = all[at + steps[event.key]];
+    else if (event.key === "Home") next = all[0];
+    else if (event.key === "End") next = all.at(-1);
+    else if (event.key === "ArrowDown") next = beside(all, at, 1);
+    else if (event.key === "ArrowUp") next = beside(all, at, -1);
+    else if (event.key === "Escape") this.#choose(null);
+    else return;
+    event.preventDefault();
+    if (next) {
+      this.#choose(next);
+      next.element.scrollIntoView({ block: "nearest" });
+    }
+  }
+}
+
+function group(node) {
+  if (node.state === "spare") return SPARE;
+  if (node.state === "waiting") return WAITING;
+  return node.rack;
+}
+
+/** Who is not there comes before the racks, who has no place after them. */
+function place(key) {
+  return key === MISSING ? 0 : key === LOST ? 1 : key === WAITING ? 3 : key === SPARE ? 4 : 2;
+}
+
+export function before(one, other) {
+  const none = Number.MAX_SAFE_INTEGER;
+  return (one.rank ?? none) - (other.rank ?? none) || one.arrived - other.arrived || collator.compare(one.node, other.node);
+}
+
+/** The cell in the row above or below that is nearest. */
+function beside(all, at, step) {
+  const from = all[at]?.element.getBoundingClientRect();
+  if (!from) return all[0];
+  let row = null;
+  let best = null;
+  for (let index = at + step; index >= 0 && index < all.length; index += step) {
+    const to = all[index].element.getBoundingClientRect();
+    if (Math.abs(to.top - from.top) < 4) continue;
+    if (step * (to.top - from.top) < 0) continue;
+    row ??= to.top;
+    if (Math.abs(to.top - row) > 4) break;
+    const distance = Math.abs(to.left - from.left);
+    if (!best || distance < best.distance) best = { distance, cell: all[index] };
+  }
+  return best?.cell;
+}

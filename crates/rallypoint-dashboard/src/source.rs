@@ -1,0 +1,195 @@
+//! What is read from etcd. The rest of this crate knows a run as `rallypoint status --json` writes it, and an event of its
+//! timeline as `rallypoint events --json` does.
+
+use std::time::Duration;
+
+use rallypoint_etcd::v3::Client;
+use rallypoint_etcd::{Error, ErrorKind, Result};
+use rallypoint_rendezvous::native;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// How long late nodes learn that a run is over.
+const CLOSED_MARK: Duration = Duration::from_secs(600);
+
+/// A moment that no run sees.
+const FOR_EVER: u64 = u64::MAX;
+
+/// A run, and what has happened in it. Of what is written there only these fields are ever shown.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Seen {
+    pub(crate) run_id: String,
+    pub(crate) state: String,
+    pub(crate) round: u64,
+    pub(crate) world_size: usize,
+    pub(crate) master: Option<Master>,
+    pub(crate) settings: Option<Settings>,
+    pub(crate) closed: Option<String>,
+    pub(crate) leader: Option<String>,
+    pub(crate) lost: Vec<Lost>,
+    pub(crate) waiting: usize,
+    pub(crate) spares: usize,
+    pub(crate) missing: Vec<Missing>,
+    pub(crate) unreadable: Vec<Unreadable>,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) events: Vec<Event>,
+    pub(crate) summary: Option<Summary>,
+    #[serde(skip)]
+    pub(crate) parts: Vec<Part>,
+}
+
+/// A part of the run's time.
+#[derive(Debug, Clone)]
+pub(crate) struct Part {
+    pub(crate) span: native::Span,
+    /// None while it goes on.
+    pub(crate) to_ms: Option<u64>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Master {
+    pub(crate) node: String,
+    pub(crate) address: String,
+    pub(crate) port: u16,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Settings {
+    pub(crate) min_nodes: usize,
+    pub(crate) max_nodes: usize,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Lost {
+    pub(crate) node: String,
+    pub(crate) rank: usize,
+    pub(crate) why: String,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Missing {
+    pub(crate) node: String,
+    pub(crate) why: String,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Unreadable {
+    pub(crate) key: String,
+    pub(crate) problem: String,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Node {
+    pub(crate) node: String,
+    pub(crate) state: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rank: Option<usize>,
+    pub(crate) address: String,
+    pub(crate) rack: String,
+    pub(crate) about: String,
+    pub(crate) since: u64,
+    pub(crate) arrived: i64,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Event {
+    pub(crate) revision: i64,
+    pub(crate) at_ms: u64,
+    pub(crate) by: String,
+    pub(crate) round: u64,
+    #[serde(rename = "event")]
+    pub(crate) kind: String,
+    pub(crate) text: String,
+    // Of some kinds alone; the page is told of them otherwise.
+    #[serde(skip_serializing)]
+    pub(crate) lost: Vec<Lost>,
+    #[serde(skip_serializing)]
+    pub(crate) message: String,
+    #[serde(skip_serializing)]
+    pub(crate) traceback: String,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Summary {
+    pub(crate) rounds: u64,
+    pub(crate) forming_ms: u64,
+    pub(crate) regaining_ms: u64,
+    pub(crate) working_ms: u64,
+    pub(crate) total_ms: u64,
+    pub(crate) working_share: Option<f64>,
+    pub(crate) deaths: u64,
+    pub(crate) failures: u64,
+}
+
+/// A run in the list of all.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Row {
+    pub(crate) run_id: String,
+    pub(crate) state: String,
+    pub(crate) round: u64,
+    pub(crate) nodes: usize,
+    pub(crate) min_nodes: Option<usize>,
+    pub(crate) max_nodes: Option<usize>,
+    pub(crate) waiting: usize,
+    pub(crate) spares: usize,
+    pub(crate) closed: Option<String>,
+}
+
+impl From<native::NodeStatus> for Node {
+    fn from(node: native::NodeStatus) -> Self {
+        Node {
+            node: node.node,
+            state: node.state.to_string(),
+            rank: node.rank,
+            address: node.address,
+            rack: node.rack,
+            about: node.about,
+            since: node.since,
+            arrived: node.arrived,
+        }
+    }
+}
+
+/// All runs.
+pub(crate) async fn runs(client: &Client) -> Result<Vec<Row>> {
+    understood(serde_json::to_value(native::list(client).await?))
+}
+
+/// One run with its timeline; none if there is no such run.
+pub(crate) async fn run(client: &Client, id: &str) -> Result<Option<Seen>> {
+    let Some(mut status) = native::status(client, id).await? else { return Ok(None) };
+    // There may be ten thousand, too many to be written as JSON and read again.
+    let nodes = std::mem::take(&mut status.nodes);
+    let events = native::events(client, id).await?;
+    let mut seen: Seen = understood(serde_json::to_value(&status))?;
+    seen.nodes = nodes.into_iter().map(Node::from).collect();
+    let open = |span: native::Span| Part { to_ms: (span.to_ms < FOR_EVER).then_some(span.to_ms), span };
+    seen.parts = native::spans(&events, Some(FOR_EVER)).into_iter().map(open).collect();
+    // Without what goes on: that grows by itself, and is added by whoever shows it.
+    seen.summary = understood(serde_json::to_value(native::Summary::of(&events, None)))?;
+    seen.events = understood(serde_json::to_value(&events))?;
+    Ok(Some(seen))
+}
+
+/// Ends a run for all its nodes. None if there is no such run, false if it was over already.
+pub(crate) async fn close(client: &Client, id: &str, reason: &str) -> Result<Option<bool>> {
+    if native::status(client, id).await?.is_none() {
+        return Ok(None);
+    }
+    native::close(client, id, reason, CLOSED_MARK).await.map(Some)
+}
+
+fn understood<T: serde::de::DeserializeOwned>(value: serde_json::Result<Value>) -> Result<T> {
+    let read = value.and_then(serde_json::from_value);
+    read.map_err(|error| Error::new(ErrorKind::Protocol, "read the run").because(error))
+}

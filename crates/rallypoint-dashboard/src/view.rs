@@ -1,0 +1,433 @@
+//! What the page shows of a run: all words are made here, and all that nodes wrote is made fit to be shown.
+
+use std::collections::{BTreeMap, HashSet};
+
+use rallypoint_core::endpoint::host_and_port;
+use rallypoint_core::text::{are, count};
+use serde::Serialize;
+
+use crate::source::{Event, Lost, Missing, Node, Row, Seen, Summary, Unreadable};
+use crate::text::{line, lines, name};
+use crate::timeline::{Timeline, timeline};
+
+/// Letters of what a node says of itself, and of a sentence.
+const WORDS: usize = 300;
+/// Letters of a traceback.
+const TRACEBACK: usize = 8_000;
+/// Of a long timeline the last events are shown.
+const EVENTS: usize = 300;
+/// Of many that are missing, lost or unreadable the first are named.
+const NAMED: usize = 64;
+/// Rows of the list of runs.
+const ROWS: usize = 500;
+
+/// A run as the page shows it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct RunView {
+    pub(crate) head: Head,
+    pub(crate) timeline: Timeline,
+    pub(crate) nodes: BTreeMap<String, Node>,
+    /// In the order of etcd.
+    pub(crate) events: Vec<Event>,
+}
+
+/// All that is told of a run beside its nodes and its past.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub(crate) struct Head {
+    pub(crate) there: bool,
+    run_id: String,
+    state: String,
+    /// What goes on, in a sentence or two.
+    headline: String,
+    round: u64,
+    world_size: usize,
+    min_nodes: usize,
+    max_nodes: usize,
+    present: usize,
+    waiting: usize,
+    spares: usize,
+    master: Option<Shown>,
+    leader: Option<String>,
+    missing: Option<WhoIsMissing>,
+    lost: Vec<Lost>,
+    ended: Option<Ended>,
+    failure: Option<Failure>,
+    summary: Option<Summary>,
+    unreadable: Vec<Unreadable>,
+    /// The states of nodes, in words.
+    words: BTreeMap<&'static str, String>,
+    is_over: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Shown {
+    node: String,
+    address: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct WhoIsMissing {
+    text: String,
+    nodes: Vec<Missing>,
+}
+
+/// Why the last round that ended did.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Ended {
+    round: u64,
+    title: String,
+    text: String,
+    at_ms: u64,
+}
+
+/// The last failure of a worker.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Failure {
+    text: String,
+    message: String,
+    traceback: String,
+    at_ms: u64,
+    round: u64,
+}
+
+impl RunView {
+    /// Of a run that is not there.
+    pub(crate) fn nothing(id: &str) -> Self {
+        let head = Head {
+            run_id: name(id),
+            state: "not there".to_owned(),
+            headline: "There is no such run on this etcd. If it is started, it appears here.".to_owned(),
+            is_over: true,
+            ..Head::default()
+        };
+        RunView { head, ..RunView::default() }
+    }
+
+    pub(crate) fn of(mut seen: Seen) -> Self {
+        seen.events.sort_by_key(|event| event.revision);
+        let timeline = timeline(&seen);
+        let head = head(&seen);
+        let events = &seen.events[seen.events.len().saturating_sub(EVENTS)..];
+        let events = events.iter().map(event).collect();
+        let nodes = seen.nodes.iter().map(node).map(|node| (node.node.clone(), node)).collect();
+        RunView { head, timeline, nodes, events }
+    }
+}
+
+/// The list of all runs.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub(crate) struct Runs {
+    text: String,
+    rows: Vec<ShownRow>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+struct ShownRow {
+    /// As it is asked for, which may be another than what is shown.
+    id: String,
+    #[serde(flatten)]
+    row: Row,
+}
+
+impl Runs {
+    pub(crate) fn of(mut rows: Vec<Row>) -> Self {
+        // Those that go on come first.
+        let is_over = |row: &Row| ["closed", "abandoned"].contains(&&*row.state);
+        rows.sort_by(|one, other| (is_over(one), &one.run_id).cmp(&(is_over(other), &other.run_id)));
+        let all = rows.len();
+        let text = match all {
+            0 => "There are no runs of the backend rallypoint on this etcd.".to_owned(),
+            _ if all > ROWS => format!("{}, of which the first {ROWS} are shown.", count(all, "run")),
+            _ => String::new(),
+        };
+        rows.truncate(ROWS);
+        let shown = |mut row: Row| {
+            let id = std::mem::take(&mut row.run_id);
+            row.run_id = name(&id);
+            row.state = line(&row.state, WORDS);
+            row.closed = row.closed.map(|reason| line(&reason, WORDS));
+            ShownRow { id, row }
+        };
+        Runs { text, rows: rows.into_iter().map(shown).collect() }
+    }
+}
+
+fn head(seen: &Seen) -> Head {
+    let present = seen.nodes.len();
+    let settings = seen.settings.clone().unwrap_or_default();
+    let failed = seen.events.iter().rev().find(|event| event.kind == "failed");
+    Head {
+        there: true,
+        run_id: name(&seen.run_id),
+        state: line(&seen.state, WORDS),
+        headline: headline(seen),
+        round: seen.round,
+        world_size: seen.world_size,
+        min_nodes: settings.min_nodes,
+        max_nodes: settings.max_nodes,
+        present,
+        waiting: seen.waiting,
+        spares: seen.spares,
+        master: seen.master.as_ref().map(|master| Shown {
+            node: name(&master.node),
+            address: line(&host_and_port(&master.address, master.port), WORDS),
+        }),
+        leader: seen.leader.as_deref().map(name),
+        missing: missing(seen),
+        lost: seen.lost.iter().take(NAMED).map(lost).collect(),
+        ended: ended(seen),
+        failure: failed.map(|event| Failure {
+            text: line(&event.text, WORDS),
+            message: lines(&event.message, 4 * WORDS),
+            traceback: lines(&event.traceback, TRACEBACK),
+            at_ms: event.at_ms,
+            round: event.round,
+        }),
+        summary: seen.summary.clone(),
+        unreadable: seen.unreadable.iter().take(NAMED).map(unreadable).collect(),
+        words: words(seen),
+        is_over: is_over(seen),
+    }
+}
+
+fn is_over(seen: &Seen) -> bool {
+    ["closed", "abandoned"].contains(&&*seen.state)
+}
+
+/// What a node's state means, while the run is in this one.
+fn words(seen: &Seen) -> BTreeMap<&'static str, String> {
+    let member = match seen.state.as_str() {
+        "meeting again" => format!("still in round {}", seen.round),
+        "closed" => "on its way out".to_owned(),
+        _ => "at work".to_owned(),
+    };
+    BTreeMap::from([
+        ("member", member),
+        ("joining", format!("ready for round {}", seen.round + 1)),
+        ("waiting", "waits to get in".to_owned()),
+        ("spare", "stands by as a spare".to_owned()),
+        ("leaving", "on its way out".to_owned()),
+        ("missing", "missing".to_owned()),
+        ("died", "died".to_owned()),
+        ("left", "has left".to_owned()),
+        ("replaced", "was replaced".to_owned()),
+        ("again", "asked for a new round".to_owned()),
+        ("gone", "gone".to_owned()),
+    ])
+}
+
+fn headline(seen: &Seen) -> String {
+    let present = seen.nodes.len();
+    let in_state = |state: &str| seen.nodes.iter().filter(|node| node.state == state).count();
+    let spares = match seen.spares {
+        0 => String::new(),
+        1 => " 1 spare stands by.".to_owned(),
+        many => format!(" {many} spares stand by."),
+    };
+    match seen.state.as_str() {
+        "meeting" => {
+            let range = match &seen.settings {
+                Some(needs) if needs.min_nodes == needs.max_nodes => {
+                    format!("; it needs {}", needs.min_nodes)
+                }
+                Some(needs) => format!("; it needs {} to {}", needs.min_nodes, needs.max_nodes),
+                None => String::new(),
+            };
+            format!("The first round is being formed: {}{range}.", are(present, "node", "here"))
+        }
+        "running" => {
+            format!("Round {} is at work on {}.{spares}", seen.round, count(seen.world_size, "node"))
+        }
+        "meeting again" => {
+            let (ready, still) = (in_state("joining"), in_state("member"));
+            format!(
+                "Round {} has ended, and its nodes meet again: {}, {still} still in the old round.{spares}",
+                seen.round,
+                are(ready, "node", "ready")
+            )
+        }
+        "closed" => match seen.closed.as_deref().filter(|reason| !reason.is_empty()) {
+            Some(reason) => format!("It is over: {}", line(reason, WORDS)),
+            None => "It is over.".to_owned(),
+        },
+        "abandoned" => "No node is there: all have died or left, and nobody has closed the run.".to_owned(),
+        "unreadable" => "What stands in etcd for this run was not written by a node.".to_owned(),
+        other => line(other, WORDS),
+    }
+}
+
+/// Who is waited for, as long as the nodes meet.
+fn missing(seen: &Seen) -> Option<WhoIsMissing> {
+    if !["meeting", "meeting again"].contains(&&*seen.state) {
+        return None;
+    }
+    // Some of those who are waited for are there, and have not stopped their workers yet.
+    let there: HashSet<&str> = seen.nodes.iter().map(|node| node.node.as_str()).collect();
+    let absent: Vec<&Missing> =
+        seen.missing.iter().filter(|missing| !there.contains(missing.node.as_str())).collect();
+    let late = seen.nodes.iter().filter(|node| node.state == "member").count();
+    let needed = seen.settings.as_ref().map_or(0, |needs| needs.min_nodes);
+    let lack = needed.saturating_sub(seen.nodes.len()).max(absent.len());
+    let of = if seen.round == 0 { needed.max(seen.nodes.len() + lack) } else { seen.world_size.max(lack) };
+    let mut text = String::new();
+    if lack > 0 {
+        let verb = if lack == 1 { "is" } else { "are" };
+        text = format!("{lack} of {} {verb} missing", count(of, "node"));
+        let named: Vec<String> = absent.iter().take(8).map(|missing| name(&missing.node)).collect();
+        if named.is_empty() {
+            let whose = if lack == 1 { "its name is" } else { "their names are" };
+            text.push_str(&format!("; {whose} not known"));
+        } else {
+            text.push_str(&format!(": {}", named.join(", ")));
+        }
+        if lack > named.len() && !named.is_empty() {
+            text.push_str(&format!(" and {} more", lack - named.len()));
+        }
+    }
+    if late > 0 {
+        let of = if lack > 0 { String::new() } else { format!(" of {of}") };
+        let between = if lack > 0 { ". " } else { "" };
+        let verb = if late == 1 { "has" } else { "have" };
+        text.push_str(&format!("{between}{late}{of} {verb} yet to leave round {}", seen.round));
+    }
+    let shown = |missing: &&Missing| Missing { node: name(&missing.node), why: line(&missing.why, WORDS) };
+    (!text.is_empty()).then(|| WhoIsMissing { text, nodes: absent.iter().take(NAMED).map(shown).collect() })
+}
+
+/// Why the last round that ended did: the first cause that was told of it.
+fn ended(seen: &Seen) -> Option<Ended> {
+    let last = seen.events.iter().rev().find(|event| ends_a_round(event))?;
+    let of_round = |event: &&Event| ends_a_round(event) && event.round == last.round;
+    let first = |kind: &str| seen.events.iter().filter(of_round).find(|event| event.kind == kind);
+    let cause = first("failed").or_else(|| first("lost")).or_else(|| first("closed")).unwrap_or(last);
+    Some(Ended {
+        round: cause.round,
+        title: format!("Why round {} ended", cause.round),
+        text: line(&cause.text, WORDS),
+        at_ms: cause.at_ms,
+    })
+}
+
+fn ends_a_round(event: &Event) -> bool {
+    event.round > 0 && ["failed", "lost", "closed", "stopped"].contains(&&*event.kind)
+}
+
+fn node(node: &Node) -> Node {
+    Node {
+        node: name(&node.node),
+        state: line(&node.state, WORDS),
+        address: line(&node.address, WORDS),
+        rack: line(&node.rack, 60),
+        about: line(&node.about, WORDS),
+        rank: node.rank,
+        since: node.since,
+        arrived: node.arrived,
+    }
+}
+
+fn event(event: &Event) -> Event {
+    Event {
+        revision: event.revision,
+        at_ms: event.at_ms,
+        round: event.round,
+        by: name(&event.by),
+        kind: line(&event.kind, WORDS),
+        text: line(&event.text, 2 * WORDS),
+        ..Event::default()
+    }
+}
+
+fn lost(lost: &Lost) -> Lost {
+    Lost { node: name(&lost.node), rank: lost.rank, why: line(&lost.why, WORDS) }
+}
+
+fn unreadable(unreadable: &Unreadable) -> Unreadable {
+    Unreadable { key: line(&unreadable.key, WORDS), problem: line(&unreadable.problem, WORDS) }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn head(run: serde_json::Value) -> Head {
+        RunView::of(serde_json::from_value(run).unwrap()).head
+    }
+
+    fn nodes(names: impl IntoIterator<Item = usize>) -> Vec<serde_json::Value> {
+        names.into_iter().map(|n| json!({"node": format!("gpu-{n:03}"), "state": "joining"})).collect()
+    }
+
+    #[test]
+    fn who_is_missing_of_64_is_said_in_one_line() {
+        let settings = json!({"min_nodes": 64, "max_nodes": 64});
+        let run = |missing| json!({"state": "meeting", "settings": settings, "nodes": nodes((0..64).filter(|n| *n != 17)), "missing": missing});
+        let named =
+            head(run(json!([{"node": "gpu-017", "why": "the others count from gpu-000 to gpu-063"}])));
+        assert_eq!(named.missing.unwrap().text, "1 of 64 nodes is missing: gpu-017");
+        let nameless = head(run(json!([])));
+        assert_eq!(nameless.missing.unwrap().text, "1 of 64 nodes is missing; its name is not known");
+        assert_eq!(nameless.headline, "The first round is being formed: 63 nodes are here; it needs 64.");
+    }
+
+    #[test]
+    fn those_who_meet_again_are_waited_for_and_only_those_who_are_gone_are_missing() {
+        let missing = |names: std::ops::Range<usize>| -> Vec<_> {
+            names.map(|n| json!({"node": format!("gpu-{n:03}"), "why": "of round 3"})).collect()
+        };
+        let text = |there, late, gone| {
+            let mut nodes = nodes(0..there);
+            nodes.iter_mut().take(late).for_each(|node| node["state"] = "member".into());
+            let run = json!({"state": "meeting again", "round": 3, "world_size": 12, "nodes": nodes, "missing": missing(0..gone)});
+            head(run).missing.map(|missing| (missing.text, missing.nodes.len()))
+        };
+        let said = |text: &str, named| Some((text.to_owned(), named));
+        assert_eq!(
+            text(11, 11, 12),
+            said("1 of 12 nodes is missing: gpu-011. 11 have yet to leave round 3", 1)
+        );
+        assert_eq!(text(12, 1, 1), said("1 of 12 has yet to leave round 3", 0));
+        let (many, named) = text(2, 2, 12).unwrap();
+        assert!(
+            many.starts_with("10 of 12 nodes are missing: gpu-002, ")
+                && many.contains("gpu-009 and 2 more. 2 have"),
+            "{many}"
+        );
+        assert_eq!(named, 10);
+        assert_eq!(text(12, 0, 0), None);
+    }
+
+    #[test]
+    fn a_round_ended_for_the_first_cause_and_that_is_a_failure_before_a_loss() {
+        let event = |revision: u64, round, kind, text| json!({"revision": revision, "round": round, "event": kind, "text": text, "traceback": "Traceback\n  here"});
+        let run = json!({"state": "running", "round": 4, "nodes": nodes(0..2), "events": [
+            event(1, 2, "failed", "an older one"),
+            event(2, 3, "lost", "node 1 asks for a new round"),
+            event(3, 3, "failed", "rank 5 failed"),
+            event(4, 3, "failed", "another"),
+            event(5, 3, "stopped", "the workers have ended"),
+            event(6, 4, "formed", "round 4 formed"),
+        ]});
+        let head = head(run);
+        let ended = head.ended.unwrap();
+        assert_eq!((&*ended.title, &*ended.text), ("Why round 3 ended", "rank 5 failed"));
+        assert_eq!(head.failure.unwrap().traceback, "Traceback\n  here");
+    }
+
+    #[test]
+    fn what_nodes_say_is_bounded_and_harmless_in_all_places() {
+        let long = format!("<script>\u{202e}{}", "x".repeat(20_000));
+        let run = json!({"run_id": long, "state": "running", "closed": long, "leader": long, "round": 1,
+            "master": {"node": long, "address": long, "port": 1}, "lost": [{"node": long, "rank": 0, "why": long}],
+            "unreadable": [{"key": long, "problem": long}], "missing": [{"node": long, "why": long}],
+            "nodes": [{"node": long, "state": "member", "address": long, "rack": long, "about": long}],
+            "events": [{"revision": 1, "round": 1, "event": "failed", "text": long, "by": long, "message": long, "traceback": long}]});
+        let view = RunView::of(serde_json::from_value(run).unwrap());
+        let sent =
+            serde_json::to_string(&(&view.head, &view.events, &view.nodes.values().collect::<Vec<_>>()))
+                .unwrap();
+        assert!(!sent.contains('\u{202e}') && sent.contains("<script>"), "turned around");
+        assert!(sent.len() < 20_000, "{} bytes", sent.len());
+    }
+}

@@ -1,0 +1,391 @@
+"""The dashboard, in a real browser, of real runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import uuid
+
+import pytest
+from dashboard import RALLYPOINT, TOKEN, Dashboard, Launcher, Records, chromium, wait_for_text
+from support import Cluster, free_ports, wait_until
+
+playwright = pytest.importorskip("playwright.sync_api", reason="scripts/setup python brings it")
+pytestmark = pytest.mark.skipif(chromium() is None, reason="there is no chromium: scripts/setup chromium could not bring it")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    cluster = Cluster(1)
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def dashboard(cluster):
+    dashboard = Dashboard(cluster.endpoint, token=TOKEN)
+    yield dashboard
+    assert dashboard.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def run() -> str:
+    return f"job-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def open_page(browser, dashboard):
+    """Opens pages, and checks at the end that they asked nobody else, broke no rule and had no error."""
+    opened, wrong = [], []
+
+    def open_page(url: str, width: int = 1280, **options):
+        context = browser.new_context(viewport={"width": width, "height": 800}, **options)
+        page = context.new_page()
+        page.add_init_script("document.addEventListener('securitypolicyviolation', (event) => console.error('CSP: ' + event.violatedDirective))")
+        page.add_init_script(FRAMES)
+        page.on("console", lambda message: message.type == "error" and wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda request: request.url.startswith(dashboard.url) or wrong.append(request.url))
+        page.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.goto(url)
+        opened.append(context)
+        return page
+
+    open_page.wrong = wrong
+    yield open_page
+    for context in opened:
+        context.close()
+    assert wrong == []
+
+
+# How long it takes from a message to the frame that shows it.
+FRAMES = """(() => {
+  const add = EventSource.prototype.addEventListener;
+  window.shown = [];
+  EventSource.prototype.addEventListener = function (kind, handler) {
+    return add.call(this, kind, (event) => {
+      const begin = performance.now();
+      handler(event);
+      requestAnimationFrame(() => {
+        const { port1, port2 } = new MessageChannel();
+        port1.onmessage = () => shown.push({ kind, bytes: event.data.length, ms: performance.now() - begin, at: Date.now() });
+        port2.postMessage(0);
+      });
+    });
+  };
+})()"""
+
+
+def states(page) -> list[str]:
+    """What the cells are called, without their racks."""
+    return [label.split(", rack")[0] for label in page.locator(".cell").evaluate_all("all => all.map(cell => cell.ariaLabel)")]
+
+
+def test_a_run_forms_loses_a_node_to_a_kill_takes_the_spare_and_is_closed(cluster, dashboard, open_page, run, tmp_path):
+    page = open_page(dashboard.page(run))
+    wait_for_text(page, ".headline", "no such run")
+    nodes = [Launcher(cluster.endpoint, run, f"node-{number}", "3:3", tmp_path) for number in (0, 2)]
+    try:
+        wait_for_text(page, "#missing-title", "1 of 3 nodes is missing: node-1")
+        nodes.append(Launcher(cluster.endpoint, run, "node-1", "3:3", tmp_path))
+        wait_for_text(page, ".badge", "running")
+        wait_until("all are at work", lambda: sum("at work" in state for state in states(page)) == 3)
+        assert page.locator("#missing-title").is_hidden()
+        assert page.locator(".cell.master").count() == 1 and page.locator(".cell.leader").count() == 1
+        wait_for_text(page, ".events", "round 1 formed: 3 nodes")
+        nodes.append(Launcher(cluster.endpoint, run, "node-3", "3:3", tmp_path))
+        wait_until("the spare stands apart", lambda: page.get_by_role("group", name="spares, 1").count())
+        # One that is not the leader, which would have to be followed by another first.
+        leader = page.locator(".cell.leader").evaluate("cell => cell.cell.node.node")
+        victim = next(number for number, name in ((0, "node-0"), (1, "node-2")) if name != leader)
+        name = ["node-0", "node-2"][victim]
+        nodes[victim].kill()
+        wait_for_text(page, ".events", f"({name}) died")
+        wait_for_text(page, "#ended-title", "Why round 1 ended")
+        wait_for_text(page, ".ended .cause", f"({name}) died")
+        wait_for_text(page, ".headline", "Round 2 is at work on 3 nodes.")
+        assert not any(name in state for state in states(page)) and any("node-3" in state for state in states(page))
+        assert page.locator(".picture .mark.died").count() == 1
+        wait_until("both rounds are drawn", lambda: page.locator(".picture .bar.working").count() == 2)
+        # A worker fails: its traceback is shown, as text.
+        (tmp_path / "node-1").write_text("fail")
+        wait_for_text(page, "#ended-title", "Why round 2 ended")
+        wait_for_text(page, "pre", "RuntimeError: the loss is <b>not a number</b>")
+        assert page.locator("pre b").count() == 0
+        wait_for_text(page, ".headline", "Round 3 is at work")
+        assert page.locator("#spoken").text_content() != ""
+        close_it(page, nodes)
+        # So browsers call the token that was wrong.
+        assert "401" in open_page.wrong.pop()
+    finally:
+        for node in nodes:
+            node.stop()
+
+
+def close_it(page, nodes):
+    """With no token, a wrong one, and the right one."""
+    page.get_by_role("button", name="Close run").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Reason").fill("maintenance & <i>rest</i>")
+    confirm = dialog.get_by_role("button", name="Close the run for all its nodes")
+    confirm.click()
+    assert dialog.is_visible(), "it wants a token"
+    dialog.get_by_label("Token").fill("open-sesame-open-sesamE")
+    confirm.click()
+    wait_for_text(page, "#close-problem", "Not closed: that is not the token.")
+    assert page.locator(".badge").text_content() == "running"
+    assert dialog.get_by_label("Token").input_value() == ""
+    dialog.get_by_label("Token").fill(TOKEN)
+    confirm.click()
+    wait_for_text(page, ".badge", "closed")
+    wait_for_text(page, ".headline", "It is over: maintenance & <i>rest</i>")
+    assert page.locator("#close-dialog").is_hidden() and page.get_by_role("button", name="Close run").is_hidden()
+    assert [node.process.wait(timeout=20) for node in nodes if node.process.returncode is None] == [5, 5, 5]
+
+
+def test_what_nodes_say_of_themselves_is_text(cluster, dashboard, open_page):
+    hostile = ["<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "a\u202eb\u2066c", "x" * 10_000, "nul\0 \x1b[2J", "javascript:alert(3)//"]
+    run = "<img src=x onerror=alert(4)>/..%2F"
+    records = Records(cluster, run, len(hostile))
+    for rank, text in enumerate(hostile):
+        records.node(f"{rank}{text}", rank, 1, "stay", rack=text, about=text, address=text)
+    records.round(1, len(hostile), f"0{hostile[0]}", f"1{hostile[1]}")
+    failure = {"rank": 1, "local_rank": 0, "host": hostile[0], "exit": hostile[1], "message": hostile[1], "traceback": "\n".join(hostile)}
+    records.event("failed", 1, 10, by=hostile[1], **failure)
+    records.event("<style>*{display:none}</style>", 1, 9)
+    records.put("node/unreadable<b>", "<script>alert(5)</script>")
+    records.write()
+    page = open_page(dashboard.page(run))
+    wait_until("all nodes are there", lambda: page.locator(".cell").count() == len(hostile))
+    assert page.locator("h1").text_content() == run
+    assert page.locator("main :is(script, style, img, iframe, b, i)").count() == 0
+    shown = page.locator("main").evaluate("main => main.textContent + [...main.querySelectorAll('*')].map(e => e.ariaLabel).join()")
+    assert hostile[0] in shown and hostile[1] in shown and r"a\u{202e}b\u{2066}c" in shown and r"\u{1b}[2J" in shown
+    assert "\u202e" not in shown and "\u2066" not in shown and "\0" not in shown
+    assert max(map(len, states(page))) < 400, "a long name is cut"
+    for cell in page.locator(".cell").all():
+        cell.click()
+    page.get_by_role("button", name="Table").click()
+    assert page.locator("table.nodes tbody tr").count() == len(hostile)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.get_by_role("link", name="All runs").click()
+    page.get_by_role("link", name=run).click()
+    wait_until("it opens from the list", lambda: page.locator(".cell").count() == len(hostile))
+
+
+def test_a_thousand_nodes_are_drawn_and_each_change_within_a_frame_or_two(cluster, dashboard, open_page, run, record_property):
+    records = Records(cluster, run, 1000)
+    records.group(1000, rack_of=32)
+    page = open_page(dashboard.page(run))
+    wait_until("all are drawn", lambda: page.locator(".cell").count() == 1000)
+    changes = []
+    for number in range(5):
+        time.sleep(0.4)
+        records.node("gpu-500", 500, 1, "stay", about=f"change {number}", rack="r15")
+        begin = time.time()
+        records.write()
+        wait_until("it is shown", lambda: page.evaluate("shown.filter(one => one.kind === 'change').length") == number + 1)
+        last = page.evaluate("shown.at(-1)")
+        changes.append((round(last["ms"]), round(last["at"] - begin * 1000), last["bytes"]))
+    print("message to frame, write to frame (ms), bytes:", changes)
+    record_property("changes", changes)
+    assert max(size for *_, size in changes) < 500, "a change is small"
+    assert sorted(changes)[2][0] < 100, "a frame within 100 ms of an update"
+    assert max(whole for _, whole, _ in changes) < 5000
+    # All of them change at once.
+    records.round(1, 1000, "gpu-000", news={"lost": [{"node": "gpu-999", "rank": 999, "why": "died"}], "lost_count": 1})
+    records.delete("node/gpu-999")
+    records.write()
+    wait_until("one is lost", lambda: page.locator(".cell.died").count() == 1 and page.locator(".cell").count() == 1000)
+    wait_for_text(page, "#missing-title", "1 of 1000 nodes is missing: gpu-999. 999 have yet to leave round 1")
+
+
+def test_which_of_64_nodes_is_missing_and_why_the_last_round_ended(cluster, dashboard, open_page, run):
+    records = Records(cluster, run, 64)
+    names = records.group(64)
+    records.event("lost", 1, 30, lost=[{"node": names[17], "rank": 17, "why": "died"}], count=1, within_ms=5000)
+    records.round(1, 64, names[0], news={"lost": [{"node": names[17], "rank": 17, "why": "died"}], "lost_count": 1})
+    records.delete(f"node/{names[17]}")
+    for rank, name in enumerate(names):
+        if rank != 17:
+            records.node(name, rank, 1, "join", rack=f"r{rank // 8:02}")
+    records.write()
+    page = open_page(dashboard.page(run))
+    wait_for_text(page, "#missing-title", "1 of 64 nodes is missing: gpu-017")
+    assert "node 17 of round 1 died" in page.locator(".card.missing").text_content()
+    assert page.locator("#ended-title").text_content() == "Why round 1 ended"
+    assert "node 17 (gpu-017) died" in page.locator(".ended .cause").first.text_content()
+    assert page.title() == f"meeting again · {run} – Rallypoint"
+    assert page.locator(".picture .bar").count() == 3 and "meeting again" in page.locator(".picture").get_attribute("aria-label")
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("dark", 360), ("light", 1280)])
+def test_it_is_readable_by_all_in_the_dark_and_on_a_phone(cluster, dashboard, open_page, run, scheme, width):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="scripts/setup python brings it").Axe()
+    records = Records(cluster, run, 24)
+    records.group(24)
+    records.event("failed", 1, 100, rank=3, local_rank=0, host="h", exit="exit code 1", message="m", traceback="Traceback\n" + "line\n" * 80)
+    records.event("lost", 1, 90, lost=[{"node": "gpu-003", "rank": 3, "why": "died"}], count=1)
+    records.round(1, 24, "gpu-000", "gpu-001", news={"lost": [{"node": "gpu-003", "rank": 3, "why": "died"}], "lost_count": 1})
+    records.delete("node/gpu-003")
+    records.node("gpu-024")
+    records.node("gpu-025", wants="leave")
+    records.write()
+    page = open_page(dashboard.page(run), width=width, color_scheme=scheme, reduced_motion="reduce")
+    wait_until("it is drawn", lambda: page.locator(".cell").count() >= 24)
+    for view in ("Table", "Grid"):
+        page.get_by_role("button", name=view, exact=True).click()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing sticks out"
+        assert problems(axe.run(page)) == []
+    page.goto(dashboard.url)
+    wait_until("the list is there", lambda: page.locator("tbody tr").count() > 0)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert problems(axe.run(page)) == []
+    dark = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    assert (sum(map(int, dark[4:-1].split(","))) < 200) == (scheme == "dark")
+
+
+def problems(result) -> list[tuple[str, list]]:
+    return [(one["id"], [(node["html"][:200], node["failureSummary"]) for node in one["nodes"][:3]]) for one in result.response["violations"]]
+
+
+def test_the_keyboard_alone_is_enough(cluster, dashboard, open_page, run):
+    Records(cluster, run, 16).group(16)
+    page = open_page(dashboard.url)
+    wait_until("it is in the list", lambda: page.get_by_role("link", name=run).count())
+    page.get_by_role("searchbox").press_sequentially(run)
+    wait_until("the others are gone", lambda: page.locator("tbody tr").count() == 1)
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    wait_until("it is open", lambda: page.locator(".cell").count() == 16)
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.id") == "grid":
+            break
+    active = lambda: page.evaluate("document.getElementById(document.activeElement.getAttribute('aria-activedescendant'))?.ariaLabel")
+    assert active().startswith("rank 0, gpu-000, at work, master, leader")
+    for key, rank in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", 15), ("Home", 0), ("ArrowDown", 8), ("ArrowUp", 0)):
+        page.keyboard.press(key)
+        # The racks stand beside or below each other.
+        assert active().startswith(f"rank {rank},") or key == "ArrowDown", (key, active())
+    assert page.locator(".detail h3").text_content() in active()
+    page.keyboard.press("Escape")
+    assert "Choose a node" in page.locator(".detail").text_content()
+    button = page.get_by_role("button", name="Close run")
+    button.focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "close-reason"
+    page.keyboard.press("Escape")
+    assert page.locator("#close-dialog").is_hidden() and page.evaluate("document.activeElement.textContent").startswith("Close run")
+    page.get_by_role("searchbox").press_sequentially("gpu-01")
+    wait_for_text(page, ".bar .count", "6 matches")
+
+
+def test_an_etcd_that_is_away_is_told_and_comes_back_by_itself(browser, run):
+    cluster = Cluster(1)
+    dashboard = Dashboard(cluster.endpoint)
+    try:
+        Records(cluster, run, 4).group(4)
+        page = browser.new_context().new_page()
+        page.goto(dashboard.page(run))
+        wait_until("it is drawn", lambda: page.locator(".cell").count() == 4)
+        assert page.get_by_role("button", name="Close run").is_hidden(), "it is read-only"
+        cluster.processes[0].send_signal(19)  # SIGSTOP: it takes connections, and says nothing.
+        wait_for_text(page, "#away", f"etcd at {cluster.endpoint} has not answered for ")
+        assert page.locator(".cell").count() == 4 and page.locator("#link-text").text_content() == "not live"
+        cluster.processes[0].send_signal(18)
+        wait_until("it is back", lambda: page.locator("#away").is_hidden() and page.locator("#link-text").text_content() == "live")
+        # The dashboard itself is gone.
+        assert dashboard.stop() == 0
+        wait_for_text(page, "#away", "The dashboard has not answered for ")
+        assert page.locator(".cell").count() == 4
+    finally:
+        dashboard.process.kill()
+        cluster.stop()
+
+
+def test_strangers_are_turned_away_and_closing_takes_the_token(cluster, run):
+    # Its own: after wrong tokens it does not listen to anybody here for a while.
+    dashboard = Dashboard(cluster.endpoint, token=TOKEN)
+    try:
+        turned_away(cluster, dashboard, run)
+    finally:
+        dashboard.stop()
+
+
+def turned_away(cluster, dashboard, run):
+    Records(cluster, run, 2).group(2)
+    status, headers, _ = dashboard.ask("")
+    policy = headers["content-security-policy"]
+    assert status == 200 and "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe" not in policy
+    assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
+    assert headers["cache-control"] == "no-store" and "access-control-allow-origin" not in headers
+    status, _, body = dashboard.ask("api/runs", Host="evil.example")
+    assert status == 403 and "--allowed-host evil.example" in body and run not in body
+    assert dashboard.ask("api/runs", Host="localhost:1")[0] == 200
+    assert dashboard.ask("page/../../etc/passwd")[0] == 404
+    assert dashboard.ask("api/run?run=nobody")[0] == 404
+    seen = json.loads(dashboard.ask(f"api/run?run={run}")[2])
+    assert seen["head"]["state"] == "running" and len(seen["nodes"]) == 2
+    assert TOKEN not in dashboard.ask("api/runs")[2] + dashboard.ask(f"api/run?run={run}")[2] + dashboard.said
+    close, right, reason = f"api/close?run={run}", {"Authorization": f"Bearer {TOKEN}"}, {"reason": "enough"}
+    own = dashboard.url.rstrip("/")
+    for wanted, body, headers in [
+        (401, reason, {}),
+        (401, reason, {"Authorization": f"Basic {TOKEN}"}),
+        (403, reason, {**right, "Origin": "http://evil.example"}),
+        (403, reason, {**right, "Origin": "null"}),
+        (403, reason, {**right, "Sec-Fetch-Site": "cross-site"}),
+        (415, reason, {**right, "Content-Type": "text/plain"}),
+        (400, {"reason": " "}, right),
+        (400, {"reason": "x" * 20_000}, right),
+        (200, reason, {**right, "Origin": own}),
+        (409, reason, right),
+    ]:
+        assert dashboard.ask(close, body, **headers)[0] == wanted, (wanted, headers)
+    assert dashboard.ask("api/close?run=nobody", reason, **right)[0] == 404
+    for _ in range(5):
+        assert dashboard.ask(close, reason, Authorization="Bearer wrong")[0] == 401
+    status, headers, body = dashboard.ask(close, reason, **right)
+    assert status == 429 and "too many wrong tokens" in body and int(headers["retry-after"]) > 0
+
+
+def test_wrong_usage_is_told_in_one_sentence(cluster, dashboard, tmp_path):
+    short = tmp_path / "token"
+    short.write_text("short\n")
+    port = dashboard.url.split(":")[-1].rstrip("/")
+    for code, flags, words in [
+        (1, ["--listen", f"127.0.0.1:{port}"], f"cannot listen on 127.0.0.1:{port}: the address is in use"),
+        (2, ["--token-file", str(short)], "has a token of 5 letters, which can be guessed: write 16 or more"),
+        (2, ["--token-file", str(tmp_path / "none")], "No such file"),
+        (2, ["--allowed-host", "http://ops"], "write a name alone"),
+    ]:
+        command = [*RALLYPOINT, "dashboard", "--endpoint", cluster.endpoint, *flags]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        assert ended.returncode == code and words in ended.stderr, (flags, ended)
+
+
+def test_a_server_brings_its_own(open_page, browser, tmp_path):
+    port, page_port = free_ports(2)
+    command = [*RALLYPOINT, "serve", "--listen", f"127.0.0.1:{port}", "--dashboard", f"127.0.0.1:{page_port}"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    node = Launcher(f"127.0.0.1:{port}", "alone", "node-0", "1:1", tmp_path)
+    try:
+        page = browser.new_context().new_page()
+        wait_until("it serves", lambda: f":{page_port}/" in server.stderr.readline())
+        page.goto(f"http://127.0.0.1:{page_port}/?run=alone")
+        wait_for_text(page, ".badge", "running")
+    finally:
+        node.stop()
+        server.terminate()
+        assert server.wait(timeout=20) == 0
+        server.stderr.close()
