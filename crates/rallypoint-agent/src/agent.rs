@@ -97,6 +97,8 @@ pub struct Agent {
     budget: Budget,
     restarts: u32,
     rounds: u32,
+    /// The number of the last of them.
+    last_round: u64,
     /// Answers other nodes' questions, from the first round with others on.
     witness: Option<Witness>,
     /// What failed here that the others could not be told of, and where it is told.
@@ -134,6 +136,7 @@ impl Agent {
             budget,
             restarts: 0,
             rounds: 0,
+            last_round: 0,
             witness: None,
             untold: None,
             metrics: Metrics::default(),

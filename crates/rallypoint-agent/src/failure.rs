@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use rallypoint_core::text::plain;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
@@ -279,13 +280,13 @@ impl fmt::Display for FailureReport {
             writeln!(f, "  restarts    none left on its node (--max-restarts {max})")?;
         }
         if let Some(error) = &first.error {
-            writeln!(f, "  error       {}", first_line(&error.message))?;
+            writeln!(f, "  error       {}", plain(first_line(&error.message)))?;
             if let Some(file) = &error.file {
                 writeln!(f, "  error file  {}", file.display())?;
             }
             if let Some(traceback) = &error.traceback {
                 writeln!(f, "  traceback")?;
-                traceback.trim_end().lines().try_for_each(|line| writeln!(f, "    {line}"))?;
+                traceback.trim_end().lines().try_for_each(|line| writeln!(f, "    {}", plain(line)))?;
             }
         }
         if let Some(log) = &first.log {
@@ -293,7 +294,7 @@ impl fmt::Display for FailureReport {
         }
         if !first.stderr.is_empty() && !first.stderr_is_the_traceback() {
             writeln!(f, "  last lines of its stderr")?;
-            first.stderr.iter().try_for_each(|line| writeln!(f, "    {line}"))?;
+            first.stderr.iter().try_for_each(|line| writeln!(f, "    {}", plain(line)))?;
         }
         for failure in &self.followed {
             writeln!(f, "after that, {}", failure.in_short())?;

@@ -100,7 +100,8 @@ pub(crate) async fn record_failure(handler: &dyn RendezvousHandler, round: u64, 
 /// What the run keeps of a failure.
 pub(crate) fn failed(failure: &Failure) -> What {
     let error = failure.error.as_ref();
-    let message = error.map(|error| error.message.clone()).unwrap_or_default();
+    let message = error.map(|error| error.message.clone()).or_else(|| last_of_traceback(&failure.stderr));
+    let message = message.unwrap_or_default();
     let traceback = error.and_then(|error| error.traceback.clone());
     let traceback = traceback.unwrap_or_else(|| failure.stderr.join("\n"));
     What::Failed(Box::new(Failed {
@@ -111,6 +112,13 @@ pub(crate) fn failed(failure: &Failure) -> What {
         message: beginning(&message, LONGEST_MESSAGE).to_owned(),
         traceback: end(traceback.trim_end(), LONGEST_TRACEBACK).to_owned(),
     }))
+}
+
+/// The last line of a Python traceback, which says what it was.
+fn last_of_traceback(stderr: &[String]) -> Option<String> {
+    let begin = stderr.iter().rposition(|line| line.starts_with("Traceback (most recent call last)"))?;
+    let is_error = |line: &&String| !line.trim().is_empty() && !line.starts_with([' ', '\t']);
+    stderr[begin + 1..].iter().find(is_error).cloned()
 }
 
 fn beginning(text: &str, most: usize) -> &str {
@@ -131,6 +139,14 @@ fn end(text: &str, most: usize) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_traceback_says_in_its_last_line_what_it_was() {
+        let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+        let stderr = "loading\nTraceback (most recent call last):\n  File \"t.py\", line 3\n    f()\nValueError: no data\nbye";
+        assert_eq!(last_of_traceback(&lines(stderr)).as_deref(), Some("ValueError: no data"));
+        assert_eq!(last_of_traceback(&lines("segmentation fault")), None);
+    }
 
     #[test]
     fn of_a_long_text_the_last_lines_are_kept() {

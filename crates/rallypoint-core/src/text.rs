@@ -23,16 +23,22 @@ impl fmt::Display for Key<'_> {
     }
 }
 
-/// Text from elsewhere in one line for people: what would move a terminal's cursor, or worse, is escaped.
+/// Text from elsewhere in one line for people: what would move a terminal's cursor, turn the direction of writing round or
+/// is not to be seen is escaped.
 ///
 /// ```
 /// assert_eq!(rallypoint_core::text::plain("all\tis \x1b[2Jwell"), r"all\tis \u{1b}[2Jwell");
+/// assert_eq!(rallypoint_core::text::plain("gpu\u{202e}1"), r"gpu\u{202e}1");
 /// ```
 #[must_use]
 pub fn plain(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     for letter in text.chars() {
-        if letter.is_control() { plain.extend(letter.escape_default()) } else { plain.push(letter) }
+        let unseen = matches!(letter, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
+        match letter.is_control() || unseen {
+            true => plain.extend(letter.escape_default()),
+            false => plain.push(letter),
+        }
     }
     plain
 }

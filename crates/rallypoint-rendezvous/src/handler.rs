@@ -109,9 +109,7 @@ pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
 
     /// Keeps an event of this node with the run, for operators. It is done as well as it can be: an etcd that does not take it
     /// now is not waited for. Nothing is kept where the backend has no place for it, or before the first round.
-    async fn record(&self, event: &EventRecord) {
-        let _ = event;
-    }
+    async fn record(&self, event: &EventRecord);
 
     /// How far `next_rendezvous` has come.
     fn progress(&self) -> watch::Receiver<Progress>;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
+use rallypoint_core::round::EventRecord;
 use rallypoint_metrics::{Listener, Metrics, Place};
 use rallypoint_store::{CountedStore, Store};
 use rallypoint_traces::{Endpoint, Round, Tracer};
@@ -300,6 +301,10 @@ impl RendezvousHandler for Observed {
 
     async fn standing(&self) -> Result<Standing> {
         self.inner.standing().await
+    }
+
+    async fn record(&self, event: &EventRecord) {
+        self.inner.record(event).await;
     }
 
     fn progress(&self) -> watch::Receiver<Progress> {

@@ -45,15 +45,26 @@ impl FromStr for Endpoint {
     }
 }
 
+/// Without a name and a password, which may be in it.
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        match (self.0.split_once("://"), self.0.rsplit_once('@')) {
+            (Some((scheme, _)), Some((_, place))) => write!(f, "{scheme}://...@{place}"),
+            _ => f.write_str(&self.0),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_password_is_not_shown() {
+        let endpoint: Endpoint = "http://me:hunter2@collector:4318".parse().expect("it is a URL");
+        assert_eq!(endpoint.to_string(), "http://...@collector:4318");
+        assert!(endpoint.traces().contains("hunter2"));
+    }
 
     #[test]
     fn a_collector_is_named_by_its_url() {

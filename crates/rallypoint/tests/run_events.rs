@@ -51,7 +51,9 @@ fn a_run_tells_what_happened_in_it_from_its_first_node_to_its_end() {
          >$TORCHELASTIC_ERROR_FILE; exit 9",
         go.display()
     );
-    let log = ["--event-log", file.to_str().unwrap(), "--max-restarts", "1"];
+    // Who is watched tells as much as others.
+    let metrics = ["--metrics-listen", "127.0.0.1:0", "--otlp-endpoint", "http://127.0.0.1:9"];
+    let log = [&["--event-log", file.to_str().unwrap(), "--max-restarts", "1"], &metrics[..]].concat();
     let mut a = node(&etcd, "2", "a", &log, &fails);
     let mut b = node(&etcd, "2", "b", &[], &works);
     a.wait_for("at work");
@@ -104,6 +106,7 @@ fn a_run_tells_what_happened_in_it_from_its_first_node_to_its_end() {
         "node 1 (b) died",
         "failed with exit code 9: ValueError: no data",
         "3 rounds, 1 death, 1 failure",
+        "\n    Traceback: <line 1>\n",
         "workers ran",
     ] {
         assert!(text.contains(part) || text.contains(&part.replace("node 1", "node 0")), "{part}: {text}");
@@ -118,11 +121,11 @@ fn a_run_tells_what_happened_in_it_from_its_first_node_to_its_end() {
     let text = std::fs::read_to_string(&file).unwrap();
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let rounds = ["joined", "working", "stopped"];
-    let expected = [&rounds[..], &["joined", "working", "failed", "stopped"], &rounds].concat();
+    let expected = [&rounds[..], &["joined", "working", "failed", "stopped"], &rounds, &["closed"]].concat();
     assert_eq!(kinds(&lines), expected, "{text}\n{}", a.text());
     assert!(lines.iter().all(|line| line["run_id"] == "job" && line["by"] == "a"), "{text}");
     assert!(lines[2]["why"].as_str().unwrap().contains("(b) died"), "{text}");
-    assert_eq!(lines.last().unwrap()["why"], "they have finished");
+    assert_eq!(lines.last().unwrap()["reason"], "all workers have finished");
 }
 
 #[test]
@@ -140,7 +143,7 @@ fn what_happens_next_is_followed() {
     ] {
         follower.wait_for(part);
     }
-    follower.signal("INT");
+    // It ends with the run.
     follower.ended().expect(0);
 }
 

@@ -10,7 +10,7 @@ use tracing::{debug, info, warn};
 use super::{Agent, Outcome, Phase, Success};
 use crate::decision::{Cause, Verdict};
 use crate::error::AgentError;
-use crate::failure::{Failure, FailureReport};
+use crate::failure::{Exit, Failure, FailureReport};
 use crate::fence::{Fence, Limits, Witness};
 use crate::notice::{Board, Notice};
 use crate::patience;
@@ -33,6 +33,15 @@ impl Agent {
     pub async fn run(mut self, mut stop: StopListener) -> Result<Outcome, AgentError> {
         let ended = self.rounds(&mut stop).await;
         self.phase.send_replace(Phase::Ended);
+        let reason = match &ended {
+            Ok(Outcome::Succeeded(_)) => Some(FINISHED.to_owned()),
+            Ok(Outcome::Failed(report)) => Some(report.in_short()),
+            Ok(Outcome::Closed { reason }) => Some(reason.clone()),
+            _ => None,
+        };
+        if let Some(reason) = reason {
+            self.timeline.note(Keep::Log, self.last_round, What::Closed { reason });
+        }
         // Before this node's part of the run is over.
         if !matches!(&ended, Ok(Outcome::Succeeded(success)) if success.without_word) {
             self.part(self.timeline.flush(), &mut stop).await;
@@ -89,10 +98,16 @@ impl Agent {
             Verdict::Succeed { .. } => "they have finished".to_owned(),
             Verdict::Close | Verdict::Leave => own.map(Failure::in_short).unwrap_or_default(),
             Verdict::Closed { reason, .. } => format!("the run is closed: {reason}"),
-            Verdict::Stop(signal) => format!("this node was asked to end ({signal:?})"),
+            Verdict::Stop(signal) => {
+                format!("node {} was asked to end by {}", over.rank, Exit::Signal(signal.as_raw()))
+            }
         };
-        // The run is told of its end by its close, and of a node's by what that leaves.
-        self.timeline.note(Keep::Log, over.round, What::Stopped { why });
+        // The run is told of its end by its close. Of a node that goes the others tell, unless all do.
+        let keep = match over.verdict {
+            Verdict::Stop(_) | Verdict::Leave => round::one_of_all(over.rank),
+            _ => Keep::Log,
+        };
+        self.timeline.note(keep, over.round, What::Stopped { why });
     }
 
     /// What watches over a round of this node while etcd does not answer it.
@@ -198,6 +213,7 @@ impl Agent {
             // All who meet again have stopped their workers.
             drop(served.take());
             self.rounds += 1;
+            self.last_round = met.round;
             let waited_ms = u64::try_from(asked.elapsed().as_millis()).unwrap_or(u64::MAX);
             let joined = What::Joined { rank: met.rank, world_size: met.world_size, waited_ms };
             self.timeline.note(Keep::Log, met.round, joined);

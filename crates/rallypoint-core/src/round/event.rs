@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::context::Context;
 use super::etcd::Op;
 use super::keys::Keys;
-use super::record::{Lost, MasterRecord, RECORD_VERSION, RoundRecord, json};
+use super::record::{Lost, MasterRecord, RECORD_VERSION, RoundRecord, json, number};
 use crate::text::brief;
 
 /// So many events of the group are kept.
@@ -30,12 +30,13 @@ pub struct EventRecord {
     #[serde(default)]
     pub version: u32,
     /// When, in milliseconds since 1970, by the clock of who wrote it.
+    #[serde(deserialize_with = "number")]
     pub at_ms: u64,
     /// The node that wrote it; empty for an operator.
     #[serde(default)]
     pub by: String,
     /// The last round by then; of [`What::Formed`], the one that was formed.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "number")]
     pub round: u64,
     /// What happened.
     #[serde(flatten)]

@@ -100,6 +100,12 @@ impl Keys {
         format!("{}event/group/{:03}", self.run, number % GROUP_EVENTS)
     }
 
+    /// Beginning of the events that a node has written of itself.
+    #[must_use]
+    pub fn node_events(&self, id: &str) -> String {
+        format!("{}event/node/{id}/", self.run)
+    }
+
     /// Where the `number`th event is kept that a node has written of itself.
     #[must_use]
     pub fn node_event(&self, id: &str, number: u64) -> String {

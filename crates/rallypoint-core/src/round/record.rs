@@ -34,7 +34,7 @@ pub(super) fn parse<T: DeserializeOwned>(entry: &Entry) -> Result<T, Corrupt> {
 const ABSURD: u64 = 1 << 52;
 
 /// A number of a record, if it is not absurd.
-fn number<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+pub(super) fn number<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
     T: TryFrom<u64>,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 
 pub use self::summary::{Span, SpanKind, Summary, spans};
-use crate::round::{Entry, EventRecord};
+use crate::round::{Entry, EventRecord, What};
 use crate::time::rfc3339;
 
 /// Something that happened.
@@ -37,6 +37,7 @@ impl Event {
         let mut events: Vec<Event> = entries.into_iter().filter_map(read).collect();
         // Of what was written in one transaction, each came at that moment; those are few, and in the order of their keys.
         events.sort_by_key(|event| event.revision);
+        causes_first(&mut events);
         events
     }
 
@@ -51,6 +52,26 @@ impl Event {
     pub fn time(&self) -> String {
         rfc3339(Duration::from_millis(self.record.at_ms))
     }
+}
+
+/// A node tells of its failure when its workers have ended, and rank 0 may have told before that its own were stopped for it.
+fn causes_first(events: &mut [Event]) {
+    for index in 1..events.len() {
+        let mut at = index;
+        while at > 0 && is_cause(&events[at], &events[at - 1]) {
+            events.swap(at, at - 1);
+            at -= 1;
+        }
+    }
+}
+
+fn is_cause(event: &Event, before: &Event) -> bool {
+    let (event, before) = (&event.record, &before.record);
+    let ends = matches!(before.what, What::Stopped { .. } | What::Lost { .. } | What::Closed { .. });
+    matches!(event.what, What::Failed(_))
+        && ends
+        && event.round == before.round
+        && event.at_ms <= before.at_ms
 }
 
 /// As a line of JSON: the record, with its place in the order, the time and the sentence.

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::Event;
 use super::words::duration;
-use crate::round::{Lost, What, Why};
+use crate::round::{Lost, NODE_EVENTS, What, Why};
 use crate::text::count;
 
 /// The time of a run, added up.
@@ -23,6 +23,10 @@ pub struct Summary {
     pub deaths: usize,
     /// Workers that failed first.
     pub failures: usize,
+    /// There may have been more: a node keeps its last 8.
+    pub failures_may_be_more: bool,
+    /// So much the clocks of nodes differ, at least: times are no better than that.
+    pub clocks_differ_ms: u64,
     /// Until the first round was formed.
     pub forming_ms: u64,
     /// From a death until the others were told: its lease, which is the longest but for a moment. From a failure until rank
@@ -73,12 +77,18 @@ impl Span {
 /// whose nodes are all gone: then the last event is the last that is known of it.
 #[must_use]
 pub fn spans(events: &[Event], now_ms: Option<u64>) -> Vec<Span> {
-    let mut line = Line::default();
+    let (mut line, mut last_at) = (Line::default(), 0);
     for event in events {
         let (at, round) = (event.record.at_ms, event.record.round);
         let open = line.open.map(|(kind, round, _)| (kind, round));
         match &event.record.what {
             What::Formed(formed) => {
+                // Nobody of the round before was there any more to tell of its end.
+                let all_new = formed.joined_count > 0 && formed.joined_count == formed.world_size;
+                if all_new && matches!(open, Some((SpanKind::Working, _))) {
+                    line.end(last_at);
+                    line.begin(SpanKind::Regaining, round, last_at);
+                }
                 if line.open.is_none() && line.spans.is_empty() {
                     // What came before may have been written over.
                     let kind = if round == 1 { SpanKind::Forming } else { SpanKind::Regaining };
@@ -98,6 +108,7 @@ pub fn spans(events: &[Event], now_ms: Option<u64>) -> Vec<Span> {
             }
             _ => {}
         }
+        last_at = at;
     }
     let last = events.last().map(|event| event.record.at_ms);
     if let Some(end) = now_ms.or(last) {
@@ -106,6 +117,8 @@ pub fn spans(events: &[Event], now_ms: Option<u64>) -> Vec<Span> {
     line.spans
 }
 
+/// By so much the clocks of nodes may differ without a word.
+const CLOCKS_DIFFER: u64 = 10_000;
 /// Workers that were started later than this after their round was formed are those of another clock.
 const LATEST_START: u64 = 300_000;
 
@@ -155,9 +168,15 @@ impl Summary {
         };
         // By round: those who tell of a failure and of the stop write in any order.
         let (mut failed, mut stopped) = (BTreeMap::new(), BTreeMap::new());
-        let mut dead = BTreeSet::new();
+        let (mut dead, mut noticed, mut of_node) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
+        let mut latest = 0;
         for event in events {
             let (at, round) = (event.record.at_ms, event.record.round);
+            // A failure is told when its node has stopped its workers.
+            if !matches!(event.record.what, What::Failed(_)) {
+                summary.clocks_differ_ms = summary.clocks_differ_ms.max(u64::saturating_sub(latest, at));
+                latest = latest.max(at);
+            }
             match &event.record.what {
                 What::Formed(formed) => {
                     summary.rounds += 1;
@@ -166,13 +185,15 @@ impl Summary {
                     dead.extend(died(&formed.gone).map(|node| (round.saturating_sub(1), node)));
                 }
                 What::Lost { lost, within_ms, .. } => {
-                    if died(lost).next().is_some() {
+                    // Who dies after that is missed while the others meet.
+                    if died(lost).next().is_some() && noticed.insert(round) {
                         summary.noticing_ms = summary.noticing_ms.saturating_add(within_ms.unwrap_or(0));
                     }
                     dead.extend(died(lost).map(|node| (round, node)));
                 }
                 What::Failed(_) => {
                     summary.failures += 1;
+                    *of_node.entry(&event.record.by).or_insert(0) += 1;
                     failed.entry(round).or_insert(at);
                 }
                 What::Stopped { .. } => _ = stopped.entry(round).or_insert(at),
@@ -180,6 +201,7 @@ impl Summary {
             }
         }
         summary.deaths = dead.len();
+        summary.failures_may_be_more = of_node.values().any(|failures| *failures >= NODE_EVENTS);
         let told = failed.iter().filter_map(|(round, at)| Some(stopped.get(round)?.saturating_sub(*at)));
         summary.noticing_ms = told.fold(summary.noticing_ms, u64::saturating_add);
         if summary.total_ms > 0 {
@@ -200,8 +222,14 @@ impl Summary {
             "{}, {}, {}\n",
             count(self.rounds, "round"),
             count(self.deaths, "death"),
-            count(self.failures, "failure"),
+            count(self.failures, "failure") + if self.failures_may_be_more { " or more" } else { "" },
         );
+        if self.clocks_differ_ms >= CLOCKS_DIFFER {
+            text.push_str(&format!(
+                "clocks differ   by {} or more: times are no better than that\n",
+                time(self.clocks_differ_ms)
+            ));
+        }
         text.push_str(&format!("first meeting   {}\n", time(self.forming_ms)));
         if self.noticing_ms > 0 {
             text.push_str(&format!("noticing        {}\n", time(self.noticing_ms)));
@@ -333,5 +361,32 @@ mod tests {
             event(602_000, 1, What::Closed { reason: String::new() }),
         ];
         assert_eq!(Summary::of(&events, None).regaining_ms, 600_000);
+    }
+
+    #[test]
+    fn the_time_in_which_nobody_was_there_is_not_worked() {
+        let all_new = Formed { world_size: 2, joined_count: 2, ..Formed::default() };
+        let events = [
+            event(1_000, 1, formed(0)),
+            event(2_000, 1, What::Working),
+            event(600_000, 2, What::Formed(Box::new(all_new))),
+            event(601_000, 2, What::Closed { reason: String::new() }),
+        ];
+        let summary = Summary::of(&events, None);
+        assert_eq!((summary.working_ms, summary.regaining_ms), (1_000, 598_000), "{summary:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_known_is_said() {
+        let mut events = vec![event(1_000, 1, formed(0))];
+        events.extend((0..8).map(|n| event(2_000 + n, 1, failure())));
+        events.push(event(3_000, 1, a_death("n1")));
+        events.push(event(4_000, 1, a_death("n2")));
+        let summary = Summary::of(&events, None);
+        assert!(summary.text().contains("8 failures or more"), "{}", summary.text());
+        assert_eq!((summary.deaths, summary.noticing_ms), (2, 5_000), "one lease in which both are missed");
+        let events = [event(3_600_000, 1, formed(0)), event(60_000, 1, stopped())];
+        let text = Summary::of(&events, None).text();
+        assert!(text.contains("clocks differ   by 59 min 0 s or more"), "{text}");
     }
 }

@@ -17,7 +17,7 @@ pub(super) fn sentence(event: &EventRecord) -> String {
         What::Lost { lost, count, .. } => losses(lost, *count),
         What::Waiting { waiting, spares } => waiting_or_spare(*waiting, *spares),
         What::Leads => format!("{by} leads the run from now on"),
-        What::Failed(failed) => failure(failed),
+        What::Failed(failed) => failure(&by, failed),
         What::Working => format!("the workers of round {round} were started"),
         What::Stopped { why } => format!("the workers of round {round} have ended: {}", plain(why)),
         What::Closed { reason } if by.is_empty() => {
@@ -82,16 +82,19 @@ fn losses(lost: &[Lost], all: usize) -> String {
         .map(|lost| format!("node {} ({}) {}", lost.rank, plain(&lost.node), lost.why.words()))
         .collect();
     if all > lost.len() {
-        parts.push(format!("{} more are gone or ask for a new round", all - lost.len()));
+        parts.push(format!("{} more are gone, or ready for the next round", all - lost.len()));
     }
     list(&parts)
 }
 
-fn failure(failed: &Failed) -> String {
+/// `by`: the node; most are called after their host.
+fn failure(by: &str, failed: &Failed) -> String {
+    let host = plain(&failed.host);
+    let place = if by.starts_with(&host) { host } else { format!("{by} (host {host})") };
     let first = failed.message.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
     let said =
         if first.is_empty() { String::new() } else { format!(": {}", brief(&plain(first.trim()), 200)) };
-    format!("rank {} on {} failed with {}{said}", failed.rank, plain(&failed.host), plain(&failed.exit))
+    format!("rank {} on {place} failed with {}{said}", failed.rank, plain(&failed.exit))
 }
 
 /// `0.4 s`, `12 s`, `3 min 4 s`.

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rallypoint_core::barrier::{KEEP_ALIVE_TTL, Node, Status};
+use rallypoint_core::round::EventRecord;
 use rallypoint_etcd::v2::Client;
 use rallypoint_store::EtcdV2Store;
 use rallypoint_traces::Round;
@@ -299,6 +300,9 @@ impl RendezvousHandler for EtcdBarrier {
             })
             .collect())
     }
+
+    // PyTorch's nodes would find keys that they do not know.
+    async fn record(&self, _: &EventRecord) {}
 
     fn progress(&self) -> watch::Receiver<Progress> {
         self.progress.clone()

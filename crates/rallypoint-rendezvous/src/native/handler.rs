@@ -1,13 +1,13 @@
 //! One node's side of a run.
 
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use rallypoint_core::round::{
-    CloseOutcome, Corrupt, EventRecord, Joined, Keys, Lost, Node, NodeConfig, Refusal, What, Why,
+    CloseOutcome, Corrupt, EventRecord, Joined, Keys, Lost, Node, NodeConfig, Refusal, Why,
 };
 use rallypoint_core::time::bounded;
 use rallypoint_etcd::v3::Client;
@@ -24,6 +24,7 @@ use super::clusters::Clusters;
 use super::driver::{Command, Driver, Group, NoRound};
 use super::identity::{Identity, incarnation, local_address};
 use super::operator;
+use super::own_events::OwnEvents;
 use super::reach::Complaint;
 use super::settings::NativeSettings;
 use crate::error::{RendezvousError, Result};
@@ -78,7 +79,7 @@ pub struct NativeHandler {
     /// What the last round's data hangs on; 0 before the first.
     lease: AtomicI64,
     /// Events that this node has written of itself.
-    events: AtomicU64,
+    events: OwnEvents,
     /// Whether the endpoints are of one cluster.
     clusters: Clusters,
     /// One call of `next_rendezvous` at a time.
@@ -159,8 +160,7 @@ impl NativeHandler {
             ports: Mutex::default(),
             lost: Mutex::default(),
             lease: AtomicI64::new(0),
-            // Another process of this name may have written before.
-            events: AtomicU64::new(fastrand::u64(..1 << 32)),
+            events: OwnEvents::default(),
             clusters: Clusters::default(),
             turn: tokio::sync::Mutex::new(()),
             driver: tokio::spawn(driver.run()),
@@ -471,13 +471,11 @@ impl RendezvousHandler for NativeHandler {
         if lease == 0 {
             return;
         }
-        let number = self.events.fetch_add(1, Ordering::Relaxed);
-        let key = match &event.what {
-            What::Failed(_) => self.keys.node_failure(&self.node, number),
-            _ => self.keys.node_event(&self.node, number),
-        };
         let value = serde_json::to_string(event).expect("an event has no keys that JSON cannot hold");
-        let put = self.client.put(key, value, Some(PutOptions::new().with_lease(lease)));
+        let put = async {
+            let key = self.events.next(&self.client, &self.keys, &self.node, &event.what).await?;
+            self.client.put(key, value, Some(PutOptions::new().with_lease(lease))).await
+        };
         let put = tokio::time::timeout(TO_RECORD, put).await;
         debug!(?put, "an event of this node is kept");
     }

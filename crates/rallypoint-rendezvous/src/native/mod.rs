@@ -11,6 +11,7 @@ mod driver;
 mod handler;
 mod identity;
 mod operator;
+mod own_events;
 mod reach;
 mod settings;
 mod translate;

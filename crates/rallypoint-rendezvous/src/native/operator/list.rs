@@ -59,7 +59,9 @@ pub async fn row(client: &Client, run_id: &str) -> Result<Option<RunRow>> {
     let is_corrupt = !unreadable.is_empty();
     let round = round.unwrap_or_else(|| RoundRecord::without_round(0, None, 0));
     let is_closed = round.closed.is_some();
-    let meets_again = round.news.lost_count > 0;
+    // All who are there wait to get in.
+    let nobody_works = round.news.waiting + round.news.spares >= there;
+    let meets_again = round.news.lost_count > 0 || nobody_works;
     let state = RunState::of(is_corrupt, is_closed, there, round.round, meets_again);
     // Before the first round all who are there wait for it.
     let waiting = match round.has_round() {

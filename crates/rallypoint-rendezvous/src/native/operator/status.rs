@@ -245,7 +245,10 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
         .map(|entry| NodeConfig::leader_of(&entry.value).to_owned());
     let round = round.unwrap_or_else(|| RoundRecord::without_round(0, None, 0));
     let mut lost = round.news.lost;
-    lost.retain(|lost| lost.why != Why::Again || shown.iter().all(|node| node.node != lost.node));
+    // Who asked for a round that never came was not lost.
+    let is_closed = round.closed.is_some();
+    let is_there = |lost: &Lost| shown.iter().any(|node| node.node == lost.node);
+    lost.retain(|lost| lost.why != Why::Again || !(is_closed || is_there(lost)));
     if nodes.is_empty() && round.closed.is_none() && round.world_size <= MOST_LOOKED_FOR {
         // Nobody was left to tell of the last that went.
         look_for(&mut lost, &keys, &plan, &places, |_| false);
@@ -254,7 +257,8 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
     let count = |state| shown.iter().filter(|node: &&NodeStatus| node.state == state).count();
     let waiting = count(NodeState::Waiting) + count(NodeState::Joining);
     let spares = count(NodeState::Spare);
-    let meets_again = round.round > 0 && (count(NodeState::Joining) > 0 || !lost.is_empty());
+    let nobody_works = shown.iter().all(|node| node.rank.is_none());
+    let meets_again = round.round > 0 && (nobody_works || count(NodeState::Joining) > 0 || !lost.is_empty());
     let state = RunState::of(is_corrupt, round.closed.is_some(), shown.len(), round.round, meets_again);
     let min_nodes = round.settings.map_or(0, |settings| settings.min_nodes);
     let missing = missing::missing(state, round.round, min_nodes, &lost, &shown);

@@ -1,7 +1,7 @@
 //! `rallypoint events`: what happened in a run.
 
-use std::io::Write;
-
+use rallypoint_core::round::What;
+use rallypoint_core::text::plain;
 use rallypoint_etcd::v3::{Client, Entry, Event as WatchEvent, KeyRange, WatchUpdate};
 use rallypoint_rendezvous::native::{self, Event, RunState, Summary};
 use tokio::signal::unix::{SignalKind, signal};
@@ -27,7 +27,7 @@ pub(crate) struct Events {
     /// The run, by its --rdzv-id.
     #[arg(value_name = "RUN")]
     run: String,
-    /// Go on with what happens next, until Ctrl-C.
+    /// Go on with what happens next, until the run is closed or Ctrl-C.
     #[arg(long, short, env = "RALLYPOINT_FOLLOW", value_parser = yes_or_no)]
     follow: bool,
     /// Print JSON: an object a line for each event, and none for the time it took.
@@ -66,9 +66,9 @@ pub(crate) async fn events(options: &Events) -> Result<u8, Problem> {
         (false, true) => summary.text(),
         (true, false) => events.iter().map(|event| json(event, true)).collect::<Result<_, _>>()?,
         (false, false) if events.is_empty() => "nothing yet\n".to_owned(),
-        (false, false) => format!("{}\n{}", events.iter().map(line).collect::<String>(), summary.text()),
+        (false, false) => format!("{}\n{}", events.iter().map(lines).collect::<String>(), summary.text()),
     };
-    print(&text, false);
+    print(&text, false)?;
     Ok(0)
 }
 
@@ -82,10 +82,9 @@ async fn follow(client: &Client, options: &Events) -> Result<u8, Problem> {
         events.retain(|event| event.revision > shown);
         for event in &events {
             shown = shown.max(event.revision);
-            let text = if options.json { json(event, true)? } else { line(event) };
-            let mut out = std::io::stdout().lock();
-            if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
-                // Nobody reads any more.
+            let text = if options.json { json(event, true)? } else { lines(event) };
+            let read = print(&text, false)?;
+            if !read || matches!(event.record.what, What::Closed { .. }) {
                 return Ok(0);
             }
         }
@@ -111,4 +110,15 @@ async fn follow(client: &Client, options: &Events) -> Result<u8, Problem> {
 /// An event as people read it.
 pub(super) fn line(event: &Event) -> String {
     format!("{}  {}\n", event.time(), event.text())
+}
+
+/// The same, with the traceback of a failure below it.
+fn lines(event: &Event) -> String {
+    let traceback = match &event.record.what {
+        What::Failed(failed) => {
+            failed.traceback.lines().map(|line| format!("    {}\n", plain(line))).collect()
+        }
+        _ => String::new(),
+    };
+    line(event) + &traceback
 }

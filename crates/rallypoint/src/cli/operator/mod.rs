@@ -5,7 +5,7 @@ mod events;
 mod status;
 mod table;
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::time::SystemTime;
 
 use rallypoint_core::time::millis;
@@ -14,7 +14,7 @@ use rallypoint_etcd::v3::{Client, KeyRange, Watch, revision_of};
 pub(super) use self::close::{Close, close};
 pub(super) use self::events::{Events, events};
 pub(super) use self::status::{Status, status};
-use super::exit::{EndpointFlags, NO_SERVER, Problem, advice, chain};
+use super::exit::{EndpointFlags, NO_SERVER, NODE, Problem, advice, chain};
 
 /// No such run on this etcd.
 const NO_RUN: u8 = 1;
@@ -43,11 +43,15 @@ fn no_such_run(run: &str) -> Problem {
     )
 }
 
-fn print(text: &str, redraw: bool) {
+/// Shows it. False if nobody reads any more, which is no fault of the run.
+fn print(text: &str, redraw: bool) -> Result<bool, Problem> {
     let clear = if redraw { "\x1b[2J\x1b[H" } else { "" };
     let mut out = std::io::stdout().lock();
-    // Nobody reads any more, which is no fault of the run.
-    let _ = write!(out, "{clear}{text}").and_then(|()| out.flush());
+    match write!(out, "{clear}{text}").and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Problem::new(NODE, format!("what is to be shown cannot be written: {error}"))),
+    }
 }
 
 fn json(value: &impl serde::Serialize, one_line: bool) -> Result<String, Problem> {

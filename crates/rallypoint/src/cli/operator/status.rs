@@ -8,7 +8,8 @@ use rallypoint_core::endpoint::host_and_port;
 use rallypoint_core::text::{self, plain};
 use rallypoint_etcd::v3::{Client, KeyRange};
 use rallypoint_rendezvous::native::{
-    self, DEFAULT_ROOT, Event, Missing, NodeState, NodeStatus, RunRow, RunStatus, Unreadable, Why, run_prefix,
+    self, DEFAULT_ROOT, Event, Missing, NodeState, NodeStatus, RunRow, RunState, RunStatus, Unreadable, Why,
+    run_prefix,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -36,7 +37,7 @@ States of a run:
   meeting again  nodes were lost, or wait to get in: the others stop their workers and meet again
   closed         it is over, and nodes that come are turned away
   abandoned      no node is there: all have died or left, and nobody has closed it. Nodes that are started with its
-                 --rdzv-id go on with it; what is left of it goes by itself, most often after 10 minutes
+                 --rdzv-id go on with it; what is left of it goes by itself, most often within 10 minutes
   unreadable     what stands in etcd was not written by a node
 
 Examples:
@@ -170,7 +171,7 @@ pub(crate) async fn status(options: &Status) -> Result<u8, Problem> {
     let client = options.connection.client().await?;
     if !options.watch {
         let (text, _) = look(&client, options).await?;
-        print(&text, false);
+        print(&text, false)?;
         return Ok(0);
     }
     let range =
@@ -186,7 +187,9 @@ pub(crate) async fn status(options: &Status) -> Result<u8, Problem> {
         // Nodes write other things, too, and time alone is no change.
         let unchanged = before.as_ref().filter(|(before, _)| *before == shown).map(|(_, at)| at.elapsed());
         if shows(redraw, unchanged) {
-            print(&text, redraw);
+            if !print(&text, redraw)? {
+                return Ok(0);
+            }
             before = Some((shown, Instant::now()));
         }
         let changed = async {
@@ -326,6 +329,15 @@ fn describe(status: &RunStatus, hidden: usize, now: u64) -> String {
     let is_lost = |missing: &&Missing| status.lost.iter().any(|lost| lost.node == missing.node);
     for missing in status.missing.iter().filter(|missing| !is_lost(missing)) {
         text.push_str(&format!("missing  {}: {}\n", plain(&missing.node), plain(&missing.why)));
+    }
+    let needed = status.settings.map_or(0, |settings| settings.min_nodes);
+    let unnamed = needed.saturating_sub(status.nodes.len() + hidden + status.missing.len());
+    if status.state == RunState::Meeting && unnamed > 0 {
+        let more = if status.missing.is_empty() { "" } else { " more" };
+        text.push_str(&format!(
+            "missing  {unnamed}{more} of {}; no name is known\n",
+            text::count(needed, "node")
+        ));
     }
     if status.nodes.is_empty() {
         let none = format!("none of {} is meant by --filter\n", text::count(hidden, "node"));
