@@ -98,42 +98,27 @@ pub(crate) async fn run(
     };
     let places = round.places(&met, stop).await?;
     let workers = places.first().map_or(0, |place| place.world_size);
+    // Before its workers are started.
+    let over = |verdict, board, fence, served| Over {
+        verdict,
+        round: number,
+        rank,
+        nodes: met.world_size,
+        workers,
+        ran: Duration::ZERO,
+        failures: Vec::new(),
+        untold: None,
+        board,
+        fence,
+        served,
+    };
     if let Some(verdict) = round.decision.verdict() {
-        let (ran, failures, untold) = (Duration::ZERO, Vec::new(), None);
-        let (verdict, nodes, board) = (verdict.clone(), met.world_size, round.board);
-        return Ok(Over {
-            verdict,
-            round: number,
-            rank,
-            nodes,
-            workers,
-            ran,
-            failures,
-            untold,
-            board,
-            fence,
-            served,
-        });
+        return Ok(over(verdict.clone(), round.board, fence, served));
     }
     fence.ready(met.world_size).await;
-    let attempt = round.files(places.len(), stop).await?;
-    let Some(attempt) = attempt else {
-        let (ran, failures, untold) = (Duration::ZERO, Vec::new(), None);
+    let Some(attempt) = round.files(places.len(), stop).await? else {
         let verdict = round.decision.verdict().cloned().unwrap_or(Verdict::Stop(Signal::TERM));
-        let (nodes, board) = (met.world_size, round.board);
-        return Ok(Over {
-            verdict,
-            round: number,
-            rank,
-            nodes,
-            workers,
-            ran,
-            failures,
-            untold,
-            board,
-            fence,
-            served,
-        });
+        return Ok(over(verdict, round.board, fence, served));
     };
     info!(
         round = met.round,
