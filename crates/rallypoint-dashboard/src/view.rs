@@ -313,14 +313,31 @@ fn missing(seen: &Seen) -> Option<WhoIsMissing> {
         text.push_str(&format!("{between}{late}{of} {verb} yet to leave round {}", seen.round));
     }
     let shown = |missing: &&Missing| Missing { node: name(&missing.node), why: line(&missing.why, WORDS) };
-    let first = absent.first().map(|missing| missing.why.as_str()).unwrap_or_default();
-    let is_same = absent.iter().all(|missing| missing.why == first);
-    let why = if is_same { line(first, WORDS) } else { String::new() };
+    let why = line(&common(&absent), WORDS);
     (!text.is_empty()).then(|| WhoIsMissing {
         text,
         why,
         nodes: absent.iter().take(NAMED).map(shown).collect(),
     })
+}
+
+/// How it is known that they are missing, if it is the same for all but for their ranks.
+fn common(missing: &[&Missing]) -> String {
+    let Some((first, rest)) = missing.split_first() else { return String::new() };
+    if rest.iter().all(|missing| missing.why == first.why) {
+        return first.why.clone();
+    }
+    // `node 17 of round 1 died`.
+    let after_rank = |missing: &&&Missing| {
+        let (rank, rest) = missing.why.strip_prefix("node ")?.split_once(" of round ")?;
+        let (round, what) = rest.split_once(' ')?;
+        rank.parse::<u64>().ok().map(|_| format!("all of round {round}, and each {what}"))
+    };
+    let whys: Option<Vec<String>> = missing.iter().map(|missing| after_rank(&missing)).collect();
+    match whys {
+        Some(whys) if whys.iter().all(|why| *why == whys[0]) => whys[0].clone(),
+        _ => String::new(),
+    }
 }
 
 fn node(node: &Node) -> Node {
@@ -441,6 +458,23 @@ mod tests {
         let runs = Runs::of(rows);
         let shown: Vec<_> = runs.rows.iter().map(|row| (&*row.word, &*row.here, row.late)).collect();
         assert_eq!(shown, [("meeting", "3 of 4", 0), ("running", "4", 1), ("finished", "0", 0)]);
+    }
+
+    #[test]
+    fn what_is_known_of_all_who_are_missing_is_said_once() {
+        let common = |whys: &[&str]| {
+            let all: Vec<_> =
+                whys.iter().map(|why| Missing { node: String::new(), why: (*why).to_owned() }).collect();
+            super::common(&all.iter().collect::<Vec<_>>())
+        };
+        assert_eq!(common(&["by the numbers", "by the numbers"]), "by the numbers");
+        assert_eq!(common(&["node 17 of round 1 died"]), "node 17 of round 1 died");
+        assert_eq!(
+            common(&["node 17 of round 1 died", "node 3 of round 1 died"]),
+            "all of round 1, and each died"
+        );
+        assert_eq!(common(&["node 17 of round 1 died", "node 3 of round 1 left"]), "");
+        assert_eq!(common(&[]), "");
     }
 
     #[test]

@@ -77,6 +77,11 @@ export class Grid {
     return this.#cells.size === 0;
   }
 
+  /** The states that are drawn. */
+  get states() {
+    return new Set([...this.#cells.values()].map((cell) => cell.node.state));
+  }
+
   /** What is written in the boxes. */
   get boxes() {
     const ranks = this.#head.has_ranks;

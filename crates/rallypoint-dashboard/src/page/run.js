@@ -146,7 +146,7 @@ export class RunPage {
     const head = this.#head;
     say(this.#nobody, head.nobody ?? "");
     this.#nobody.hidden = this.#nodes.size > 0;
-    this.#search.hidden = this.#grid.isEmpty;
+    this.#search.hidden = this.#asGrid.parentElement.hidden = this.#grid.isEmpty;
     const asTable = this.#asTable.getAttribute("aria-pressed") === "true";
     this.#grid.root.parentElement.hidden = asTable || this.#grid.isEmpty;
     this.#table.root.hidden = !asTable || !this.#nodes.size;
@@ -164,7 +164,7 @@ export class RunPage {
     if (!missing) return;
     // What the heading says of all of them is not said again of each.
     const isTold = missing.why && missing.nodes.every(({ node }) => missing.text.includes(node));
-    const rows = isTold ? [] : missing.nodes.map(({ node, why }) => el("li", {}, el("strong", {}, el("bdi", {}, node)), why && why !== missing.why ? el("span", { class: "why" }, el("bdi", {}, why)) : null));
+    const rows = isTold ? [] : missing.nodes.map(({ node, why }) => el("li", {}, el("strong", {}, el("bdi", {}, node)), why && !missing.why ? el("span", { class: "why" }, el("bdi", {}, why)) : null));
     this.#missing.replaceChildren(
       el("h2", { id: "missing-title" }, missing.text),
       missing.why ? el("p", { class: "known" }, el("bdi", {}, missing.why)) : "",
@@ -255,9 +255,7 @@ export class RunPage {
   }
 
   #showLegend(head) {
-    const present = new Set([...this.#nodes.values()].map((node) => node.state));
-    for (const lost of head.lost ?? []) present.add(lost.why);
-    if (head.missing?.nodes.length) present.add("missing");
+    const present = this.#grid.states;
     const order = ["member", "joining", "waiting", "spare", "leaving", "missing"];
     const rest = [...present].filter((state) => !order.includes(state));
     // Two states can have one word.
