@@ -9,6 +9,8 @@ use crate::text::line;
 
 /// A longer picture could not be read.
 const MOST_BARS: usize = 400;
+/// What an event has a mark for.
+const MARKED: [&str; 4] = ["died", "left", "failed", "closed"];
 /// Rows of the table of rounds.
 const MOST_ROUNDS: usize = 100;
 
@@ -75,11 +77,8 @@ pub(crate) fn timeline(seen: &Seen) -> Timeline {
     bars.drain(..bars.len().saturating_sub(MOST_BARS));
     let from = bars.first().map_or(0, |bar| bar.from_ms);
     let marks = seen.events.iter().filter(|event| event.at_ms >= from).filter_map(|event| {
-        let kind = match look(event) {
-            // Who asks for another round has a reason that is told elsewhere.
-            kind @ ("died" | "left" | "failed" | "closed") => kind,
-            _ => return None,
-        };
+        // Who asks for another round has a reason that is told elsewhere.
+        let kind = Some(look(event)).filter(|look| MARKED.contains(look))?;
         Some(Mark { kind, at_ms: event.at_ms, event: event.id.clone() })
     });
     let worked = bars.iter().rev().filter(|bar| bar.kind == SpanKind::Working);

@@ -331,7 +331,7 @@ fn common(missing: &[&Missing]) -> String {
     let after_rank = |missing: &&&Missing| {
         let (rank, rest) = missing.why.strip_prefix("node ")?.split_once(" of round ")?;
         let (round, what) = rest.split_once(' ')?;
-        rank.parse::<u64>().ok().map(|_| format!("all of round {round}, and each {what}"))
+        rank.parse::<u64>().ok().map(|_| format!("members of round {round}; each {what}"))
     };
     let whys: Option<Vec<String>> = missing.iter().map(|missing| after_rank(&missing)).collect();
     match whys {
@@ -471,7 +471,7 @@ mod tests {
         assert_eq!(common(&["node 17 of round 1 died"]), "node 17 of round 1 died");
         assert_eq!(
             common(&["node 17 of round 1 died", "node 3 of round 1 died"]),
-            "all of round 1, and each died"
+            "members of round 1; each died"
         );
         assert_eq!(common(&["node 17 of round 1 died", "node 3 of round 1 left"]), "");
         assert_eq!(common(&[]), "");

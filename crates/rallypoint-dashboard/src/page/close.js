@@ -13,7 +13,7 @@ let isAsked = false;
 
 /** A run is over, or goes on: who asks to close it is told. */
 export function tellOver(id, over) {
-  if (id !== run || !dialog.open) return;
+  if (id !== run || !dialog.open || over === isOver) return;
   isOver = over;
   if (isAsked) return;
   confirm.disabled = over;

@@ -207,8 +207,8 @@ export class RunPage {
     const there = (node) => (this.#nodes.has(node) ? node : undefined);
     const figures = [
       ["Round", head.round ? String(head.round) : "–", ""],
-      ["Nodes", head.here, head.needs ? `needs ${head.needs}` : ""],
-      ["Spares", String(head.spares), head.late ? `${head.late} waiting` : ""],
+      ["Nodes", head.here, [head.needs ? `needs ${head.needs}` : "", head.late ? `${head.late} waiting` : ""].filter(Boolean).join(", ")],
+      ["Spares", String(head.spares), ""],
       ...this.#times(),
     ];
     if (head.master) figures.push(["Master ★", head.master.node || "rank 0", head.master.address, there(head.master.node), "wide"]);
