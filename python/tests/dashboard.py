@@ -117,13 +117,14 @@ class Records:
         self.write()
         return names
 
-    def event(self, kind: str, round: int, seconds_ago: float, by: str = "gpu-000", **fields: object) -> None:
+    def event(self, kind: str, round: int, seconds_ago: float, by: str = "gpu-000", alone: bool = True, **fields: object) -> None:
+        """Of those that are not alone, all up to the next ``write`` have one revision."""
         at_ms = self.now - int(seconds_ago * 1000)
         record = {"version": 1, "at_ms": at_ms, "by": by, "round": round, "event": kind, **fields}
         self.put(f"event/group/{self._events:03}", record)
         self._events += 1
-        # Each has a revision of its own.
-        self.write()
+        if alone:
+            self.write()
 
 
 def encoded(text: str) -> str:

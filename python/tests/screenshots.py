@@ -82,7 +82,7 @@ def main(folder: pathlib.Path) -> None:
             page = browser.new_context(**options).new_page()
             page.goto(dashboard.page(run))
             wait_until("it is drawn", lambda page=page: page.locator(".cell").count() >= 64)
-            # Where the last failure is older than the end of the round, it is folded.
+            # The traceback of an older failure is folded, to leave room for the rest.
             for opened in page.locator("details[open] summary").all():
                 opened.click()
             page.locator(".cell").nth(3).click()

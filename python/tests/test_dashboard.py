@@ -119,7 +119,10 @@ def test_a_run_forms_loses_a_node_to_a_kill_takes_the_spare_and_is_closed(cluste
         # A worker fails: its traceback is shown, as text.
         (tmp_path / "node-1").write_text("fail")
         wait_for_text(page, "#ended-title", "Why round 2 ended")
-        wait_for_text(page, "pre", "RuntimeError: the loss is <b>not a number</b>")
+        wait_for_text(page, ".ended pre", "RuntimeError: the loss is <b>not a number</b>")
+        assert page.locator(".ended pre").is_visible(), "it is open"
+        page.locator(".events li.failed summary").click()
+        assert "RuntimeError" in page.locator(".events li.failed pre").inner_text()
         assert page.locator("pre b").count() == 0
         wait_for_text(page, ".headline", "Round 3 is at work")
         assert page.locator("#spoken").text_content() != ""
@@ -148,7 +151,9 @@ def close_it(page, nodes):
     confirm.click()
     wait_for_text(page, ".badge", "closed")
     wait_for_text(page, ".headline", "It is over: maintenance & <i>rest</i>")
-    assert page.locator("#close-dialog").is_hidden() and page.get_by_role("button", name="Close run").is_hidden()
+    wait_until("the dialog is gone", lambda: page.locator("#close-dialog").is_hidden())
+    assert page.get_by_role("button", name="Close run").is_hidden()
+    wait_until("the heading has the focus", lambda: page.evaluate("document.activeElement.tagName") == "H1")
     assert [node.process.wait(timeout=20) for node in nodes if node.process.returncode is None] == [5, 5, 5]
 
 
@@ -222,10 +227,127 @@ def test_which_of_64_nodes_is_missing_and_why_the_last_round_ended(cluster, dash
     page = open_page(dashboard.page(run))
     wait_for_text(page, "#missing-title", "1 of 64 nodes is missing: gpu-017")
     assert "node 17 of round 1 died" in page.locator(".card.missing").text_content()
-    assert page.locator("#ended-title").text_content() == "Why round 1 ended"
+    assert page.locator("#ended-title").text_content() == "Why round 1 ended, after 9 min 30 s at work"
+    assert page.locator(".card.missing li").count() == 0, "the heading names it already"
     assert "node 17 (gpu-017) died" in page.locator(".ended .cause").first.text_content()
     assert page.title() == f"meeting again · {run} – Rallypoint"
     assert page.locator(".picture .bar").count() == 3 and "meeting again" in page.locator(".picture").get_attribute("aria-label")
+
+
+def test_events_of_one_transaction_are_all_told_and_each_mark_leads_to_its_own(cluster, dashboard, open_page, run):
+    records = Records(cluster, run, 4)
+    records.group(4)
+    page = open_page(dashboard.page(run))
+    wait_until("the round is told", lambda: page.locator(".events li.formed").count() == 1)
+
+    def die(*ranks: int) -> None:
+        records.event("leads", 1, 5, alone=False)
+        for rank in ranks:
+            records.event("lost", 1, 5, alone=False, lost=[{"node": f"gpu-{rank:03}", "rank": rank, "why": "died"}], count=1)
+        records.write()
+
+    # Two live updates, of a transaction each, and then all of it anew.
+    die(1, 2)
+    wait_until("both deaths are told", lambda: page.locator(".events li.died").count() == 2)
+    die(3)
+    wait_until("the third is told", lambda: page.locator(".events li.died").count() == 3)
+    for _ in range(2):
+        assert page.locator(".events li").count() == 6 and page.locator(".picture .mark.died").count() == 3
+        for index in range(3):
+            page.locator(".picture .mark.died").nth(index).dispatch_event("click")
+            assert f"node {index + 1} (gpu-00{index + 1}) died" in page.evaluate("document.activeElement.textContent")
+        wait_until("all deaths are told above", lambda: page.locator(".ended .cause").count() == 3)
+        page.reload()
+        wait_until("it is back", lambda: page.locator(".events li").count() == 6)
+    # The same with the keyboard alone, from the table of rounds.
+    page.locator("details.rounds summary").focus()
+    page.keyboard.press("Enter")
+    assert page.locator("table.rounds tbody tr").all_inner_texts()[0].split("\t")[0::2] == ["1", "9 min 55 s"]
+    page.locator("table.rounds button").focus()
+    page.keyboard.press("Enter")
+    assert "node 1 (gpu-001) died" in page.evaluate("document.activeElement.textContent")
+
+
+def test_who_asks_for_a_new_round_is_not_shown_as_lost(cluster, dashboard, open_page, run):
+    records = Records(cluster, run, 4)
+    names = records.group(4)
+    asks = [{"node": names[1], "rank": 1, "why": "again"}]
+    records.event("lost", 1, 5, lost=asks, count=1)
+    records.node(names[1], 1, 1, "join")
+    records.round(1, 4, names[0], news={"lost": asks, "lost_count": 1})
+    records.write()
+    page = open_page(dashboard.page(run))
+    wait_until("it is told", lambda: page.locator(".events li.asked").count() == 1)
+    assert page.locator(":is(.cell, .mark, .events li, .legend .swatch):is(.died, .left, .again)").count() == 0
+    assert page.locator(".ended.loud").count() == 0 and page.get_by_role("group", name="lost").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "word", "is_loud"),
+    [("all workers have finished", "finished", None), ("rank 1 on gpu-001 failed with exit code 1", "failed", True), ("maintenance", "closed", False)],
+)
+def test_how_a_run_ended_is_told_in_a_word(cluster, dashboard, open_page, run, reason, word, is_loud):
+    records = Records(cluster, run, 2)
+    names = records.group(2)
+    records.event("closed", 1, 5, reason=reason)
+    for name in names:
+        records.delete(f"node/{name}")
+    records.round(1, 2, names[0], closed=reason)
+    records.write()
+    page = open_page(dashboard.url)
+    wait_until("it is in the list", lambda: page.locator("tr", has_text=run).locator(f".badge.{word}").count() == 1)
+    assert word in page.locator("tr", has_text=run).locator(".badge").inner_text()
+    page.get_by_role("link", name=run).click()
+    wait_for_text(page, ".badge", word)
+    assert page.locator(".ended:visible").count() == (0 if is_loud is None else 1)
+    assert page.locator(".ended.loud:visible").count() == int(is_loud is True)
+    text = page.locator("main").inner_text()
+    assert "No nodes are left." in text and "Choose a node" not in text and page.locator(".card.nodes .legend li").count() == 0
+    assert page.locator(".figures button").count() == 0 and names[0] in page.locator(".figures").inner_text(), "it is gone, and no link"
+
+
+def test_a_run_that_forms_says_how_many_are_here_and_what_its_boxes_show(cluster, dashboard, open_page, run):
+    records = Records(cluster, run, 4)
+    for name in ("node-10", "node-2", "node-1"):
+        records.node(name)
+        records.write()
+    records.round(0, 0, "node-1")
+    records.write()
+    page = open_page(dashboard.url)
+    row = page.locator("tr", has_text=run)
+    wait_until("it is in the list", lambda: row.count() == 1 and row.locator("td").nth(2).inner_text() == "3 of 4")
+    assert row.locator("td").nth(4).inner_text() == "", "nobody waits to get in"
+    page.get_by_role("link", name=run).click()
+    wait_until("all are there", lambda: page.locator(".cell:not(.missing)").all_inner_texts() == ["node-1", "node-2", "node-10"])
+    figures = page.locator(".figures").inner_text()
+    assert "3 here" in figures and "needs 4" in figures and "waiting" not in figures
+    assert "Boxes show names" in page.locator(".boxes").inner_text() and page.get_by_role("group", name="3 nodes").count() == 1
+    # It ends while somebody is about to close it.
+    page.get_by_role("button", name="Close run").click()
+    records.round(0, 0, "node-1", closed="enough")
+    records.write()
+    wait_for_text(page, "#close-problem", "It is already over.")
+    assert page.locator("#close-confirm").is_disabled()
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.tagName") == "H1"
+
+
+def test_a_phone_shows_the_numbers_and_has_room_for_a_finger(cluster, dashboard, open_page, run):
+    records = Records(cluster, run, 12)
+    records.group(12)
+    long = "Traceback\n" + "x" * 400
+    records.event("failed", 1, 100, rank=3, local_rank=0, host="h", exit="exit code 1", message="m", traceback=long)
+    page = open_page(dashboard.page(run), width=360)
+    wait_until("it is drawn", lambda: page.locator(".cell").count() == 12)
+    low = "all => all.filter(one => one.checkVisibility() && one.getBoundingClientRect().height < 40).map(one => one.outerHTML)"
+    targets = "main :is(button, summary, input, a, .cell), header a"
+    assert page.locator(targets).evaluate_all(low) == []
+    trace = page.locator(".ended pre")
+    assert trace.evaluate("pre => pre.scrollWidth > pre.clientWidth") and page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.get_by_role("link", name="All runs").click()
+    wait_until("it is in the list", lambda: page.locator("tr", has_text=run).count() == 1)
+    assert page.locator("tr", has_text=run).locator("td").nth(2).is_visible()
+    assert page.locator(targets).evaluate_all(low) == []
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("dark", 360), ("light", 1280)])

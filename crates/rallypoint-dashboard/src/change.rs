@@ -1,8 +1,11 @@
 //! What is sent: a view whole, or how it differs from an older one.
 
+use std::collections::HashSet;
+
 use serde::Serialize;
 
-use crate::source::{Event, Node};
+use crate::past::ShownEvent;
+use crate::source::Node;
 use crate::timeline::Timeline;
 use crate::view::{Head, RunView, Runs};
 
@@ -74,7 +77,7 @@ struct Change<'a> {
     gone: Vec<&'a str>,
     /// New ones.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    events: Vec<&'a Event>,
+    events: Vec<&'a ShownEvent>,
     /// The events so far are no part of the timeline any more.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     afresh: bool,
@@ -86,11 +89,14 @@ impl<'a> Change<'a> {
         let timeline = (old.timeline != new.timeline).then_some(&new.timeline);
         let nodes = new.nodes.iter().filter(|(name, node)| old.nodes.get(*name) != Some(node));
         let gone = old.nodes.keys().filter(|name| !new.nodes.contains_key(*name));
-        let last = old.events.last().map(|event| event.revision);
         // A timeline grows at its end. If its last event is there no more, it is another's.
-        let goes_on = last.is_none_or(|last| new.events.iter().any(|event| event.revision == last));
-        let known = last.filter(|_| goes_on);
-        let events = new.events.iter().filter(|event| known.is_none_or(|known| event.revision > known));
+        let last = old.events.last();
+        let goes_on = last.is_none_or(|last| new.events.iter().any(|event| event.id == last.id));
+        let from = last.filter(|_| goes_on).map_or(i64::MIN, |last| last.revision);
+        let known = old.events.iter().filter(|event| goes_on && event.revision >= from);
+        let known: HashSet<&str> = known.map(|event| event.id.as_str()).collect();
+        let is_new = |event: &&ShownEvent| event.revision >= from && !known.contains(event.id.as_str());
+        let events = new.events.iter().filter(is_new);
         Change {
             head,
             timeline,
@@ -164,6 +170,25 @@ mod tests {
         assert!(
             change["head"].is_object() && change["timeline"].is_object() && change.get("afresh").is_none()
         );
+    }
+
+    #[test]
+    fn all_events_of_one_transaction_are_sent() {
+        let old = run(3, 2);
+        let mut new = run(3, 6);
+        // Two of the last revision that was sent, and two of the next.
+        for (event, (revision, kind)) in
+            new.events[2..].iter_mut().zip([(2, "leads"), (2, "failed"), (3, "lost"), (3, "lost")])
+        {
+            (event.revision, event.kind) = (revision, kind.to_owned());
+        }
+        let change = change(&old, &new);
+        let ids: Vec<_> = change["events"].as_array().unwrap().iter().map(|event| &event["id"]).collect();
+        assert_eq!(ids, ["2-leads-0", "2-failed-1", "3-lost-0", "3-lost-1"]);
+        assert!(change.get("afresh").is_none());
+        let marks = change["timeline"]["marks"].as_array().unwrap();
+        let of: HashSet<_> = marks.iter().map(|mark| mark["event"].as_str()).collect();
+        assert_eq!(of.len(), marks.len(), "each has an event of its own");
     }
 
     #[test]

@@ -12,6 +12,8 @@ mod change;
 mod config;
 mod feed;
 mod http;
+mod outcome;
+mod past;
 mod serve;
 mod source;
 mod text;

@@ -98,9 +98,12 @@ pub(crate) struct Node {
     pub(crate) arrived: i64,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Event {
+    /// Made by [`past::number`](crate::past::number): several events can have one revision.
+    #[serde(skip)]
+    pub(crate) id: String,
     pub(crate) revision: i64,
     pub(crate) at_ms: u64,
     pub(crate) by: String,
@@ -108,12 +111,9 @@ pub(crate) struct Event {
     #[serde(rename = "event")]
     pub(crate) kind: String,
     pub(crate) text: String,
-    // Of some kinds alone; the page is told of them otherwise.
-    #[serde(skip_serializing)]
+    // Of some kinds alone.
     pub(crate) lost: Vec<Lost>,
-    #[serde(skip_serializing)]
     pub(crate) message: String,
-    #[serde(skip_serializing)]
     pub(crate) traceback: String,
 }
 

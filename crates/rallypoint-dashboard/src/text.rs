@@ -51,6 +51,24 @@ pub(crate) fn name(text: &str) -> String {
     out
 }
 
+/// A time as the page says it: `0.4 s`, `12 s`, `3 min 4 s`, `2 h 5 min`, `5 d 1 h`.
+pub(crate) fn duration(ms: u64) -> String {
+    let seconds = ms.saturating_add(500) / 1000;
+    let two = |whole: u64, of: &str, rest: u64, unit: &str| match rest {
+        0 => format!("{whole} {of}"),
+        rest => format!("{whole} {of} {rest} {unit}"),
+    };
+    match seconds {
+        _ if ms > 0 && ms < 950 => format!("{ms} ms"),
+        0..10 if ms % 1000 > 50 => format!("{:.1} s", ms as f64 / 1000.0),
+        0..60 => format!("{seconds} s"),
+        60..600 => two(seconds / 60, "min", seconds % 60, "s"),
+        600..3600 => format!("{} min", seconds / 60),
+        3600..86_400 => two(seconds / 3600, "h", seconds / 60 % 60, "min"),
+        _ => two(seconds / 86_400, "d", seconds / 3600 % 24, "h"),
+    }
+}
+
 fn push(out: &mut String, letter: char) {
     if letter.is_control() || is_unseen(letter) {
         out.extend(letter.escape_unicode());
@@ -77,6 +95,13 @@ mod tests {
         assert_eq!(line("<script>", 99), "<script>", "escaping for HTML is the page's");
         assert_eq!(line("gpu-Ω-日本", 99), "gpu-Ω-日本");
         assert_eq!(line(&"x".repeat(50), 10), "xxxxxxxxxx…");
+    }
+
+    #[test]
+    fn a_time_is_told_as_the_page_tells_it() {
+        let times = [400, 1_500, 12_345, 184_000, 1_200_000, 7_500_000, 435_600_000];
+        let told = times.map(duration);
+        assert_eq!(told, ["400 ms", "1.5 s", "12 s", "3 min 4 s", "20 min", "2 h 5 min", "5 d 1 h"]);
     }
 
     #[test]

@@ -3,16 +3,38 @@
 use rallypoint_rendezvous::native::SpanKind;
 use serde::Serialize;
 
+use crate::past::{cause, look};
 use crate::source::Seen;
+use crate::text::line;
 
 /// A longer picture could not be read.
 const MOST_BARS: usize = 400;
+/// What an event has a mark for.
+const MARKED: [&str; 4] = ["died", "left", "failed", "closed"];
+/// Rows of the table of rounds.
+const MOST_ROUNDS: usize = 100;
 
 /// What the nodes of a run did, one after the other.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct Timeline {
     pub(crate) bars: Vec<Bar>,
     pub(crate) marks: Vec<Mark>,
+    /// Newest first.
+    pub(crate) rounds: Vec<Worked>,
+    /// What is to be said where there is little to draw.
+    note: &'static str,
+}
+
+/// A round that was at work.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Worked {
+    pub(crate) round: u64,
+    from_ms: u64,
+    /// None while it goes on.
+    to_ms: Option<u64>,
+    pub(crate) why: String,
+    /// The event that tells of its end.
+    event: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -29,8 +51,8 @@ pub(crate) struct Bar {
 pub(crate) struct Mark {
     pub(crate) kind: &'static str,
     pub(crate) at_ms: u64,
-    /// Of the event that tells more.
-    pub(crate) revision: i64,
+    /// The id of the event that tells more.
+    pub(crate) event: String,
 }
 
 pub(crate) fn timeline(seen: &Seen) -> Timeline {
@@ -55,17 +77,27 @@ pub(crate) fn timeline(seen: &Seen) -> Timeline {
     bars.drain(..bars.len().saturating_sub(MOST_BARS));
     let from = bars.first().map_or(0, |bar| bar.from_ms);
     let marks = seen.events.iter().filter(|event| event.at_ms >= from).filter_map(|event| {
-        let kind = match event.kind.as_str() {
-            "lost" if event.lost.iter().any(|lost| lost.why == "died") => "died",
-            // Who asks for another round has a reason that is told elsewhere.
-            "lost" if event.lost.iter().any(|lost| lost.why != "again") => "left",
-            "failed" => "failed",
-            "closed" => "closed",
-            _ => return None,
-        };
-        Some(Mark { kind, at_ms: event.at_ms, revision: event.revision })
+        // Who asks for another round has a reason that is told elsewhere.
+        let kind = Some(look(event)).filter(|look| MARKED.contains(look))?;
+        Some(Mark { kind, at_ms: event.at_ms, event: event.id.clone() })
     });
-    Timeline { marks: marks.collect(), bars }
+    let worked = bars.iter().rev().filter(|bar| bar.kind == SpanKind::Working);
+    let rounds = worked.take(MOST_ROUNDS).map(|bar| {
+        let cause = cause(&seen.events, bar.round);
+        let why = match (cause, bar.to_ms) {
+            (Some(cause), _) => line(&cause.text, 300),
+            (None, None) => "it is at work".to_owned(),
+            (None, Some(_)) => "not known".to_owned(),
+        };
+        let event = cause.map(|cause| cause.id.clone());
+        Worked { round: bar.round, from_ms: bar.from_ms, to_ms: bar.to_ms, why, event }
+    });
+    let note = match (over, seen.round) {
+        (true, 0) => "No round was ever formed.",
+        _ if bars.is_empty() => "Nothing has been told yet.",
+        _ => "",
+    };
+    Timeline { marks: marks.collect(), rounds: rounds.collect(), note, bars }
 }
 
 #[cfg(test)]
@@ -103,6 +135,8 @@ mod tests {
         let kinds: Vec<_> = timeline.marks.iter().map(|mark| mark.kind).collect();
         assert_eq!(kinds, ["died", "left", "left", "failed", "closed"], "and none before the first bar");
         assert_eq!(timeline.bars.last().map(|bar| bar.to_ms), Some(None), "it goes on");
+        let round = &timeline.rounds[0];
+        assert_eq!((round.round, &*round.why), (1, "it is at work"), "no event of round 1 tells of an end");
     }
 
     #[test]

@@ -6,14 +6,14 @@ use rallypoint_core::endpoint::host_and_port;
 use rallypoint_core::text::{are, count};
 use serde::Serialize;
 
-use crate::source::{Event, Lost, Missing, Node, Row, Seen, Summary, Unreadable};
-use crate::text::{line, lines, name};
+use crate::outcome::badge;
+use crate::past::{self, Ended, Failure, ShownEvent};
+use crate::source::{Lost, Missing, Node, Row, Seen, Summary, Unreadable};
+use crate::text::{line, name};
 use crate::timeline::{Timeline, timeline};
 
 /// Letters of what a node says of itself, and of a sentence.
 const WORDS: usize = 300;
-/// Letters of a traceback.
-const TRACEBACK: usize = 8_000;
 /// Of a long timeline the last events are shown.
 const EVENTS: usize = 300;
 /// Of many that are missing, lost or unreadable the first are named.
@@ -28,7 +28,7 @@ pub(crate) struct RunView {
     pub(crate) timeline: Timeline,
     pub(crate) nodes: BTreeMap<String, Node>,
     /// In the order of etcd.
-    pub(crate) events: Vec<Event>,
+    pub(crate) events: Vec<ShownEvent>,
 }
 
 /// All that is told of a run beside its nodes and its past.
@@ -37,14 +37,18 @@ pub(crate) struct Head {
     pub(crate) there: bool,
     run_id: String,
     state: String,
+    /// What it does or how it ended, in a word, and how that looks.
+    word: String,
+    look: &'static str,
     /// What goes on, in a sentence or two.
     headline: String,
     round: u64,
     world_size: usize,
-    min_nodes: usize,
-    max_nodes: usize,
-    present: usize,
-    waiting: usize,
+    /// How many are there, and how many it takes.
+    here: String,
+    needs: String,
+    /// Those who came after the round was formed.
+    late: usize,
     spares: usize,
     master: Option<Shown>,
     leader: Option<String>,
@@ -57,6 +61,9 @@ pub(crate) struct Head {
     /// The states of nodes, in words.
     words: BTreeMap<&'static str, String>,
     is_over: bool,
+    /// Said where nodes would be, if there are none.
+    nobody: &'static str,
+    has_ranks: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -68,26 +75,9 @@ struct Shown {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct WhoIsMissing {
     text: String,
+    /// How that is known, where it is the same for all.
+    why: String,
     nodes: Vec<Missing>,
-}
-
-/// Why the last round that ended did.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-struct Ended {
-    round: u64,
-    title: String,
-    text: String,
-    at_ms: u64,
-}
-
-/// The last failure of a worker.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-struct Failure {
-    text: String,
-    message: String,
-    traceback: String,
-    at_ms: u64,
-    round: u64,
 }
 
 impl RunView {
@@ -96,6 +86,10 @@ impl RunView {
         let head = Head {
             run_id: name(id),
             state: "not there".to_owned(),
+            word: "not there".to_owned(),
+            look: "other",
+            here: "0".to_owned(),
+            nobody: "No nodes are there.",
             headline: "There is no such run on this etcd. If it is started, it appears here.".to_owned(),
             is_over: true,
             ..Head::default()
@@ -104,11 +98,11 @@ impl RunView {
     }
 
     pub(crate) fn of(mut seen: Seen) -> Self {
-        seen.events.sort_by_key(|event| event.revision);
+        past::number(&mut seen.events);
         let timeline = timeline(&seen);
         let head = head(&seen);
         let events = &seen.events[seen.events.len().saturating_sub(EVENTS)..];
-        let events = events.iter().map(event).collect();
+        let events = events.iter().map(past::shown).collect();
         let nodes = seen.nodes.iter().map(node).map(|node| (node.node.clone(), node)).collect();
         RunView { head, timeline, nodes, events }
     }
@@ -127,6 +121,12 @@ struct ShownRow {
     id: String,
     #[serde(flatten)]
     row: Row,
+    word: String,
+    look: &'static str,
+    here: String,
+    needs: String,
+    /// Those who came after the round was formed.
+    late: usize,
 }
 
 impl Runs {
@@ -145,8 +145,18 @@ impl Runs {
             let id = std::mem::take(&mut row.run_id);
             row.run_id = name(&id);
             row.state = line(&row.state, WORDS);
+            let (word, look) = badge(&row.state, row.closed.as_deref());
+            let forms = row.state == "meeting";
+            let least = row.min_nodes.unwrap_or_default();
+            let here = match row.waiting {
+                waiting if forms && waiting < least => format!("{waiting} of {least}"),
+                waiting if forms => waiting.to_string(),
+                _ => row.nodes.to_string(),
+            };
+            let needs = needs(least, row.max_nodes.unwrap_or_default());
+            let late = if row.state == "running" { row.waiting } else { 0 };
             row.closed = row.closed.map(|reason| line(&reason, WORDS));
-            ShownRow { id, row }
+            ShownRow { id, row, word, look, here, needs, late }
         };
         Runs { text, rows: rows.into_iter().map(shown).collect() }
     }
@@ -155,18 +165,19 @@ impl Runs {
 fn head(seen: &Seen) -> Head {
     let present = seen.nodes.len();
     let settings = seen.settings.clone().unwrap_or_default();
-    let failed = seen.events.iter().rev().find(|event| event.kind == "failed");
+    let (word, look) = badge(&seen.state, seen.closed.as_deref());
     Head {
         there: true,
         run_id: name(&seen.run_id),
         state: line(&seen.state, WORDS),
+        word,
+        look,
         headline: headline(seen),
         round: seen.round,
         world_size: seen.world_size,
-        min_nodes: settings.min_nodes,
-        max_nodes: settings.max_nodes,
-        present,
-        waiting: seen.waiting,
+        here: if seen.state == "meeting" { format!("{present} here") } else { present.to_string() },
+        needs: needs(settings.min_nodes, settings.max_nodes),
+        late: seen.nodes.iter().filter(|node| node.state == "waiting").count(),
         spares: seen.spares,
         master: seen.master.as_ref().map(|master| Shown {
             node: name(&master.node),
@@ -174,19 +185,27 @@ fn head(seen: &Seen) -> Head {
         }),
         leader: seen.leader.as_deref().map(name),
         missing: missing(seen),
-        lost: seen.lost.iter().take(NAMED).map(lost).collect(),
-        ended: ended(seen),
-        failure: failed.map(|event| Failure {
-            text: line(&event.text, WORDS),
-            message: lines(&event.message, 4 * WORDS),
-            traceback: lines(&event.traceback, TRACEBACK),
-            at_ms: event.at_ms,
-            round: event.round,
-        }),
+        lost: seen.lost.iter().filter(|lost| lost.why != "again").take(NAMED).map(lost).collect(),
+        ended: past::ended(seen),
+        failure: past::failure(seen),
         summary: seen.summary.clone(),
         unreadable: seen.unreadable.iter().take(NAMED).map(unreadable).collect(),
         words: words(seen),
         is_over: is_over(seen),
+        nobody: match is_over(seen) {
+            true => "No nodes are left.",
+            false => "No nodes are there.",
+        },
+        has_ranks: seen.nodes.iter().any(|node| node.rank.is_some()),
+    }
+}
+
+/// `4`, `2–8`; nothing where that is not known.
+fn needs(least: usize, most: usize) -> String {
+    match (least, most) {
+        (0, 0) => String::new(),
+        (least, most) if least == most => most.to_string(),
+        (least, most) => format!("{least}–{most}"),
     }
 }
 
@@ -250,6 +269,9 @@ fn headline(seen: &Seen) -> String {
             Some(reason) => format!("It is over: {}", line(reason, WORDS)),
             None => "It is over.".to_owned(),
         },
+        "abandoned" if seen.round == 0 => {
+            "No round was ever formed: all nodes have died or left, and nobody has closed the run.".to_owned()
+        }
         "abandoned" => "No node is there: all have died or left, and nobody has closed the run.".to_owned(),
         "unreadable" => "What stands in etcd for this run was not written by a node.".to_owned(),
         other => line(other, WORDS),
@@ -291,25 +313,31 @@ fn missing(seen: &Seen) -> Option<WhoIsMissing> {
         text.push_str(&format!("{between}{late}{of} {verb} yet to leave round {}", seen.round));
     }
     let shown = |missing: &&Missing| Missing { node: name(&missing.node), why: line(&missing.why, WORDS) };
-    (!text.is_empty()).then(|| WhoIsMissing { text, nodes: absent.iter().take(NAMED).map(shown).collect() })
-}
-
-/// Why the last round that ended did: the first cause that was told of it.
-fn ended(seen: &Seen) -> Option<Ended> {
-    let last = seen.events.iter().rev().find(|event| ends_a_round(event))?;
-    let of_round = |event: &&Event| ends_a_round(event) && event.round == last.round;
-    let first = |kind: &str| seen.events.iter().filter(of_round).find(|event| event.kind == kind);
-    let cause = first("failed").or_else(|| first("lost")).or_else(|| first("closed")).unwrap_or(last);
-    Some(Ended {
-        round: cause.round,
-        title: format!("Why round {} ended", cause.round),
-        text: line(&cause.text, WORDS),
-        at_ms: cause.at_ms,
+    let why = line(&common(&absent), WORDS);
+    (!text.is_empty()).then(|| WhoIsMissing {
+        text,
+        why,
+        nodes: absent.iter().take(NAMED).map(shown).collect(),
     })
 }
 
-fn ends_a_round(event: &Event) -> bool {
-    event.round > 0 && ["failed", "lost", "closed", "stopped"].contains(&&*event.kind)
+/// How it is known that they are missing, if it is the same for all but for their ranks.
+fn common(missing: &[&Missing]) -> String {
+    let Some((first, rest)) = missing.split_first() else { return String::new() };
+    if rest.iter().all(|missing| missing.why == first.why) {
+        return first.why.clone();
+    }
+    // `node 17 of round 1 died`.
+    let after_rank = |missing: &&&Missing| {
+        let (rank, rest) = missing.why.strip_prefix("node ")?.split_once(" of round ")?;
+        let (round, what) = rest.split_once(' ')?;
+        rank.parse::<u64>().ok().map(|_| format!("members of round {round}; each {what}"))
+    };
+    let whys: Option<Vec<String>> = missing.iter().map(|missing| after_rank(&missing)).collect();
+    match whys {
+        Some(whys) if whys.iter().all(|why| *why == whys[0]) => whys[0].clone(),
+        _ => String::new(),
+    }
 }
 
 fn node(node: &Node) -> Node {
@@ -322,18 +350,6 @@ fn node(node: &Node) -> Node {
         rank: node.rank,
         since: node.since,
         arrived: node.arrived,
-    }
-}
-
-fn event(event: &Event) -> Event {
-    Event {
-        revision: event.revision,
-        at_ms: event.at_ms,
-        round: event.round,
-        by: name(&event.by),
-        kind: line(&event.kind, WORDS),
-        text: line(&event.text, 2 * WORDS),
-        ..Event::default()
     }
 }
 
@@ -416,6 +432,59 @@ mod tests {
     }
 
     #[test]
+    fn who_only_asks_for_a_new_round_is_not_among_the_lost() {
+        let lost = json!([{"node": "a", "rank": 0, "why": "again"}, {"node": "b", "rank": 1, "why": "died"}]);
+        let head = head(json!({"state": "meeting again", "round": 1, "lost": lost}));
+        assert_eq!(head.lost.iter().map(|lost| lost.node.as_str()).collect::<Vec<_>>(), ["b"]);
+    }
+
+    #[test]
+    fn the_list_says_how_many_of_those_that_are_needed_are_here_and_how_a_run_ended() {
+        let row = |state: &str, nodes, waiting, closed: Option<&str>| Row {
+            run_id: state.to_owned(),
+            state: state.to_owned(),
+            nodes,
+            waiting,
+            min_nodes: Some(4),
+            max_nodes: Some(4),
+            closed: closed.map(str::to_owned),
+            ..Row::default()
+        };
+        let rows = vec![
+            row("closed", 0, 0, Some("all workers have finished")),
+            row("meeting", 0, 3, None),
+            row("running", 4, 1, None),
+        ];
+        let runs = Runs::of(rows);
+        let shown: Vec<_> = runs.rows.iter().map(|row| (&*row.word, &*row.here, row.late)).collect();
+        assert_eq!(shown, [("meeting", "3 of 4", 0), ("running", "4", 1), ("finished", "0", 0)]);
+    }
+
+    #[test]
+    fn what_is_known_of_all_who_are_missing_is_said_once() {
+        let common = |whys: &[&str]| {
+            let all: Vec<_> =
+                whys.iter().map(|why| Missing { node: String::new(), why: (*why).to_owned() }).collect();
+            super::common(&all.iter().collect::<Vec<_>>())
+        };
+        assert_eq!(common(&["by the numbers", "by the numbers"]), "by the numbers");
+        assert_eq!(common(&["node 17 of round 1 died"]), "node 17 of round 1 died");
+        assert_eq!(
+            common(&["node 17 of round 1 died", "node 3 of round 1 died"]),
+            "members of round 1; each died"
+        );
+        assert_eq!(common(&["node 17 of round 1 died", "node 3 of round 1 left"]), "");
+        assert_eq!(common(&[]), "");
+    }
+
+    #[test]
+    fn a_run_that_never_formed_says_so() {
+        let run = RunView::of(serde_json::from_value(json!({"state": "abandoned"})).unwrap());
+        assert!(run.head.headline.starts_with("No round was ever formed"), "{}", run.head.headline);
+        assert_eq!(run.head.nobody, "No nodes are left.");
+    }
+
+    #[test]
     fn what_nodes_say_is_bounded_and_harmless_in_all_places() {
         let long = format!("<script>\u{202e}{}", "x".repeat(20_000));
         let run = json!({"run_id": long, "state": "running", "closed": long, "leader": long, "round": 1,
@@ -428,6 +497,6 @@ mod tests {
             serde_json::to_string(&(&view.head, &view.events, &view.nodes.values().collect::<Vec<_>>()))
                 .unwrap();
         assert!(!sent.contains('\u{202e}') && sent.contains("<script>"), "turned around");
-        assert!(sent.len() < 20_000, "{} bytes", sent.len());
+        assert!(sent.len() < 24_000, "{} bytes", sent.len());
     }
 }

@@ -7,9 +7,23 @@ const dialog = byId("close-dialog");
 const problem = byId("close-problem");
 const confirm = byId("close-confirm");
 let run = "";
+let heading = null;
+let isOver = false;
+let isAsked = false;
 
-export function askToClose(id, shown, nodes) {
+/** A run is over, or goes on: who asks to close it is told. */
+export function tellOver(id, over) {
+  if (id !== run || !dialog.open || over === isOver) return;
+  isOver = over;
+  if (isAsked) return;
+  confirm.disabled = over;
+  say(problem, over ? "It is already over." : "");
+}
+
+export function askToClose(id, shown, nodes, title) {
   run = id;
+  heading = title;
+  isOver = false;
   say(byId("close-title"), `Close ${shown}?`);
   const many = nodes === 1 ? "Its 1 node stops" : `All its ${nodes} nodes stop`;
   say(byId("close-what"), `${many} their workers and end. So do nodes that are started with its name in the next 10 minutes. This cannot be undone.`);
@@ -24,6 +38,8 @@ export function askToClose(id, shown, nodes) {
 byId("close-cancel").addEventListener("click", () => dialog.close());
 dialog.addEventListener("close", () => {
   byId("close-token").value = "";
+  // The button that led here is there no more.
+  if (isOver) heading?.focus();
 });
 
 byId("close-form").addEventListener("submit", async (event) => {
@@ -31,6 +47,7 @@ byId("close-form").addEventListener("submit", async (event) => {
   const token = byId("close-token").value;
   byId("close-token").value = "";
   confirm.disabled = true;
+  isAsked = true;
   try {
     // What a header cannot carry is not the token.
     if (!/^[\x20-\x7e]+$/.test(token)) throw new Error("that is not the token");
@@ -41,12 +58,14 @@ byId("close-form").addEventListener("submit", async (event) => {
     });
     const { text, error } = await answer.json();
     if (!answer.ok) throw new Error(error);
+    isOver = true;
     dialog.close();
     speak(text);
   } catch (error) {
     say(problem, error instanceof TypeError ? "The dashboard does not answer; look whether the run is closed." : `Not closed: ${error.message}.`);
     byId("close-token").focus();
   } finally {
-    confirm.disabled = false;
+    isAsked = false;
+    confirm.disabled = isOver;
   }
 });

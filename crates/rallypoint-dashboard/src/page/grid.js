@@ -7,7 +7,8 @@ const LOST = "\u0000lost";
 const MISSING = "\u0000missing";
 const WAITING = "\uffffwaiting";
 const SPARE = "\uffff\uffffspare";
-/** Up to so many nodes a cell has room for its rank. */
+/** Up to so many nodes a cell has room for its name, and for its rank. */
+const NAMED = 24;
 const ROOMY = 256;
 const MEDIUM = 2000;
 const KNOWN = ["member", "joining", "waiting", "spare", "leaving", "missing", "died", "left", "replaced", "again"];
@@ -48,8 +49,11 @@ export class Grid {
     if (anew) for (const cell of this.#cells.values()) this.#dress(cell);
     else for (const name of moved) if (this.#cells.has(name)) this.#dress(this.#cells.get(name));
     for (const key of touched) this.#arrange(key);
-    const size = all.size <= ROOMY ? "roomy" : all.size <= MEDIUM ? "medium" : "tiny";
-    if (this.root.dataset.size !== size) this.root.dataset.size = size;
+    const size = all.size <= NAMED ? "named" : all.size <= ROOMY ? "roomy" : all.size <= MEDIUM ? "medium" : "tiny";
+    if (this.root.dataset.size !== size) {
+      this.root.dataset.size = size;
+      for (const cell of this.#cells.values()) this.#dress(cell);
+    }
     if (this.#active && this.#cells.get(this.#active.node.node) !== this.#active) this.#choose(null);
     else if (this.#active && changed.some((node) => node.node === this.#active.node.node)) this.#onChoice(this.#active.node);
   }
@@ -67,6 +71,24 @@ export class Grid {
     if (this.#isMaster(node)) words.push("master");
     if (node.node === this.#head.leader) words.push("leader");
     return words.join(", ");
+  }
+
+  get isEmpty() {
+    return this.#cells.size === 0;
+  }
+
+  /** The states that are drawn. */
+  get states() {
+    return new Set([...this.#cells.values()].map((cell) => cell.node.state));
+  }
+
+  /** What is written in the boxes. */
+  get boxes() {
+    const ranks = this.#head.has_ranks;
+    if (this.isEmpty) return "";
+    if (this.root.dataset.size === "named") return ranks ? "Boxes show rank and name." : "Boxes show names; there are no ranks yet.";
+    if (this.root.dataset.size !== "roomy") return "";
+    return ranks ? "Boxes show ranks; those without a rank, the number at the end of the name." : "Boxes show the number at the end of the name; there are no ranks yet.";
   }
 
   choose(name) {
@@ -99,7 +121,7 @@ export class Grid {
       element.cell = cell;
       this.#cells.set(name, cell);
     }
-    const place = [key, node.rank, node.arrived].join("\u0000");
+    const place = [key, node.rank, node.arrived, node.node].join("\u0000");
     if (cell.place !== place) {
       if (cell.key !== undefined) {
         this.#groups.get(cell.key).cells.delete(cell);
@@ -137,8 +159,9 @@ export class Grid {
       element.setAttribute("aria-label", label);
     }
     // Before there are ranks, the number that most names end with.
-    const shown = node.rank === undefined ? (/\d{1,3}$/.exec(node.node)?.[0] ?? "·") : String(node.rank);
-    say(element, shown);
+    const short = node.rank === undefined ? (/\d{1,3}$/.exec(node.node)?.[0] ?? "·") : String(node.rank);
+    const named = node.rank === undefined ? node.node : `${node.rank} · ${node.node}`;
+    say(element, this.root.dataset.size === "named" ? named : short);
     this.#fade(cell);
   }
 
@@ -174,8 +197,9 @@ export class Grid {
     const order = [...found.cells].sort((one, other) => before(one.node, other.node));
     found.box.replaceChildren(...order.map((cell) => cell.element));
     const title = this.#title(key);
-    found.element.setAttribute("aria-label", `${title || "nodes"}, ${found.cells.size}`);
-    found.label.replaceChildren(el("bdi", {}, title), el("span", { class: "count" }, String(found.cells.size)));
+    const nodes = `${found.cells.size} ${found.cells.size === 1 ? "node" : "nodes"}`;
+    found.element.setAttribute("aria-label", title ? `${title}, ${found.cells.size}` : nodes);
+    found.label.replaceChildren(el("bdi", {}, title || nodes), title ? el("span", { class: "count" }, String(found.cells.size)) : "");
     if (!found.element.isConnected) {
       const next = [...this.#groups.values()]
         .filter((other) => other.element.isConnected && collator.compare(other.key, key) > 0 && place(other.key) >= place(key))
@@ -254,7 +278,9 @@ function place(key) {
 
 export function before(one, other) {
   const none = Number.MAX_SAFE_INTEGER;
-  return (one.rank ?? none) - (other.rank ?? none) || one.arrived - other.arrived || collator.compare(one.node, other.node);
+  // Who has no place gets one in order of arrival.
+  const queue = [one, other].every((node) => ["waiting", "spare"].includes(node.state));
+  return (one.rank ?? none) - (other.rank ?? none) || (queue ? one.arrived - other.arrived : 0) || collator.compare(one.node, other.node);
 }
 
 /** The cell in the row above or below that is nearest. */

@@ -1,6 +1,6 @@
 // One run: what goes on, who is missing, its nodes, its past.
 
-import { askToClose } from "./close.js";
+import { askToClose, tellOver } from "./close.js";
 import { el, moment, now, say, span, speak } from "./dom.js";
 import { Grid } from "./grid.js";
 import { badge } from "./runs.js";
@@ -9,7 +9,6 @@ import { TimelinePicture } from "./timeline.js";
 
 /** Events that are in the page at first. */
 const EVENTS = 60;
-const LOUD = ["lost", "failed", "closed"];
 
 export class RunPage {
   #id;
@@ -20,7 +19,7 @@ export class RunPage {
   #shown = EVENTS;
 
   #badge = el("span", { class: "state" });
-  #name = el("h1", {}, el("bdi"));
+  #name = el("h1", { tabIndex: -1 }, el("bdi"));
   #headline = el("p", { class: "headline" }, "Asking etcd …");
   #close = el("button", { type: "button", class: "danger quiet" }, "Close run …");
   #missing = el("section", { class: "card missing", "aria-labelledby": "missing-title" });
@@ -31,19 +30,21 @@ export class RunPage {
   #search = el("input", { type: "search", id: "search", placeholder: "Filter: name, rank, state, rack", "aria-label": "Filter the nodes by name, rank, state or rack" });
   #matches = el("span", { class: "count", role: "status" });
   #legend = el("ul", { class: "legend", "aria-label": "Legend of the nodes" });
+  #boxes = el("p", { class: "boxes" });
+  #nobody = el("p", { class: "nobody soft" });
   #list = el("ol", { class: "events", "aria-label": "Events, newest first", reversed: true });
   #earlier = el("button", { type: "button", class: "more" }, "Show earlier events");
   #grid = new Grid((node) => this.#describe(node));
   #table = new NodeTable();
-  #picture = new TimelinePicture((revision) => this.#find(revision));
+  #picture = new TimelinePicture((event) => this.#find(event));
   #asGrid = el("button", { type: "button", "aria-pressed": "true" }, "Grid");
   #asTable = el("button", { type: "button", "aria-pressed": "false" }, "Table");
 
   constructor(id) {
     this.#id = id;
     this.#name.firstChild.textContent = id.length > 120 ? `${id.slice(0, 120)}…` : id;
-    for (const section of [this.#missing, this.#ended, this.#unreadable, this.#close, this.#table.root]) section.hidden = true;
-    this.#close.addEventListener("click", () => askToClose(this.#id, this.#name.textContent, this.#nodes.size));
+    for (const section of [this.#missing, this.#ended, this.#unreadable, this.#close, this.#table.root, this.#nobody]) section.hidden = true;
+    this.#close.addEventListener("click", () => askToClose(this.#id, this.#name.textContent, this.#nodes.size, this.#name));
     this.#search.addEventListener("input", () => this.#filter());
     this.#asGrid.addEventListener("click", () => this.#lay(false));
     this.#asTable.addEventListener("click", () => this.#lay(true));
@@ -68,8 +69,10 @@ export class RunPage {
           "section",
           { class: "card nodes", "aria-labelledby": "nodes-title" },
           el("div", { class: "bar" }, el("h2", { id: "nodes-title" }, "Nodes"), this.#search, this.#matches, views),
+          this.#nobody,
           el("div", { class: "stage" }, this.#grid.root, this.#detail),
           this.#table.root,
+          this.#boxes,
           this.#legend,
         ),
         el("section", { class: "card past", "aria-labelledby": "events-title" }, el("h2", { id: "events-title" }, "Events"), this.#list, this.#earlier),
@@ -100,10 +103,11 @@ export class RunPage {
     const before = this.#head;
     if (head) this.#showHead(head);
     this.#grid.update(this.#head, this.#nodes, nodes, gone);
+    this.#showNodes();
     if (!this.#table.root.hidden) this.#fill();
     if (afresh || events.length) this.#listEvents();
-    if (timeline) this.#picture.show(timeline, new Map(this.#events.map((event) => [event.revision, event.text])));
-    if (head || timeline) this.#showFigures();
+    if (timeline) this.#picture.show(timeline, new Map(this.#events.map((event) => [event.id, event.text])));
+    this.#showFigures();
     if (nodes.length + gone.length && this.#search.value) this.#filter();
     this.#tell(before, afresh ? [] : events);
   }
@@ -116,21 +120,20 @@ export class RunPage {
 
   /** To a screen reader: only what changes the picture. */
   #tell(before, events) {
-    const loud = events.filter((event) => LOUD.includes(event.event)).at(-1);
+    const loud = events.filter((event) => event.loud).at(-1);
     if (loud) speak(loud.text);
-    else if (before && before.state !== this.#head.state) speak(`${this.#head.state}. ${this.#head.headline}`);
+    else if (before && before.word !== this.#head.word) speak(`${this.#head.word}. ${this.#head.headline}`);
   }
 
   #showHead(head) {
     this.#head = head;
     say(this.#name.firstChild, head.run_id);
-    if (this.#badge.textContent !== head.state) this.#badge.replaceChildren(badge(head.state));
+    if (this.#badge.textContent !== head.word) this.#badge.replaceChildren(badge(head));
     say(this.#headline, head.headline);
-    document.title = `${head.state} · ${head.run_id.slice(0, 60)} – Rallypoint`;
+    document.title = `${head.word} · ${head.run_id.slice(0, 60)} – Rallypoint`;
     this.#showClose();
     this.#showMissing(head.missing);
     this.#showEnd(head);
-    this.#showLegend(head);
     this.#unreadable.hidden = head.unreadable?.length ? false : true;
     this.#unreadable.replaceChildren(
       el("h2", {}, "Cannot be read"),
@@ -138,32 +141,61 @@ export class RunPage {
     );
   }
 
+  /** Around the grid: what is in it, and that nothing is. */
+  #showNodes() {
+    const head = this.#head;
+    say(this.#nobody, head.nobody ?? "");
+    this.#nobody.hidden = this.#nodes.size > 0;
+    this.#search.hidden = this.#asGrid.parentElement.hidden = this.#grid.isEmpty;
+    const asTable = this.#asTable.getAttribute("aria-pressed") === "true";
+    this.#grid.root.parentElement.hidden = asTable || this.#grid.isEmpty;
+    this.#table.root.hidden = !asTable || !this.#nodes.size;
+    say(this.#boxes, asTable ? "" : this.#grid.boxes);
+    this.#showLegend(head);
+  }
+
   #showClose() {
+    if (this.#head) tellOver(this.#id, this.#head.is_over);
     this.#close.hidden = !this.#writable || !this.#head || this.#head.is_over;
   }
 
   #showMissing(missing) {
     this.#missing.hidden = !missing;
     if (!missing) return;
-    const rows = missing.nodes.map(({ node, why }) => el("li", {}, el("strong", {}, el("bdi", {}, node)), why ? el("span", { class: "why" }, el("bdi", {}, why)) : null));
-    this.#missing.replaceChildren(el("h2", { id: "missing-title" }, missing.text), rows.length ? el("ul", {}, ...rows) : "");
+    // What the heading says of all of them is not said again of each.
+    const isTold = missing.why && missing.nodes.every(({ node }) => missing.text.includes(node));
+    const rows = isTold ? [] : missing.nodes.map(({ node, why }) => el("li", {}, el("strong", {}, el("bdi", {}, node)), why && !missing.why ? el("span", { class: "why" }, el("bdi", {}, why)) : null));
+    this.#missing.replaceChildren(
+      el("h2", { id: "missing-title" }, missing.text),
+      missing.why ? el("p", { class: "known" }, el("bdi", {}, missing.why)) : "",
+      rows.length ? el("ul", { class: missing.why ? "names" : "" }, ...rows) : "",
+    );
   }
 
-  #showEnd({ ended, failure, state }) {
+  #showEnd({ ended, failure }) {
     this.#ended.hidden = !ended && !failure;
-    if (this.#ended.hidden) return;
-    this.#ended.classList.toggle("loud", state !== "running");
-    const open = this.#ended.querySelector("details")?.open ?? state !== "running";
+    const text = JSON.stringify([ended, failure]);
+    // What is there stays, with how far it is read.
+    if (this.#ended.hidden || this.#ended.text === text) return;
+    this.#ended.text = text;
+    this.#ended.classList.toggle("loud", Boolean(ended?.loud));
+    const before = this.#ended.querySelector("details");
+    const open = before?.dataset.at === String(failure?.at_ms) ? before.open : true;
     const parts = [];
     if (ended) parts.push(el("h2", { id: "ended-title" }, ended.title), el("p", { class: "cause" }, el("bdi", {}, ended.text), moment(ended.at_ms)));
+    for (const also of ended?.also ?? []) {
+      if (also.text !== failure?.text) parts.push(el("p", { class: "cause also" }, el("bdi", {}, also.text), moment(also.at_ms)));
+    }
+    if (ended?.more) parts.push(el("p", { class: "soft" }, ended.more));
     if (failure) {
       if (failure.text !== ended?.text) {
-        parts.push(el("h3", ended ? {} : { id: "ended-title" }, "Last failure"), el("p", { class: "cause" }, el("bdi", {}, failure.text), moment(failure.at_ms)));
+        parts.push(el("h3", ended ? {} : { id: "ended-title" }, failure.title), el("p", { class: "cause" }, el("bdi", {}, failure.text), moment(failure.at_ms)));
       }
       if (failure.message && !failure.text.includes(failure.message)) parts.push(el("p", { class: "message" }, failure.message));
       if (failure.traceback) {
-        const trace = el("pre", { tabIndex: 0, role: "region", "aria-label": "Traceback" }, failure.traceback);
-        parts.push(el("details", { open }, el("summary", {}, "Traceback"), trace));
+        const details = traceback(failure.traceback, open);
+        details.dataset.at = failure.at_ms;
+        parts.push(details);
       }
     }
     this.#ended.replaceChildren(...parts);
@@ -171,19 +203,20 @@ export class RunPage {
 
   #showFigures() {
     const head = this.#head;
-    const needs = head.min_nodes === head.max_nodes ? `${head.max_nodes}` : `${head.min_nodes}–${head.max_nodes}`;
+    // Who is gone cannot be shown among the nodes.
+    const there = (node) => (this.#nodes.has(node) ? node : undefined);
     const figures = [
       ["Round", head.round ? String(head.round) : "–", ""],
-      ["Nodes", String(head.present), head.max_nodes ? `needs ${needs}` : ""],
-      ["Spares", String(head.spares), head.waiting ? `${head.waiting} waiting` : ""],
+      ["Nodes", head.here, [head.needs ? `needs ${head.needs}` : "", head.late ? `${head.late} waiting` : ""].filter(Boolean).join(", ")],
+      ["Spares", String(head.spares), ""],
       ...this.#times(),
     ];
-    if (head.master) figures.push(["Master ★", head.master.node || "rank 0", head.master.address, head.master.node]);
-    if (head.leader) figures.push(["Leader ◆", head.leader, "plans the rounds", head.leader]);
+    if (head.master) figures.push(["Master ★", head.master.node || "rank 0", head.master.address, there(head.master.node), "wide"]);
+    if (head.leader) figures.push(["Leader ◆", head.leader, "plans the rounds", there(head.leader), "wide"]);
     const names = figures.map(([name, , , node]) => `${name} ${node ?? ""}`).join();
     if (this.#figures.dataset.names !== names) {
       this.#figures.dataset.names = names;
-      const shown = figures.map(([name, value, , node]) => el("div", { class: node ? "wide" : "" }, el("dt", {}, name), el("dd", {}, node ? this.#jump(node, value) : el("bdi"), el("small", {}, el("bdi")))));
+      const shown = figures.map(([name, value, , node, wide = ""]) => el("div", { class: wide }, el("dt", {}, name), el("dd", {}, node ? this.#jump(node, value) : el("bdi"), el("small", {}, el("bdi")))));
       this.#figures.replaceChildren(...shown);
     }
     figures.forEach(([, value, note, node], index) => {
@@ -222,12 +255,21 @@ export class RunPage {
   }
 
   #showLegend(head) {
-    const states = ["member", "joining", "waiting", "spare", "leaving"];
-    const absent = [head.missing ? "missing" : "", ...new Set(head.lost.map((lost) => lost.why))];
-    const keys = [...states, ...absent].filter((state) => head.words?.[state]);
-    const items = keys.map((state) => el("li", {}, el("span", { class: `swatch ${state}`, "aria-hidden": "true" }), head.words[state]));
-    items.push(el("li", {}, el("span", { class: "glyph", "aria-hidden": "true" }, "★"), "master"), el("li", {}, el("span", { class: "glyph", "aria-hidden": "true" }, "◆"), "leader"));
-    const text = keys.map((state) => head.words[state]).join();
+    const present = this.#grid.states;
+    const order = ["member", "joining", "waiting", "spare", "leaving", "missing"];
+    const rest = [...present].filter((state) => !order.includes(state));
+    // Two states can have one word.
+    const keys = new Map();
+    for (const state of [...order, ...rest]) {
+      const word = head.words?.[state];
+      if (word && present.has(state) && ![...keys.values()].includes(word)) keys.set(state, word);
+    }
+    const items = [...keys].map(([state, word]) => el("li", {}, el("span", { class: `swatch ${state}`, "aria-hidden": "true" }), word));
+    const glyph = (sign, word) => items.push(el("li", {}, el("span", { class: "glyph", "aria-hidden": "true" }, sign), word));
+    const isThere = [this.#nodes.has(head.master?.node), this.#nodes.has(head.leader)];
+    if (isThere[0]) glyph("★", "master");
+    if (isThere[1]) glyph("◆", "leader");
+    const text = [...keys.values(), ...isThere].join();
     if (this.#legend.dataset.text !== text) {
       this.#legend.dataset.text = text;
       this.#legend.replaceChildren(...items);
@@ -258,8 +300,7 @@ export class RunPage {
   #lay(asTable) {
     this.#asGrid.setAttribute("aria-pressed", String(!asTable));
     this.#asTable.setAttribute("aria-pressed", String(asTable));
-    this.#grid.root.parentElement.hidden = asTable;
-    this.#table.root.hidden = !asTable;
+    if (this.#head) this.#showNodes();
     if (asTable) this.#fill();
   }
 
@@ -276,14 +317,19 @@ export class RunPage {
   /** Newest first. What is there already stays as it is. */
   #listEvents() {
     const wanted = this.#events.slice(-this.#shown).reverse();
-    const there = new Map([...this.#list.children].map((item) => [item.dataset.revision, item]));
-    this.#list.replaceChildren(...wanted.map((event) => there.get(String(event.revision)) ?? item(event)));
+    const there = new Map([...this.#list.children].map((item) => [item.dataset.event, item]));
+    this.#list.replaceChildren(...wanted.map((event) => there.get(event.id) ?? item(event)));
     this.#earlier.hidden = this.#events.length <= this.#shown;
     if (!wanted.length) this.#list.replaceChildren(el("li", { class: "empty" }, "Nothing has been told yet."));
   }
 
-  #find(revision) {
-    const item = [...this.#list.children].find((one) => one.dataset.revision === String(revision));
+  #find(id) {
+    const at = this.#events.findIndex((event) => event.id === id);
+    if (at >= 0 && this.#events.length - at > this.#shown) {
+      this.#shown = this.#events.length - at;
+      this.#listEvents();
+    }
+    const item = [...this.#list.children].find((one) => one.dataset.event === id);
     if (!item) return;
     item.tabIndex = -1;
     item.focus();
@@ -291,16 +337,20 @@ export class RunPage {
   }
 }
 
+function traceback(text, open) {
+  return el("details", { open }, el("summary", {}, "Traceback"), el("pre", { tabIndex: 0, role: "region", "aria-label": "Traceback" }, text));
+}
+
 function item(event) {
   const round = event.round ? `round ${event.round}` : "";
-  const known = ["formed", "lost", "waiting", "leads", "failed", "working", "stopped", "closed"].includes(event.event) ? event.event : "other";
   const by = event.by ? el("span", { class: "by" }, "by ", el("bdi", {}, event.by)) : null;
   const made = el(
     "li",
-    { class: known },
+    { class: event.look },
     el("p", { class: "what" }, el("bdi", {}, event.text)),
     el("p", { class: "when" }, moment(event.at_ms), round ? el("span", { class: "round" }, round) : null, by),
+    event.traceback ? traceback(event.traceback, false) : null,
   );
-  made.dataset.revision = event.revision;
+  made.dataset.event = event.id;
   return made;
 }

@@ -2,11 +2,9 @@
 
 import { el, say } from "./dom.js";
 
-const STATES = ["meeting", "running", "meeting again", "closed", "abandoned", "unreadable"];
-
-export function badge(state) {
-  const known = STATES.includes(state) ? state.replace(" ", "-") : "other";
-  return el("span", { class: `badge ${known}` }, state);
+/** What a run does, or how it ended. */
+export function badge({ word, look }) {
+  return el("span", { class: `badge ${look}` }, word);
 }
 
 export class RunsPage {
@@ -43,7 +41,7 @@ export class RunsPage {
 
   #draw() {
     const wanted = this.#search.value.trim().toLowerCase();
-    const shown = this.#rows.filter((row) => `${row.run_id} ${row.state}`.toLowerCase().includes(wanted));
+    const shown = this.#rows.filter((row) => `${row.run_id} ${row.word} ${row.state}`.toLowerCase().includes(wanted));
     const focused = document.activeElement?.closest?.("a[data-run]")?.dataset.run;
     this.#body.replaceChildren(...shown.map(row));
     if (focused !== undefined) {
@@ -53,20 +51,24 @@ export class RunsPage {
 }
 
 function row(run) {
-  const number = (value, zero = "") => el("td", { class: "number" }, value ? String(value) : zero);
+  // On a phone there are no headings, and each number has its name with it.
+  const number = (name, value, zero = "") => {
+    const cell = el("td", { class: "number" }, value ? String(value) : zero);
+    cell.dataset.name = name;
+    return cell;
+  };
   const anchor = el("a", { href: `./?run=${encodeURIComponent(run.id)}`, "data-link": "" }, el("bdi", {}, run.run_id));
   anchor.dataset.run = run.id;
-  const needs = run.min_nodes === null || run.min_nodes === run.max_nodes ? `${run.min_nodes || ""}` : `${run.min_nodes}–${run.max_nodes}`;
   const why = run.closed ? el("span", { class: "reason" }, el("bdi", {}, run.closed)) : null;
   return el(
     "tr",
     {},
     el("th", { scope: "row" }, anchor, why),
-    el("td", {}, badge(run.state)),
-    number(run.round, "–"),
-    number(run.nodes, "0"),
-    el("td", { class: "number" }, needs),
-    number(run.waiting),
-    number(run.spares),
+    el("td", {}, badge(run)),
+    number("round", run.round, "–"),
+    number("nodes", run.here),
+    number("needs", run.needs),
+    number("waiting", run.late),
+    number("spares", run.spares),
   );
 }

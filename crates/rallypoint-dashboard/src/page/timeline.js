@@ -1,6 +1,6 @@
-// The run's time as a picture: bars for what its nodes did, marks for what happened. The list of events says the same.
+// The run's time as a picture: bars for what its nodes did, marks for what happened. The table of rounds and the list of events say the same.
 
-import { clock, el, now, span, svg } from "./dom.js";
+import { clock, el, now, say, span, svg } from "./dom.js";
 
 const HEIGHT = 64;
 const TOP = 22;
@@ -10,27 +10,63 @@ const MARKS = { died: "a node died", failed: "a worker failed", left: "a node le
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 43200, 86400, 172800, 604800];
 
 export class TimelinePicture {
-  #timeline = { bars: [], marks: [] };
+  #timeline = { bars: [], marks: [], rounds: [], note: "" };
   #texts = new Map();
   #picture = svg("svg", { class: "picture", role: "img", height: HEIGHT });
+  #legend = el("ul", { class: "legend", "aria-label": "Legend of the timeline" });
+  #note = el("p", { class: "soft" });
+  #rows = el("tbody");
+  #rounds;
   #onMark;
 
   constructor(onMark) {
     this.#onMark = onMark;
-    const key = (name, kind, words) => el("li", {}, el("span", { class: `${name} ${kind}`, "aria-hidden": "true" }), words);
-    const legend = [
-      ...Object.entries(WORDS).map(([kind, words]) => key("swatch", kind, words)),
-      ...Object.entries(MARKS).map(([kind, words]) => el("li", {}, shape(kind, true), words)),
-    ];
-    this.root = el("div", { class: "timeline" }, this.#picture, el("ul", { class: "legend", "aria-label": "Legend of the timeline" }, ...legend));
+    const head = ["Round", "Began", "Worked for", "Ended because"].map((text) => el("th", { scope: "col" }, text));
+    const table = el("table", { class: "rounds", "aria-label": "Rounds, newest first" }, el("thead", {}, el("tr", {}, ...head)), this.#rows);
+    this.#rounds = el("details", { class: "rounds" }, el("summary", {}, "Rounds as a table"), el("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Table of the rounds" }, table));
+    this.root = el("div", { class: "timeline" }, this.#note, this.#picture, this.#legend, this.#rounds);
     new ResizeObserver(() => this.draw()).observe(this.root);
   }
 
-  /** `texts` has the sentence of each event by its revision. */
+  /** `texts` has the sentence of each event by its id. */
   show(timeline, texts) {
     this.#timeline = timeline;
     this.#texts = texts;
+    say(this.#note, timeline.note);
+    this.#note.hidden = !timeline.note;
+    this.#picture.toggleAttribute("hidden", !timeline.bars.length);
+    this.#showLegend();
+    this.#showRounds();
     this.draw();
+  }
+
+  /** Of what there is in the picture. */
+  #showLegend() {
+    const has = (list, kind) => list.some((one) => one.kind === kind);
+    const bars = Object.entries(WORDS).filter(([kind]) => has(this.#timeline.bars, kind));
+    const marks = Object.entries(MARKS).filter(([kind]) => has(this.#timeline.marks, kind));
+    const swatch = (kind) => el("span", { class: `swatch ${kind}`, "aria-hidden": "true" });
+    this.#legend.replaceChildren(...bars.map(([kind, words]) => el("li", {}, swatch(kind), words)), ...marks.map(([kind, words]) => el("li", {}, shape(kind, true), words)));
+    this.#legend.hidden = !this.#legend.children.length;
+  }
+
+  #showRounds() {
+    const { rounds } = this.#timeline;
+    this.#rounds.hidden = !rounds.length;
+    const focused = this.#rows.contains(document.activeElement) ? document.activeElement.dataset.event : undefined;
+    this.#rows.replaceChildren(...rounds.map((round) => this.#round(round)));
+    if (focused) [...this.#rows.querySelectorAll("button")].find((button) => button.dataset.event === focused)?.focus();
+  }
+
+  #round({ round, from_ms, to_ms, why, event }) {
+    const cause = event ? el("button", { type: "button", class: "jump" }, el("bdi", {}, why)) : el("bdi", {}, why);
+    if (event) {
+      cause.dataset.event = event;
+      cause.addEventListener("click", () => this.#onMark(event));
+    }
+    const worked = el("td", {}, span((to_ms ?? now()) - from_ms));
+    if (to_ms === null) worked.dataset.from = from_ms;
+    return el("tr", {}, el("th", { scope: "row" }, String(round)), el("td", {}, clock(from_ms)), worked, el("td", {}, cause));
   }
 
   /** What goes on now, if something does. */
@@ -41,8 +77,8 @@ export class TimelinePicture {
   draw() {
     const { bars, marks } = this.#timeline;
     const width = Math.floor(this.root.clientWidth);
-    if (!width) return;
-    this.root.hidden = false;
+    for (const open of this.#rows.querySelectorAll("[data-from]")) say(open, span(Math.floor((now() - open.dataset.from) / 1000) * 1000));
+    if (!width || !bars.length) return;
     const from = bars[0]?.from_ms ?? 0;
     const to = Math.max(...bars.map((bar) => bar.to_ms ?? now()), ...marks.map((mark) => mark.at_ms), from + 1000);
     const x = (ms) => 1 + ((ms - from) / (to - from)) * (width - 2);
@@ -60,8 +96,8 @@ export class TimelinePicture {
     for (const mark of marks) {
       const symbol = shape(mark.kind, false);
       symbol.setAttribute("transform", `translate(${Math.min(width - 8, Math.max(8, x(mark.at_ms)))} 11)`);
-      symbol.append(title(`${this.#texts.get(mark.revision) ?? MARKS[mark.kind]}, ${clock(mark.at_ms)}`));
-      symbol.addEventListener("click", () => this.#onMark(mark.revision));
+      symbol.append(title(`${this.#texts.get(mark.event) ?? MARKS[mark.kind]}, ${clock(mark.at_ms)}`));
+      symbol.addEventListener("click", () => this.#onMark(mark.event));
       parts.push(svg("line", { class: "thread", x1: x(mark.at_ms), x2: x(mark.at_ms), y1: 17, y2: TOP + BAR }), symbol);
     }
     parts.push(...ticks(from, to, width, x));
@@ -77,7 +113,7 @@ function describe(bars, marks, from, to) {
   const sums = {};
   for (const bar of bars) sums[bar.kind] = (sums[bar.kind] ?? 0) + (bar.to_ms ?? to) - bar.from_ms;
   const counted = Object.entries(sums).map(([kind, ms]) => `${WORDS[kind]} ${span(ms)}`);
-  return `Timeline since ${clock(from)}: ${counted.join(", ")}; ${marks.length} marks. The list of events tells the same in words.`;
+  return `Timeline since ${clock(from)}: ${counted.join(", ")}; ${marks.length} marks. The table of rounds and the list of events tell the same in words.`;
 }
 
 function title(text) {

@@ -1,0 +1,260 @@
+//! What has happened in a run, as the page tells it: its events, each with an id of its own, and why its rounds ended.
+
+use std::collections::HashMap;
+
+use rallypoint_core::text::count;
+use rallypoint_rendezvous::native::SpanKind;
+use serde::Serialize;
+
+use crate::outcome::Outcome;
+use crate::source::{Event, Seen};
+use crate::text::{duration, line, lines, name};
+
+/// Letters of a sentence.
+const WORDS: usize = 300;
+/// Letters of the last traceback, and of those in the list of events.
+const TRACEBACK: usize = 8_000;
+const OLDER_TRACEBACK: usize = 4_000;
+/// Of many that died or failed in one round the first are told.
+const TOLD: usize = 16;
+
+/// An event as the list of them shows it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub(crate) struct ShownEvent {
+    pub(crate) id: String,
+    pub(crate) revision: i64,
+    at_ms: u64,
+    by: String,
+    round: u64,
+    #[serde(rename = "event")]
+    kind: String,
+    text: String,
+    /// How it is marked.
+    look: &'static str,
+    /// It is read out.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    loud: bool,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    traceback: String,
+}
+
+/// Why the last round that ended did.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Ended {
+    round: u64,
+    pub(crate) title: String,
+    pub(crate) text: String,
+    at_ms: u64,
+    /// Whoever else died or failed in that round, in order.
+    pub(crate) also: Vec<Told>,
+    /// What is left out of them.
+    more: String,
+    /// It keeps the run from its work.
+    pub(crate) loud: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Told {
+    pub(crate) text: String,
+    at_ms: u64,
+}
+
+/// The last failure of a worker.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Failure {
+    title: String,
+    text: String,
+    message: String,
+    pub(crate) traceback: String,
+    at_ms: u64,
+}
+
+/// Puts events in order and gives each an id. What was written in one transaction has one revision.
+pub(crate) fn number(events: &mut [Event]) {
+    events.sort_by_key(|event| event.revision);
+    let mut before: HashMap<(i64, String), usize> = HashMap::new();
+    for event in events {
+        let kind = line(&event.kind, 40);
+        let index = before.entry((event.revision, kind.clone())).or_default();
+        event.id = format!("{}-{kind}-{index}", event.revision);
+        *index += 1;
+    }
+}
+
+/// What an event is to those who look: somebody died, somebody left, or all who are named ask for a new round.
+pub(crate) fn look(event: &Event) -> &'static str {
+    match event.kind.as_str() {
+        "lost" if event.lost.iter().any(|lost| lost.why == "died") => "died",
+        "lost" if !event.lost.is_empty() && event.lost.iter().all(|lost| lost.why == "again") => "asked",
+        "lost" => "left",
+        "formed" => "formed",
+        "waiting" => "waiting",
+        "leads" => "leads",
+        "failed" => "failed",
+        "working" => "working",
+        "stopped" => "stopped",
+        "closed" => "closed",
+        _ => "other",
+    }
+}
+
+pub(crate) fn shown(event: &Event) -> ShownEvent {
+    let look = look(event);
+    ShownEvent {
+        id: event.id.clone(),
+        revision: event.revision,
+        at_ms: event.at_ms,
+        round: event.round,
+        by: name(&event.by),
+        kind: line(&event.kind, WORDS),
+        text: line(&event.text, 2 * WORDS),
+        look,
+        loud: ["died", "left", "failed", "closed"].contains(&look),
+        traceback: lines(&event.traceback, OLDER_TRACEBACK),
+    }
+}
+
+/// Why a round ended: the first cause that was told of it, and a failure or a loss before all that follows from it.
+pub(crate) fn cause(events: &[Event], round: u64) -> Option<&Event> {
+    let of_round = events.iter().filter(|event| event.round == round);
+    of_round
+        .filter_map(|event| Some((weight(event)?, event)))
+        .min_by_key(|(weight, _)| *weight)
+        .map(|it| it.1)
+}
+
+fn weight(event: &Event) -> Option<u8> {
+    match look(event) {
+        _ if event.round == 0 => None,
+        "failed" => Some(0),
+        "died" | "left" => Some(1),
+        "asked" => Some(2),
+        "closed" => Some(3),
+        "stopped" => Some(4),
+        _ => None,
+    }
+}
+
+fn is_harm(event: &Event) -> bool {
+    ["failed", "died", "left"].contains(&look(event))
+}
+
+/// None as long as no round has ended, and of a run that has done its work.
+pub(crate) fn ended(seen: &Seen) -> Option<Ended> {
+    let outcome = Outcome::of(&seen.state, seen.closed.as_deref());
+    if outcome == Outcome::Finished {
+        return None;
+    }
+    let round = seen.events.iter().rev().find(|event| weight(event).is_some())?.round;
+    let cause = cause(&seen.events, round)?;
+    let time = |kind, of: u64| {
+        let part = seen.parts.iter().find(|part| part.span.kind == kind && part.span.round == of)?;
+        Some(duration(part.to_ms?.saturating_sub(part.span.from_ms)))
+    };
+    let mut title = format!("Why round {round} ended");
+    if let Some(worked) = time(SpanKind::Working, round) {
+        title.push_str(&format!(", after {worked} at work"));
+    }
+    if let Some(regained) = time(SpanKind::Regaining, round + 1).filter(|_| outcome == Outcome::GoesOn) {
+        title.push_str(&format!("; {regained} to meet again"));
+    }
+    let is_other = |event: &&Event| event.round == round && event.id != cause.id && is_harm(event);
+    let others: Vec<&Event> = seen.events.iter().filter(is_other).collect();
+    let told = |event: &&Event| Told { text: line(&event.text, WORDS), at_ms: event.at_ms };
+    let more = others.len().saturating_sub(TOLD);
+    Some(Ended {
+        round,
+        title,
+        text: line(&cause.text, WORDS),
+        at_ms: cause.at_ms,
+        also: others.iter().take(TOLD).map(told).collect(),
+        more: if more > 0 { format!("and {} more", count(more, "such event")) } else { String::new() },
+        loud: outcome == Outcome::Failed
+            || (["meeting again", "abandoned"].contains(&&*seen.state) && is_harm(cause)),
+    })
+}
+
+pub(crate) fn failure(seen: &Seen) -> Option<Failure> {
+    let event = seen.events.iter().rev().find(|event| event.kind == "failed")?;
+    let title = match event.round {
+        0 => "Last failure".to_owned(),
+        round => format!("Last failure, in round {round}"),
+    };
+    Some(Failure {
+        title,
+        text: line(&event.text, WORDS),
+        message: lines(&event.message, 4 * WORDS),
+        traceback: lines(&event.traceback, TRACEBACK),
+        at_ms: event.at_ms,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use rallypoint_rendezvous::native::Span;
+    use serde_json::json;
+
+    use super::*;
+    use crate::source::Part;
+
+    fn seen(run: serde_json::Value) -> Seen {
+        let mut seen: Seen = serde_json::from_value(run).unwrap();
+        number(&mut seen.events);
+        seen
+    }
+
+    fn lost(revision: i64, node: usize, why: &str) -> serde_json::Value {
+        json!({"revision": revision, "round": 1, "event": "lost", "text": format!("node {node} {why}"), "lost": [{"rank": node, "why": why}]})
+    }
+
+    fn part(kind: SpanKind, round: u64, from_ms: u64, to_ms: Option<u64>) -> Part {
+        Part { span: Span { kind, round, from_ms, to_ms: to_ms.unwrap_or(u64::MAX) }, to_ms }
+    }
+
+    #[test]
+    fn events_of_one_revision_have_ids_of_their_own() {
+        let leads = json!({"revision": 7, "event": "leads"});
+        let seen =
+            seen(json!({"events": [leads, lost(7, 1, "died"), lost(7, 2, "died"), lost(6, 3, "died")]}));
+        let ids: Vec<_> = seen.events.iter().map(|event| event.id.as_str()).collect();
+        assert_eq!(ids, ["6-lost-0", "7-leads-0", "7-lost-0", "7-lost-1"]);
+    }
+
+    #[test]
+    fn who_asks_for_a_new_round_is_not_lost() {
+        let run = seen(
+            json!({"events": [lost(1, 0, "again"), lost(2, 0, "left"), lost(3, 0, "died"), {"event": "new"}]}),
+        );
+        let looks: Vec<_> = run.events.iter().map(|event| (look(event), shown(event).loud)).collect();
+        assert_eq!(looks, [("other", false), ("asked", false), ("left", true), ("died", true)]);
+    }
+
+    #[test]
+    fn the_end_of_a_round_has_how_long_it_worked_and_all_who_died() {
+        let mut run = seen(json!({"state": "meeting again", "round": 1,
+            "events": [lost(1, 0, "again"), lost(2, 1, "died"), lost(2, 2, "died"), lost(3, 3, "left")]}));
+        run.parts =
+            vec![part(SpanKind::Working, 1, 0, Some(12_000)), part(SpanKind::Regaining, 2, 12_000, None)];
+        let told = ended(&run).unwrap();
+        assert_eq!((&*told.title, &*told.text), ("Why round 1 ended, after 12 s at work", "node 1 died"));
+        let also: Vec<_> = told.also.iter().map(|told| told.text.as_str()).collect();
+        assert_eq!(also, ["node 2 died", "node 3 left"]);
+        assert!(told.loud);
+        run.state = "running".to_owned();
+        run.parts[1].to_ms = Some(36_000);
+        let told = ended(&run).unwrap();
+        assert_eq!(told.title, "Why round 1 ended, after 12 s at work; 24 s to meet again");
+        assert!(!told.loud, "it works again");
+    }
+
+    #[test]
+    fn a_run_that_has_done_its_work_did_not_end_badly() {
+        let closed = |reason: &str| {
+            let event = json!({"revision": 1, "round": 1, "event": "closed", "text": format!("n closed the run: {reason}")});
+            ended(&seen(json!({"state": "closed", "closed": reason, "round": 1, "events": [event]})))
+        };
+        assert_eq!(closed("all workers have finished"), None);
+        assert!(!closed("maintenance").unwrap().loud);
+        assert!(closed("rank 3 on gpu-1 failed with exit code 1").unwrap().loud);
+    }
+}
