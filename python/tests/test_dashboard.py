@@ -487,7 +487,7 @@ def test_wrong_usage_is_told_in_one_sentence(cluster, dashboard, tmp_path):
     port = dashboard.url.split(":")[-1].rstrip("/")
     for code, flags, words in [
         (1, ["--listen", f"127.0.0.1:{port}"], f"cannot listen on 127.0.0.1:{port}: the address is in use"),
-        (2, ["--token-file", str(short)], "has a token of 5 letters, which can be guessed: write 16 or more"),
+        (2, ["--token-file", str(short)], "has a token of 5 characters, which can be guessed: write 16 or more"),
         (2, ["--token-file", str(tmp_path / "none")], "No such file"),
         (2, ["--allowed-host", "http://ops"], "write a name alone"),
     ]:

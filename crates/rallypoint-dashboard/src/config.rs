@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use rallypoint_server::Tls;
 
-/// A token with fewer letters could be guessed.
+/// A token with fewer characters could be guessed.
 pub const SHORTEST_TOKEN: usize = 16;
 
 /// How to serve. By default on the loopback address alone, and nobody may close a run.

@@ -44,7 +44,7 @@ pub(crate) struct Dashboard {
         value_parser = listen_address
     )]
     listen: SocketAddr,
-    /// File with the token that closing a run takes, of at least 16 letters. Without one the page is read-only.
+    /// File with the token that closing a run takes, of at least 16 characters. Without one the page is read-only.
     #[arg(long, env = "RALLYPOINT_DASHBOARD_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
     /// A name that browsers know it by, beside localhost and its addresses; may be given several times. Requests for
@@ -88,7 +88,7 @@ pub(crate) struct Beside {
         conflicts_with = "cert"
     )]
     dashboard: Option<SocketAddr>,
-    /// File with the token that closing a run on that page takes, of at least 16 letters, in place of
+    /// File with the token that closing a run on that page takes, of at least 16 characters, in place of
     /// RALLYPOINT_DASHBOARD_TOKEN. Without one the page is read-only.
     #[arg(long, env = "RALLYPOINT_DASHBOARD_TOKEN_FILE", value_name = "FILE", requires = "dashboard")]
     dashboard_token_file: Option<PathBuf>,
@@ -225,14 +225,14 @@ fn token(flag: &str, file: Option<&Path>) -> Result<Option<String>, Problem> {
     let token = text.trim();
     let is_header = |letter: char| letter.is_ascii_graphic() || letter == ' ';
     match token.chars().count() {
-        0 => {
-            Err(Problem::usage(format!("{from} is empty: write a token of {SHORTEST_TOKEN} letters or more")))
-        }
+        0 => Err(Problem::usage(format!(
+            "{from} is empty: write a token of {SHORTEST_TOKEN} characters or more"
+        ))),
         length if length < SHORTEST_TOKEN => Err(Problem::usage(format!(
-            "{from} has a token of {length} letters, which can be guessed: write {SHORTEST_TOKEN} or more"
+            "{from} has a token of {length} characters, which can be guessed: write {SHORTEST_TOKEN} or more"
         ))),
         _ if !token.chars().all(is_header) => {
-            Err(Problem::usage(format!("{from} has letters that a browser cannot send: write ASCII")))
+            Err(Problem::usage(format!("{from} has characters that a browser cannot send: write ASCII")))
         }
         _ => Ok(Some(token.to_owned())),
     }
