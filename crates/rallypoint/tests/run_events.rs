@@ -97,8 +97,14 @@ fn a_run_tells_what_happened_in_it_from_its_first_node_to_its_end() {
     assert_eq!(failed["traceback"], "Traceback: <line 1>");
     assert_eq!(kinds(&all).last(), Some(&"closed"));
     assert!(of("working").len() >= 2 && !of("stopped").is_empty(), "{all:#?}");
-    let order: Vec<i64> = all.iter().map(|event| event["revision"].as_i64().unwrap()).collect();
+    // As etcd has it, but that a cause comes before what followed from it.
+    let others = all.iter().filter(|event| event["event"] != "failed");
+    let order: Vec<i64> = others.map(|event| event["revision"].as_i64().unwrap()).collect();
     assert!(order.is_sorted(), "{order:?}");
+    let is_cause = |event: &Value| event["event"] == "failed";
+    let follows = |event: &Value| event["event"] == "stopped" && event["round"] == failed["round"];
+    let stopped = all.iter().position(follows).unwrap_or(all.len());
+    assert!(all.iter().position(is_cause).unwrap() < stopped, "{all:#?}");
 
     let shown = rallypoint(&etcd, &["events", "job"]);
     let text = String::from_utf8(shown.stdout).unwrap();

@@ -357,7 +357,8 @@ fn what_is_watched_is_shown_again_only_when_it_has_changed() {
     let mut node = Launcher::start(&[&args[..], &["--", "sh", "-c", "echo at work; sleep 600"]].concat());
     node.wait_for("at work");
     let mut command = Command::new(RALLYPOINT);
-    command.args(["status", "job", "--watch", "--endpoint", &endpoint]);
+    // That its workers were started is an event, which may be written a moment later.
+    command.args(["status", "job", "--watch", "--events", "0", "--endpoint", &endpoint]);
     let mut watch = Launcher::spawn(command);
     watch.wait_for("state    running");
     // It is among the run's keys, and nothing that is shown.
