@@ -329,7 +329,7 @@ def test_a_run_that_forms_says_how_many_are_here_and_what_its_boxes_show(cluster
     wait_for_text(page, "#close-problem", "It is already over.")
     assert page.locator("#close-confirm").is_disabled()
     page.keyboard.press("Escape")
-    assert page.evaluate("document.activeElement.tagName") == "H1"
+    wait_until("the heading has the focus", lambda: page.evaluate("document.activeElement.tagName") == "H1")
 
 
 def test_a_phone_shows_the_numbers_and_has_room_for_a_finger(cluster, dashboard, open_page, run):
