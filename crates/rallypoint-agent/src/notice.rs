@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rallypoint_core::time::millis;
 use rallypoint_store::{Store, StoreError};
 use serde::{Deserialize, Serialize};
 use tracing::debug;
@@ -132,8 +133,7 @@ impl Notice {
     }
 
     fn at_ms(&self) -> u64 {
-        let at = self.at.duration_since(UNIX_EPOCH).unwrap_or_default();
-        u64::try_from(at.as_millis()).unwrap_or(u64::MAX)
+        millis(self.at)
     }
 
     fn write(&self) -> Vec<u8> {

@@ -33,7 +33,8 @@ pub fn rfc3339(since: Duration) -> String {
 }
 
 /// The date of a day counted from 1970, by the rules of the Gregorian calendar.
-fn date(days: u64) -> (u64, u64, u64) {
+#[must_use]
+pub fn date(days: u64) -> (u64, u64, u64) {
     // Years are counted from March, so that the leap day is the last of its year.
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

@@ -1,16 +1,12 @@
 //! What is read from etcd. The rest of this crate knows a run as `rallypoint status --json` writes it, and an event of its
 //! timeline as `rallypoint events --json` does.
 
-use std::time::Duration;
-
+use rallypoint_core::round::DEFAULT_CLOSED_TTL;
 use rallypoint_etcd::v3::Client;
 use rallypoint_etcd::{Error, ErrorKind, Result};
 use rallypoint_rendezvous::native;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-
-/// How long late nodes learn that a run is over.
-const CLOSED_MARK: Duration = Duration::from_secs(600);
 
 /// A moment that no run sees.
 const FOR_EVER: u64 = u64::MAX;
@@ -186,7 +182,7 @@ pub(crate) async fn close(client: &Client, id: &str, reason: &str) -> Result<Opt
     if native::status(client, id).await?.is_none() {
         return Ok(None);
     }
-    native::close(client, id, reason, CLOSED_MARK).await.map(Some)
+    native::close(client, id, reason, DEFAULT_CLOSED_TTL).await.map(Some)
 }
 
 fn understood<T: serde::de::DeserializeOwned>(value: serde_json::Result<Value>) -> Result<T> {

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use rallypoint_core::time::date;
+
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
 /// Nanoseconds since 1970, UTC. The tree never asks for the time; whoever calls it knows.
@@ -61,21 +63,6 @@ impl fmt::Display for Time {
         }
         f.write_str("Z")
     }
-}
-
-/// Year, month and day of a day counted from 1970-01-01. Years are counted from March, so that the leap day
-/// is the last of one, in eras of 400 years.
-fn date(days: u64) -> (u64, u64, u64) {
-    const DAYS_BEFORE_1970: u64 = 719_468;
-    const DAYS_PER_ERA: u64 = 146_097;
-    let days = days + DAYS_BEFORE_1970;
-    let (era, day_of_era) = (days / DAYS_PER_ERA, days % DAYS_PER_ERA);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
 }
 
 #[cfg(test)]

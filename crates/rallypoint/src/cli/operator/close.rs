@@ -1,17 +1,14 @@
 //! `rallypoint close`: the end of a run, by an operator.
 
 use std::io::Write;
-use std::time::Duration;
 
+use rallypoint_core::round::DEFAULT_CLOSED_TTL;
 use rallypoint_core::text::plain;
 use rallypoint_rendezvous::native;
 
 use super::super::connection::Connection;
 use super::super::exit::{CLOSED, Problem};
 use super::{failed, no_such_run};
-
-/// How long late nodes learn that a run is over.
-const CLOSED_MARK: Duration = Duration::from_secs(600);
 
 /// End a run for all its nodes.
 ///
@@ -44,8 +41,9 @@ pub(crate) async fn close(options: &Close) -> Result<u8, Problem> {
     if native::status(&client, run).await.map_err(|error| failed(&error))?.is_none() {
         return Err(no_such_run(run));
     }
-    let closed =
-        native::close(&client, run, &options.reason, CLOSED_MARK).await.map_err(|error| failed(&error))?;
+    let closed = native::close(&client, run, &options.reason, DEFAULT_CLOSED_TTL)
+        .await
+        .map_err(|error| failed(&error))?;
     if !closed {
         let endpoint = options.connection.endpoints();
         let text = format!(
