@@ -5,8 +5,11 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use rallypoint::agent::{WorkerStore, describe_change, gone};
+use rallypoint::agent::checks::Surroundings;
+use rallypoint::agent::{Health, HealthSettings, Unreachable, WorkerStore, describe_change, gone};
+use rallypoint_rendezvous::native::NativeSettings;
 use rallypoint_rendezvous::{
     CloseOutcome, GroupChange, Registry, RendezvousError, RendezvousHandler, RendezvousParameters, Result,
     is_finish,
@@ -26,11 +29,14 @@ const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// an etcd that is not there yet.
 #[pyclass(frozen, module = "rallypoint")]
 #[derive(Debug)]
-pub(crate) struct TorchRendezvous(OfProcess<Arc<dyn RendezvousHandler>>);
+pub(crate) struct TorchRendezvous {
+    handler: OfProcess<Arc<dyn RendezvousHandler>>,
+    health: Option<Health>,
+}
 
 impl TorchRendezvous {
     fn handler(&self, py: Python<'_>) -> PyResult<Arc<dyn RendezvousHandler>> {
-        self.0.get().cloned().ok_or_else(|| error::forked_rendezvous(py))
+        self.handler.get().cloned().ok_or_else(|| error::forked_rendezvous(py))
     }
 
     fn run<T, F>(
@@ -43,6 +49,50 @@ impl TorchRendezvous {
         F: Future<Output = Result<T>> + Send,
     {
         wait(py, operation(self.handler(py)?))?.map_err(|problem| error::torch_rendezvous(py, &problem))
+    }
+}
+
+impl TorchRendezvous {
+    fn meet(&self, py: Python<'_>, serves: bool) -> PyResult<Option<TorchRound>> {
+        let handler = self.handler(py)?;
+        let progress = handler.progress();
+        let met = async {
+            match &self.health {
+                Some(health) => health.next_rendezvous(&*handler).await,
+                None => handler.next_rendezvous().await,
+            }
+        };
+        let round = match wait(py, met)? {
+            Ok(round) => round,
+            Err(RendezvousError::Closed { reason, .. }) if is_finish(&reason) && progress.borrow().spare => {
+                return Ok(None);
+            }
+            // Who was there and is not is why there are too few.
+            Err(problem @ RendezvousError::NotMet { .. }) => {
+                return Err(error::not_met(py, &problem, gone(&handler.lost()).as_deref()));
+            }
+            Err(problem) => return Err(error::torch_rendezvous(py, &problem)),
+        };
+        let server = if serves { WorkerStore::Agent } else { WorkerStore::Rank0 };
+        TorchRound::new(py, handler, round, server).map(Some)
+    }
+
+    /// Whether nodes of the round cannot reach each other, where that is looked at.
+    fn is_unreachable(&self, py: Python<'_>, round: &TorchRound) -> PyResult<bool> {
+        let Some((health, limit)) =
+            self.health.as_ref().and_then(|health| Some((health, health.looks_at_others()?)))
+        else {
+            return Ok(false);
+        };
+        let handler = self.handler(py)?;
+        let found = round.unreachable(py, handler.address().unwrap_or_default(), limit)?;
+        let Some(Unreachable { node, why }) = found else { return Ok(false) };
+        if node == round.rank() {
+            health.found(why);
+        } else {
+            tracing::warn!("node {node} stays away: {why}; meeting again");
+        }
+        Ok(true)
     }
 }
 
@@ -65,34 +115,30 @@ impl TorchRendezvous {
         let mut parameters = RendezvousParameters::new(backend, endpoint, run_id, min_nodes, max_nodes)
             .map_err(|problem| error::settings(&problem))?;
         (parameters.local_addr, parameters.config) = (local_addr, config.unwrap_or_default());
+        let health = HealthSettings::take(&mut parameters.config).map_err(PyValueError::new_err)?;
         let tls = ["protocol", "cacert", "ca_cert", "cert", "ssl_cert"];
         let tls = tls.iter().any(|name| parameters.config.get(*name).is_some_and(|value| value != "http"));
         let registry = Registry::with_defaults();
         let patience = patience.map_or(Duration::ZERO, |time| time.0);
         let handler = wait(py, registry.create_within(&parameters, patience))?
             .map_err(|problem| error::torch_connection(py, &problem, tls))?;
-        Ok(TorchRendezvous(OfProcess::new(handler)))
+        let etcd = NativeSettings::from_parameters(&parameters).ok().map(|settings| settings.etcd);
+        let environment = vec![("RALLYPOINT_RUN_ID", Some(run_id.to_owned()))];
+        let health = health.health(Surroundings { folders: vec![std::env::temp_dir()], etcd, environment });
+        Ok(TorchRendezvous { handler: OfProcess::new(handler), health })
     }
 
     /// Meets the others: waits until a round with this node in it is complete. With `serves`, the one with rank 0 serves
     /// the store that the workers meet at. None where the run has ended well and this node, a spare, was not needed.
     #[pyo3(signature = (serves=false))]
     fn next_rendezvous(&self, py: Python<'_>, serves: bool) -> PyResult<Option<TorchRound>> {
-        let handler = self.handler(py)?;
-        let progress = handler.progress();
-        let round = match wait(py, handler.next_rendezvous())? {
-            Ok(round) => round,
-            Err(RendezvousError::Closed { reason, .. }) if is_finish(&reason) && progress.borrow().spare => {
-                return Ok(None);
+        loop {
+            let Some(round) = self.meet(py, serves)? else { return Ok(None) };
+            // Who is to blame stays away; all others ask for the next round.
+            if !self.is_unreachable(py, &round)? {
+                return Ok(Some(round));
             }
-            // Who was there and is not is why there are too few.
-            Err(problem @ RendezvousError::NotMet { .. }) => {
-                return Err(error::not_met(py, &problem, gone(&handler.lost()).as_deref()));
-            }
-            Err(problem) => return Err(error::torch_rendezvous(py, &problem)),
-        };
-        let server = if serves { WorkerStore::Agent } else { WorkerStore::Rank0 };
-        TorchRound::new(py, handler, round, server).map(Some)
+        }
     }
 
     /// Whether the run is closed.

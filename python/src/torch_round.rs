@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use pyo3::prelude::*;
-use rallypoint::agent::{ErrorRecord, Exit, Failure, Finish, RoundBoard, ServedStore, WorkerStore};
+use rallypoint::agent::{
+    ErrorRecord, Exit, Failure, Finish, Nodes, RoundBoard, ServedStore, Unreachable, WorkerStore, unreachable,
+};
 use rallypoint_rendezvous::{HeldPort, Master, Rendezvous as Completed, RendezvousHandler};
 use rallypoint_store::{Store as Data, StoreError};
 use tokio::task::AbortHandle;
@@ -150,6 +152,27 @@ impl TorchRound {
             (Store::of_round(py, Arc::clone(&data))?, OfProcess::new(data), Mutex::new(port));
         let Master { address: master_addr, port: master_port } = master;
         Ok(TorchRound { round, rank, world_size, master_addr, master_port, store, data, serves, port, board })
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Finds out with the others whether they can reach each other.
+    pub(crate) fn unreachable(
+        &self,
+        py: Python<'_>,
+        address: &str,
+        limit: Duration,
+    ) -> PyResult<Option<Unreachable>> {
+        let Some(data) = self.data.get().cloned() else { return Err(error::forked_rendezvous(py)) };
+        let master = Master { address: self.master_addr.clone(), port: self.master_port };
+        let (rank, world_size) = (self.rank, self.world_size);
+        let found = wait(py, async {
+            let nodes = Nodes { store: &*data, rank, world_size, master: &master, served: None };
+            unreachable(nodes, address, limit).await
+        })?;
+        found.map_err(|problem| error::store(py, &problem))
     }
 
     fn take_port(&self) -> Port {

@@ -535,3 +535,25 @@ def test_the_host_of_the_server_is_reached_by_the_name_that_the_others_use():
     handler = create_rdzv_handler(params)
     assert handler.next_rendezvous().bootstrap_store_info.master_addr == name
     handler.shutdown()
+
+
+@pytest.mark.parametrize("backend", ["rallypoint", "rallypoint-etcd"])
+def test_a_node_that_is_not_fit_does_not_join(backend, etcd, tmp_path, monkeypatch):
+    well = tmp_path / "well"
+    check = f"disk=1M;echo no GPU && test -e {well}"
+    options = {"last_call_timeout": "1", "health_check": check, "when_unhealthy": "end"}
+    node = create_rdzv_handler(parameters(backend, etcd, **options))
+    with pytest.raises(api.RendezvousError, match="this node is not fit: .*no GPU"):
+        node.next_rendezvous()
+    node.shutdown()
+    with pytest.raises(ValueError, match="health_check_timeout"):
+        create_rdzv_handler(parameters(backend, etcd, health_check="gpu", health_check_timeout="soon"))
+    # One that waits comes when it passes.
+    if backend == "rallypoint":
+        monkeypatch.setenv("RALLYPOINT_HEALTH_CHECK", check)
+        node = create_rdzv_handler(parameters(backend, etcd, last_call_timeout="1", health_check_interval="0.2"))
+        timer = threading.Timer(0.5, well.touch)
+        timer.start()
+        assert node.next_rendezvous().rank == 0
+        assert well.exists()
+        node.shutdown()

@@ -14,6 +14,7 @@ use crate::budget::Budget;
 use crate::events::{Events, WorkerEvent, WorkerState};
 use crate::failure::FailureReport;
 use crate::fence::Witness;
+use crate::health::Health;
 use crate::logs::Logs;
 use crate::notice::{Board, Notice};
 use crate::output::Console;
@@ -105,6 +106,7 @@ pub struct Agent {
     untold: Option<(Board, Notice)>,
     /// As the handler has them.
     metrics: Metrics,
+    health: Option<Health>,
 }
 
 impl Agent {
@@ -140,6 +142,7 @@ impl Agent {
             witness: None,
             untold: None,
             metrics: Metrics::default(),
+            health: None,
         }
     }
 
@@ -190,6 +193,17 @@ impl Agent {
     pub fn with_events(mut self, events: impl IntoIterator<Item = Arc<dyn Events>>) -> Self {
         events.into_iter().for_each(|log| self.timeline.also_to(log));
         self
+    }
+
+    /// Meets the others only while it passes these checks.
+    #[must_use]
+    pub fn with_health(mut self, health: Option<Health>) -> Self {
+        self.health = health;
+        self
+    }
+
+    pub(crate) fn health(&self) -> Option<&Health> {
+        self.health.as_ref()
     }
 
     pub(crate) fn spec(&self) -> &WorkerSpec {

@@ -1,5 +1,6 @@
 //! One round on one node: from the moment the nodes have met until they meet again, or never.
 
+mod fit;
 mod settle;
 
 use std::convert::Infallible;
@@ -112,6 +113,10 @@ pub(crate) async fn run(
         fence,
         served,
     };
+    if let Some(verdict) = round.decision.verdict() {
+        return Ok(over(verdict.clone(), round.board, fence, served));
+    }
+    round.reach_each_other(&met, stop).await?;
     if let Some(verdict) = round.decision.verdict() {
         return Ok(over(verdict.clone(), round.board, fence, served));
     }

@@ -5,13 +5,16 @@
 //! says what was tried on which key at which endpoint, and why it failed.
 
 mod cause;
+mod date;
 mod error;
 mod failover;
+mod http;
 mod reach;
 mod tls;
 pub mod v2;
 pub mod v3;
 
+pub use date::{ServerDate, server_dates};
 pub use error::{Error, ErrorKind, Result};
 pub use failover::Repeat;
 pub use reach::Reach;

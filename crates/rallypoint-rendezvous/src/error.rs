@@ -98,6 +98,14 @@ pub enum RendezvousError {
         /// The run.
         run_id: String,
     },
+    /// This node has failed its health checks.
+    #[error("run {run_id:?}: this node is not fit: {}", problems.join("; "))]
+    Unhealthy {
+        /// The run.
+        run_id: String,
+        /// What is wrong with it.
+        problems: Vec<String>,
+    },
     /// There is no port for the master on this node.
     #[error("{}", no_port(*port))]
     Port {

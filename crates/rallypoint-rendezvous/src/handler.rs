@@ -117,6 +117,10 @@ pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
     /// Leaves in good order: the others are told at once. The run goes on.
     async fn leave(&self) -> Result<()>;
 
+    /// Steps back: leaves in good order, and may come again with the next `next_rendezvous`, as a newcomer. False where the
+    /// backend has no way back: then it has left for good.
+    async fn withdraw(&self) -> Result<bool>;
+
     /// Ends this node's part, as torchrun does when its workers are done: a member closes the run, others just
     /// leave. Says what became of the close.
     async fn shutdown(&self, reason: &str) -> Result<CloseOutcome>;

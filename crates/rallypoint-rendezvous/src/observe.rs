@@ -320,6 +320,13 @@ impl RendezvousHandler for Observed {
         left
     }
 
+    async fn withdraw(&self) -> Result<bool> {
+        self.listen(false);
+        self.seen().left();
+        self.round_is_over();
+        self.inner.withdraw().await
+    }
+
     async fn shutdown(&self, reason: &str) -> Result<CloseOutcome> {
         self.listen(false);
         self.seen().left();

@@ -12,7 +12,14 @@ use rallypoint_traces::Tracer;
 use thiserror::Error;
 
 /// What whoever drives a rendezvous reads itself.
-const LAUNCHERS: [&str; 2] = ["is_host", "worker_store"];
+const LAUNCHERS: [&str; 6] = [
+    "is_host",
+    "worker_store",
+    "health_check",
+    "health_check_timeout",
+    "health_check_interval",
+    "when_unhealthy",
+];
 
 /// What torchrun puts among a backend's options by itself; none of it means anything to ours.
 pub const TORCHRUNS: [&str; 4] = ["rank", "is_host", "store_type", "keep_alive_interval"];

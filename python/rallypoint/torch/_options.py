@@ -21,6 +21,10 @@ BARRIER = (
     "key",
     "worker_store",
     "metrics_listen",
+    "health_check",
+    "health_check_timeout",
+    "health_check_interval",
+    "when_unhealthy",
 )
 
 DYNAMIC = (
@@ -52,6 +56,10 @@ _VARIABLES = {
     "etcd_prefix": "RALLYPOINT_PREFIX",
     "metrics_listen": "RALLYPOINT_METRICS_LISTEN",
     "otlp_endpoint": "RALLYPOINT_OTLP_ENDPOINT",
+    "health_check": "RALLYPOINT_HEALTH_CHECK",
+    "health_check_timeout": "RALLYPOINT_HEALTH_CHECK_TIMEOUT",
+    "health_check_interval": "RALLYPOINT_HEALTH_CHECK_INTERVAL",
+    "when_unhealthy": "RALLYPOINT_WHEN_UNHEALTHY",
 }
 _PASSWORD_FILE = "RALLYPOINT_PASSWORD_FILE"
 # Other names of the same.

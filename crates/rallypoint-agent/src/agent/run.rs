@@ -80,6 +80,13 @@ impl Agent {
         ended
     }
 
+    async fn next_rendezvous(&self) -> Result<Rendezvous, RendezvousError> {
+        match &self.health {
+            Some(health) => health.next_rendezvous(self.handler()).await,
+            None => self.handler.next_rendezvous().await,
+        }
+    }
+
     /// Writes down how a round has ended here. Why the nodes meet again is known later, by its words.
     fn note_end(&self, over: &round::Over) {
         let own = match &over.verdict {
@@ -159,7 +166,7 @@ impl Agent {
             let met = tokio::select! {
                 biased;
                 signal = stop.asked() => return Ok(Outcome::Stopped(signal)),
-                met = self.handler.next_rendezvous() => met,
+                met = self.next_rendezvous() => met,
                 notice = fence.closed() => {
                     let reason = notice.in_short();
                     let report = cause.filter(|cause: &FailureReport| cause.in_short() == reason);

@@ -313,6 +313,10 @@ impl RendezvousHandler for EtcdBarrier {
         self.within("leaving the run", outcome).await
     }
 
+    async fn withdraw(&self) -> Result<bool> {
+        self.leave().await.map(|()| false)
+    }
+
     async fn shutdown(&self, reason: &str) -> Result<CloseOutcome> {
         let member = self.group.borrow().place.is_some();
         let closed = if member { self.set_closed(reason).await } else { Ok(CloseOutcome::NotAMember) };

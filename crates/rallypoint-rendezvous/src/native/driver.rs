@@ -5,7 +5,8 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
 use rallypoint_core::round::{
-    Change, CloseOutcome, Corrupt, Failure, Joined, Node, NodeEvent, Output, Refusal, Reply, WatchId,
+    Change, CloseOutcome, Corrupt, Failure, Joined, Node, NodeConfig, NodeEvent, Output, Refusal, Reply,
+    WatchId,
 };
 use rallypoint_etcd::v3::{Client, Lease, LeaseState, Watch, WatchUpdate};
 use rallypoint_etcd::{Error, ErrorKind};
@@ -13,6 +14,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
+use super::identity::incarnation;
 use super::reach::{Complaint, Reach};
 use super::settings::NativeSettings;
 use super::translate;
@@ -33,12 +35,20 @@ pub(super) enum Command {
         done: oneshot::Sender<CloseOutcome>,
     },
     Leave {
+        departing: Departing,
         done: oneshot::Sender<()>,
     },
     /// The time is over: is it that etcd does not do what this node asks?
     Complain {
         done: oneshot::Sender<Option<Complaint>>,
     },
+}
+
+/// Whether a node that leaves may come again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Departing {
+    ForNow,
+    ForGood,
 }
 
 /// Why there is no round.
@@ -79,6 +89,10 @@ struct Answer {
 
 pub(super) struct Driver {
     node: Node,
+    /// As it was made.
+    config: NodeConfig,
+    /// It has left, or is about to.
+    departing: Option<Departing>,
     client: Client,
     endpoints: String,
     lease_ttl: Duration,
@@ -107,7 +121,7 @@ pub(super) struct Driver {
 
 impl Driver {
     pub(super) fn new(
-        node: Node,
+        config: NodeConfig,
         client: Client,
         settings: &NativeSettings,
         commands: mpsc::UnboundedReceiver<Command>,
@@ -115,7 +129,9 @@ impl Driver {
         progress: watch::Sender<Progress>,
     ) -> Self {
         Driver {
-            node,
+            node: Node::new(config.clone(), fastrand::u64(..)),
+            config,
+            departing: None,
             client,
             endpoints: settings.etcd.endpoints.to_string(),
             lease_ttl: settings.lease,
@@ -244,6 +260,9 @@ impl Driver {
         let now = self.began.elapsed();
         match command {
             Command::Join { port, done } => {
+                if self.departing == Some(Departing::ForNow) {
+                    self.come_again();
+                }
                 let whole = self.group.borrow().change.is_none();
                 match self.undelivered.take().filter(|_| whole) {
                     Some(joined) => self.undelivered = done.send(Ok(joined)).err().and_then(Result::ok),
@@ -263,7 +282,8 @@ impl Driver {
                 self.closing.push(done);
                 self.node.close(now, &reason);
             }
-            Command::Leave { done } => {
+            Command::Leave { departing, done } => {
+                self.departing = Some(departing);
                 self.leaving.push(done);
                 self.undelivered = None;
                 if let Some(joining) = self.joining.take() {
@@ -273,6 +293,17 @@ impl Driver {
             }
             Command::Complain { done } => drop(done.send(self.complaint(now))),
         }
+    }
+
+    /// A node that had left comes as a newcomer: another process of its name, as far as others can tell. What is left of the one
+    /// before goes with its lease, at the latest.
+    fn come_again(&mut self) {
+        self.config.incarnation = incarnation();
+        self.config.since = (self.config.clock + self.began.elapsed()).as_secs();
+        self.node = Node::new(self.config.clone(), fastrand::u64(..));
+        (self.departing, self.undelivered, self.lease) = (None, None, None);
+        (self.requests, self.watches) = (FuturesUnordered::new(), [None, None, None]);
+        self.reach = Reach::default();
     }
 
     fn replied(&mut self, Answer { id, writes, result }: Answer) {

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use rallypoint_core::round::{
-    CloseOutcome, Corrupt, EventRecord, Joined, Keys, Lost, Node, NodeConfig, Refusal, Why,
+    CloseOutcome, Corrupt, EventRecord, Joined, Keys, Lost, NodeConfig, Refusal, Why,
 };
 use rallypoint_core::time::bounded;
 use rallypoint_etcd::v3::Client;
@@ -21,7 +21,7 @@ use tracing::debug;
 
 use super::BACKEND;
 use super::clusters::Clusters;
-use super::driver::{Command, Driver, Group, NoRound};
+use super::driver::{Command, Departing, Driver, Group, NoRound};
 use super::identity::{Identity, incarnation, local_address};
 use super::operator;
 use super::own_events::OwnEvents;
@@ -143,8 +143,7 @@ impl NativeHandler {
         let (min_nodes, max_nodes) = (settings.run.min_nodes, settings.run.max_nodes);
         let (progress_sender, progress) =
             watch::channel(Progress { round: 1, min_nodes, max_nodes, ..Progress::default() });
-        let machine = Node::new(config, fastrand::u64(..));
-        let driver = Driver::new(machine, client.clone(), &settings, inbox, group_sender, progress_sender);
+        let driver = Driver::new(config, client.clone(), &settings, inbox, group_sender, progress_sender);
         Ok(NativeHandler {
             contact: driver.contact(),
             census: driver.census(),
@@ -307,6 +306,11 @@ impl NativeHandler {
     /// How long leaving may take before it is left to the lease.
     fn patience(&self) -> Duration {
         self.settings.lease.max(Duration::from_secs(2))
+    }
+
+    async fn go(&self, departing: Departing) -> Result<()> {
+        let outcome = self.command(|done| Command::Leave { departing, done });
+        self.within("leaving the run", outcome).await
     }
 
     async fn within<T>(&self, what: &str, outcome: oneshot::Receiver<T>) -> Result<T> {
@@ -485,8 +489,11 @@ impl RendezvousHandler for NativeHandler {
     }
 
     async fn leave(&self) -> Result<()> {
-        let outcome = self.command(|done| Command::Leave { done });
-        self.within("leaving the run", outcome).await
+        self.go(Departing::ForGood).await
+    }
+
+    async fn withdraw(&self) -> Result<bool> {
+        self.go(Departing::ForNow).await.map(|()| true)
     }
 
     async fn shutdown(&self, reason: &str) -> Result<CloseOutcome> {

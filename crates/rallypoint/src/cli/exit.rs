@@ -258,6 +258,7 @@ impl Problem {
                 (NODE, "; choose another --master-port, or leave it out")
             }
             RendezvousError::Port { .. } => (NODE, "; end what holds them"),
+            RendezvousError::Unhealthy { .. } => (NODE, ""),
             RendezvousError::Parameter(_) => (USAGE, ""),
             _ => (NO_RENDEZVOUS, ""),
         };

@@ -14,6 +14,13 @@ pub(crate) struct Variable {
     name: String,
 }
 
+impl Variable {
+    /// Whether it is this flag's.
+    pub(crate) fn is_of(&self, flag: &str) -> bool {
+        self.flag == flag
+    }
+}
+
 /// A variable by whose name somebody meant an option.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unread {

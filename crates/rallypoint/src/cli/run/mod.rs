@@ -5,6 +5,7 @@ mod devices;
 mod error_file;
 mod events;
 mod files;
+mod health;
 pub(super) mod limits;
 pub(super) mod meet;
 mod numa;
@@ -249,6 +250,7 @@ async fn launch(
         warn!("{} has no effect: {why}", named(flag, &options.variables));
     }
     let run_id = run_id(options, alone)?;
+    let health = options.health.take(&options.variables, &mut meet)?;
     check_parameters(options, &meet, &run_id)?;
     let telemetry = Telemetry::start(options, &mut meet).await?;
     let (logs, _held) = files::open(options, guarded, &run_id, spec.local_world_size)?;
@@ -274,12 +276,15 @@ async fn launch(
         signal = listener.asked() => return Ok(signal_code(signal)),
     };
     let Reached { meeting, parameters, handler, timeout } = reached;
+    let health = health::start(health, &parameters, kept.as_deref());
     let console: Arc<dyn Console> = Arc::<Terminal>::clone(terminal);
     let record = (options.event_log_handler == EventLogHandler::Console)
         .then(|| Arc::new(EventLog::new(&spec, &*handler, Arc::clone(terminal))));
     let stuck = stuck::watch(workers.clone(), stuck::limit()?, options.monitor_interval.0.max(SHORTEST_LOOK));
-    let agent =
-        Agent::new(spec, Arc::clone(&handler), logs, console).adopting_orphans().with_workers(workers);
+    let agent = Agent::new(spec, Arc::clone(&handler), logs, console)
+        .adopting_orphans()
+        .with_workers(workers)
+        .with_health(health);
     let (endpoint, server) = (parameters.endpoint.clone(), agent.server());
     let waiting = Waiting { handler, run: run_id.clone(), endpoint, timeout, server: server.clone() };
     let agent =

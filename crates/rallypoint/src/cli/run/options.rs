@@ -10,6 +10,7 @@ use rallypoint_metrics::Place;
 use rallypoint_rendezvous::native::{BACKEND, OPTIONS};
 use rallypoint_traces::Endpoint;
 
+use super::health::HealthOptions;
 use super::numa::Mode;
 use super::worker_store::StoreServer;
 use crate::cli::LogFormat;
@@ -125,6 +126,8 @@ pub(crate) struct Run {
         value_name = "PORT"
     )]
     pub(crate) master_port: Option<u16>,
+    #[command(flatten)]
+    pub(crate) health: HealthOptions,
     #[command(flatten)]
     pub(crate) connection: Connection,
     /// How often this node's workers may be started again after a failure of theirs. A death of another node costs none.
@@ -439,9 +442,10 @@ fn rdzv_conf() -> String {
     }
     text.push_str(
         "- is_host: true or false: whether this node may start the server\n\
-         - worker_store: the same as --worker-store\n\n\
+         - worker_store: the same as --worker-store\n\
+         - health_check, health_check_timeout, health_check_interval, when_unhealthy: the same as those flags, with `;` between several checks\n\n\
          Of the backend `etcd`: join_timeout (or timeout), last_call_timeout, etcd_prefix, protocol, cacert, cert, key, \
-         worker_store.",
+         worker_store, health_check and what belongs to it.",
     );
     text
 }

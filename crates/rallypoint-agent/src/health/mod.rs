@@ -1,0 +1,156 @@
+//! A node meets the others only while it is fit.
+//!
+//! ```text
+//!            ┌──────────────────────────────────────────────┐
+//!            ▼        fit                        met        │ what others found out
+//!   look at itself ─────────▶ wait for a round ───────▶ can the nodes reach each other?
+//!            │ ▲                     │                      │ yes
+//!       sick │ │ later               │ sick                 ▼
+//!            ▼ │                     │                   the round
+//!     step back, and wait ◀──────────┘
+//! ```
+
+pub(crate) mod reachability;
+pub(crate) mod settings;
+
+use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rallypoint_core::text::plain;
+use rallypoint_health::{Check, Checks, Sick, Surroundings};
+use rallypoint_rendezvous::{Rendezvous, RendezvousError, RendezvousHandler};
+use tracing::{info, warn};
+
+/// How long one check may take: less than the last call, in which the others wait for a node that meets them again.
+pub const DEFAULT_HEALTH_TIMEOUT: Duration = Duration::from_secs(25);
+/// How long after a check the next one is, of a node that waits.
+pub const DEFAULT_HEALTH_INTERVAL: Duration = Duration::from_secs(60);
+
+/// What a node does that is not fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WhenUnhealthy {
+    /// It stays away from the others, looks again now and then, and comes when it is fit.
+    #[default]
+    Wait,
+    /// It ends.
+    End,
+}
+
+impl FromStr for WhenUnhealthy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "wait" => Ok(WhenUnhealthy::Wait),
+            "end" => Ok(WhenUnhealthy::End),
+            _ => Err(format!("{text:?} is neither wait nor end")),
+        }
+    }
+}
+
+/// The checks of a node, and when they are made.
+#[derive(Debug)]
+pub struct Health {
+    checks: Checks,
+    limit: Duration,
+    interval: Duration,
+    when_unhealthy: WhenUnhealthy,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The others have heard of this node.
+    asked: bool,
+    /// What was found out together with the others.
+    found: Option<Sick>,
+}
+
+impl Health {
+    /// These checks, each of which may take `limit`, with `interval` between two looks of a node that waits.
+    #[must_use]
+    pub fn new(
+        checks: impl IntoIterator<Item = Check>,
+        surroundings: Surroundings,
+        (limit, interval): (Duration, Duration),
+        when_unhealthy: WhenUnhealthy,
+    ) -> Self {
+        let checks = Checks::new(checks, surroundings, limit);
+        Health { checks, limit, interval, when_unhealthy, state: Mutex::default() }
+    }
+
+    /// Meets the others as [`RendezvousHandler::next_rendezvous`] does, once this node is fit.
+    pub async fn next_rendezvous(
+        &self,
+        handler: &dyn RendezvousHandler,
+    ) -> Result<Rendezvous, RendezvousError> {
+        let mut told: Vec<Sick> = Vec::new();
+        loop {
+            let found = self.state().found.take();
+            let mut sick = Vec::from_iter(found);
+            if sick.is_empty() {
+                sick = self.checks.look().await;
+            }
+            if sick.is_empty() {
+                if !told.is_empty() {
+                    info!("this node passes its health checks again");
+                    told.clear();
+                }
+                self.state().asked = true;
+                tokio::select! {
+                    biased;
+                    met = handler.next_rendezvous() => return met,
+                    found = self.found_while_waiting() => sick = found,
+                }
+            }
+            let problems = || sick.iter().map(|sick| plain(&sick.in_short())).collect();
+            let unhealthy =
+                || RendezvousError::Unhealthy { run_id: handler.run_id().to_owned(), problems: problems() };
+            if self.when_unhealthy == WhenUnhealthy::End {
+                return Err(unhealthy());
+            }
+            if sick != told {
+                let again = self.interval.as_secs_f64();
+                for sick in &sick {
+                    warn!("{sick}; this node does not join, and looks again every {again} s");
+                }
+                told = sick.clone();
+            }
+            if std::mem::take(&mut self.state().asked) {
+                // An etcd that does not answer is no reason to stay: this node's lease ends.
+                let comes_again = handler.withdraw().await.unwrap_or(true);
+                if !comes_again {
+                    return Err(unhealthy());
+                }
+            }
+            tokio::time::sleep(self.interval).await;
+        }
+    }
+
+    /// Looks again and again; what it finds.
+    async fn found_while_waiting(&self) -> Vec<Sick> {
+        loop {
+            tokio::time::sleep(self.interval).await;
+            let sick = self.checks.look().await;
+            if !sick.is_empty() {
+                return sick;
+            }
+        }
+    }
+
+    /// Whether the nodes that have met are to find out if they can reach each other, and how long that may take.
+    #[must_use]
+    pub fn looks_at_others(&self) -> Option<Duration> {
+        self.checks.among_nodes().then_some(self.limit)
+    }
+
+    /// What the nodes have found out of this one. It stays away until the next look.
+    pub fn found(&self, why: String) {
+        self.state().found = Some(Sick::new(&Check::Port, why));
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
