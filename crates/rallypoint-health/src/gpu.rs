@@ -12,6 +12,7 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::sys_exports::field_id::{NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_DEV_REMAPPED_PENDING};
 use nvml_wrapper::{Device, Nvml};
+use rallypoint_core::text::are;
 
 /// Xid errors of a program's making: a kernel that reads where it may not, a process that was killed. NVIDIA's own device
 /// plugin passes over the same ones.
@@ -76,7 +77,7 @@ impl Gpus {
         let least = wanted.unwrap_or(first).max(1);
         if count < least {
             let before = if wanted.is_none() && first > 0 { " that were there at first" } else { "" };
-            return Err(format!("{count} GPUs are there, of {least}{before}"));
+            return Err(format!("{}, of {least}{before}", are(count as usize, "GPU", "there")));
         }
         let mut problems = Vec::new();
         for at in 0..count {
