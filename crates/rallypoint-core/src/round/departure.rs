@@ -271,5 +271,6 @@ fn still_closed(context: &Context<'_>, view: &View) -> Vec<Condition> {
 
 /// What only the members of a run had a use for, their places apart.
 fn leftovers(context: &Context<'_>) -> Vec<Op> {
-    vec![Op::DeletePrefix(context.keys.stores()), Op::Delete(context.keys.plan())]
+    let keys = context.keys;
+    vec![Op::DeletePrefix(keys.stores()), Op::DeletePrefix(keys.exclusions()), Op::Delete(keys.plan())]
 }

@@ -84,8 +84,12 @@ pub struct NodeRecord {
     pub seat: Option<Seat>,
     /// What it was started with.
     pub settings: RunSettings,
+    /// The name of the machine it runs on, by which it can be kept out of the run.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub host: String,
     /// Nodes of one rack are kept together by [`RankPolicy::Hint`](super::RankPolicy::Hint), and when they come together
-    /// by [`RankPolicy::Sticky`](super::RankPolicy::Sticky).
+    /// by [`RankPolicy::Sticky`](super::RankPolicy::Sticky). The segments of
+    /// [`RankPolicy::Segment`](super::RankPolicy::Segment) are of one rack each.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub rack: String,
     /// Its place among the others, for the same two.
@@ -324,6 +328,8 @@ pub enum Why {
     Left,
     /// It is there, and asks for a new round.
     Again,
+    /// It was excluded from the run.
+    Excluded,
     /// In a way that a later version knows.
     #[serde(other)]
     Other,
@@ -338,6 +344,7 @@ impl Why {
             Why::Replaced => "was replaced by another process of that name",
             Why::Left => "left",
             Why::Again => "asks for a new round",
+            Why::Excluded => "was excluded from the run",
             Why::Other => "is gone",
         }
     }
