@@ -104,9 +104,7 @@ impl CloseRun {
     pub fn poll(&self) -> CloseStep {
         CloseStep::Send(match (&self.stage, self.mark) {
             (Stage::Done(outcome), _) => return CloseStep::Done(outcome.clone()),
-            (Stage::Looking, _) => {
-                Request::Txn(Txn { then: self.looks(), ..Txn::default() })
-            }
+            (Stage::Looking, _) => Request::Txn(Txn { then: self.looks(), ..Txn::default() }),
             (Stage::Writing(found), Some(lease)) => {
                 let closed = self.closed(found);
                 let what = What::Closed { reason: self.reason.clone() };

@@ -200,7 +200,8 @@ impl ChangeExclusions {
         if let Some(cannot) = self.cannot(&record, &standing) {
             return Stage::Done(Ok(cannot));
         }
-        let replaced = standing.iter().filter(|entry| self.replaces(&entry.key) && entry.lease != record.lease);
+        let replaced =
+            standing.iter().filter(|entry| self.replaces(&entry.key) && entry.lease != record.lease);
         let replaced = replaced.map(|entry| entry.lease).collect();
         let found = Found { round, record, replaced };
         if self.time().is_some() && self.lease.is_none() {

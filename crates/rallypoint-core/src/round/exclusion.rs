@@ -79,7 +79,8 @@ impl Exclusion {
     /// One that is written at `at_ms`, for so long or for as long as the run lives.
     #[must_use]
     pub fn new(whom: Whom, reason: &str, by: &str, at_ms: u64, time: Option<Duration>) -> Self {
-        let until = |time: Duration| at_ms.saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+        let until =
+            |time: Duration| at_ms.saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
         Exclusion {
             version: RECORD_VERSION,
             whom,

@@ -255,8 +255,10 @@ impl Membership {
         // Or of one after it: then etcd has lost that, and the record is not of the group that there is.
         let of_this = |seat: &Seat| seat.plan == record.plan || seat.round > record.round;
         let member = self.seat.as_ref().is_some_and(of_this);
+        let joined = if standing { news.joined } else { news.joined.saturating_sub(news.spares) };
         let progress = NodeEvent::Progress {
-            joined: if standing { news.joined } else { news.joined.saturating_sub(news.spares) }.max(1),
+            joined: joined.max(1),
+            seatable: news.seatable,
             last_call: news.last_call_ms.map(Duration::from_millis),
             spare: standing && !member && news.spares > 0 && news.waiting == 0,
         };

@@ -61,6 +61,8 @@ pub enum NodeEvent {
     Progress {
         /// Nodes that are ready, as far as is known.
         joined: usize,
+        /// Of those, the ones that a round could have now, where only whole segments are seated.
+        seatable: Option<usize>,
         /// What is left of the last call.
         last_call: Option<Duration>,
         /// There are more nodes than places.

@@ -292,6 +292,9 @@ pub struct News {
     /// Nodes that are ready for the next round, at the time of writing.
     #[serde(default)]
     pub joined: usize,
+    /// Of those, the ones that a round could have now, where only whole segments are seated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seatable: Option<usize>,
     /// What was left of the last call, at the time of writing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_call_ms: Option<u64>,

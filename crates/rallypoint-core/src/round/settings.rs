@@ -85,7 +85,8 @@ impl RunSettings {
         if self == theirs {
             return None;
         }
-        let size = |policy: RankPolicy| policy.segment_size().map_or_else(String::new, |size| size.to_string());
+        let size =
+            |policy: RankPolicy| policy.segment_size().map_or_else(String::new, |size| size.to_string());
         let values = |settings: &RunSettings| {
             let RunSettings { min_nodes, max_nodes, policy } = *settings;
             [min_nodes.to_string(), max_nodes.to_string(), policy.to_string(), size(policy)]
@@ -136,13 +137,8 @@ enum PolicyName {
 }
 
 impl PolicyName {
-    const ALL: [PolicyName; 5] = [
-        PolicyName::Sticky,
-        PolicyName::Arrival,
-        PolicyName::Address,
-        PolicyName::Hint,
-        PolicyName::Segment,
-    ];
+    const ALL: [PolicyName; 5] =
+        [PolicyName::Sticky, PolicyName::Arrival, PolicyName::Address, PolicyName::Hint, PolicyName::Segment];
 
     fn word(self) -> &'static str {
         match self {

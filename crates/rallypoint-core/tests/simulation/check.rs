@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use rallypoint_core::round::{
-    Entry, Event, Exclusion, Joined, Keys, MasterRecord, NodeEvent, NodeRecord, RankPolicy, RankRecord, RoundRecord,
-    RunSettings, Wants,
+    Entry, Event, Exclusion, Joined, Keys, MasterRecord, NodeEvent, NodeRecord, RankPolicy, RankRecord,
+    RoundRecord, RunSettings, Wants,
 };
 
 use crate::etcd::{self, Etcd};

@@ -361,8 +361,8 @@ fn the_places_of_many_dead_are_gone_after_one_round() {
             run_ttl: second(600),
             closed_ttl: second(600),
             places: &[PLACES_PER_REQUEST],
-        racks: None,
-        when_excluded: &[WhenExcluded::End],
+            racks: None,
+            when_excluded: &[WhenExcluded::End],
         },
         Weather::default(),
     );

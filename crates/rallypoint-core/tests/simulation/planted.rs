@@ -186,7 +186,8 @@ impl Planted {
                     if let Op::Put { key, value, .. } = op
                         && *key == format!("{RUN}group/round")
                     {
-                        let mut round: RoundRecord = serde_json::from_str(value).expect("a round can be read");
+                        let mut round: RoundRecord =
+                            serde_json::from_str(value).expect("a round can be read");
                         round.news.waiting += round.news.spares;
                         *value = serde_json::to_string(&round).expect("a round can be written");
                     }

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use rallypoint_core::round::{Change, Lost, PLACES_PER_REQUEST, RankPolicy, Refusal, RunSettings, WhenExcluded, Why};
+use rallypoint_core::round::{
+    Change, Lost, PLACES_PER_REQUEST, RankPolicy, Refusal, RunSettings, WhenExcluded, Why,
+};
 
 use crate::check::Violation;
 use crate::faults::Loss;

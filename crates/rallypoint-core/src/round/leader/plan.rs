@@ -277,8 +277,8 @@ impl Planner {
             self.last_call = None;
             return;
         }
-        let all_here =
-            outstanding == 0 && (survivors > 0 || seatable >= settings.max_nodes || roster.has_a_whole_group());
+        let all_here = outstanding == 0
+            && (survivors > 0 || seatable >= settings.max_nodes || roster.has_a_whole_group());
         let last_call = *self.last_call.get_or_insert(context.now + context.config.last_call);
         // Of whom it is not known whether he died, it will be soon.
         let over = last_call <= context.now && !roster.is_unsure();

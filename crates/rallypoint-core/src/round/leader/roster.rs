@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use self::member::Fate;
-use self::racks::Racks;
 pub(super) use self::member::{Asked, Member};
+use self::racks::Racks;
 use super::super::etcd::Entry;
 use super::super::exclusion::Exclusions;
 use super::super::record::{Lost, NAMED_LOSSES, News, NodeRecord, Wants, Why, parse};
@@ -566,6 +566,7 @@ impl Roster {
             waiting,
             spares,
             joined: self.joined(),
+            seatable: self.segments.as_ref().map(|_| self.seatable()),
             last_call_ms: None,
         }
     }

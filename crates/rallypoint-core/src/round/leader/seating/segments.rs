@@ -24,8 +24,7 @@ pub(super) fn seats<'a>(size: usize, most: usize, candidates: Vec<Candidate<'a>>
     for node in candidates.into_iter().filter(|node| !node.rack.is_empty()) {
         racks.entry(node.rack).or_default().push(node);
     }
-    let mut segments: Vec<Segment<'a>> =
-        racks.into_values().flat_map(|nodes| of_rack(size, nodes)).collect();
+    let mut segments: Vec<Segment<'a>> = racks.into_values().flat_map(|nodes| of_rack(size, nodes)).collect();
     // Two racks can claim one segment: a node may have come back elsewhere.
     segments.sort_by_key(|segment| (segment.last.is_none(), segment.last, segment.arrived));
     segments.truncate(most / size);
