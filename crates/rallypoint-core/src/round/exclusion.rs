@@ -14,13 +14,15 @@ use serde::{Deserialize, Serialize};
 use super::etcd::Entry;
 use super::keys::Keys;
 use super::record::{RECORD_VERSION, json, number, parse};
-use crate::text::{brief, plain};
+use crate::text::{brief, count, list, plain};
 use crate::time::rfc3339;
 
 /// So many can be kept out at a time: each node that comes reads them all.
 pub const MOST_EXCLUSIONS: usize = 128;
 /// Reasons are cut to so many letters.
 const LONGEST_REASON: usize = 200;
+/// So many are named in one line.
+const NAMED: usize = 4;
 
 /// Who is kept out.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -118,6 +120,22 @@ pub fn until(until_ms: Option<u64>) -> String {
     }
 }
 
+/// Who is kept out, in one line: `1 node and 1 host are kept out: node a (its disk is full), host b (maintenance)`. None
+/// where nobody is.
+#[must_use]
+pub fn kept_out(exclusions: &[Exclusion]) -> Option<String> {
+    let nodes = exclusions.iter().filter(|exclusion| matches!(exclusion.whom, Whom::Node(_))).count();
+    let kinds = [(nodes, "node"), (exclusions.len() - nodes, "host")];
+    let kinds = kinds.into_iter().filter(|(number, _)| *number > 0);
+    let kinds: Vec<String> = kinds.map(|(number, kind)| count(number, kind)).collect();
+    let mut names: Vec<String> = exclusions.iter().take(NAMED).map(Exclusion::in_short).collect();
+    if exclusions.len() > NAMED {
+        names.push("...".to_owned());
+    }
+    let are = if exclusions.len() == 1 { "is" } else { "are" };
+    (!exclusions.is_empty()).then(|| format!("{} {are} kept out: {}", list(&kinds), names.join(", ")))
+}
+
 /// All who are kept out, as far as a node knows.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Exclusions {
@@ -210,6 +228,18 @@ mod tests {
         for (value, lease) in [(text.as_str(), 0), (r#"{"rack":"r"}"#, 7), ("moon", 7)] {
             assert_eq!(super::exclusion(&entry(value, lease)), None, "{value}");
         }
+    }
+
+    #[test]
+    fn who_is_kept_out_is_said_in_one_line() {
+        let of = |whom| Exclusion::new(whom, "so", "", 0, None);
+        let node = |name: &str| of(Whom::Node(name.to_owned()));
+        assert_eq!(kept_out(&[]), None);
+        assert_eq!(kept_out(&[node("a")]).as_deref(), Some("1 node is kept out: node a (so)"));
+        let both = kept_out(&[node("a"), of(Whom::Host("h".to_owned()))]);
+        assert_eq!(both.as_deref(), Some("1 node and 1 host are kept out: node a (so), host h (so)"));
+        let many: Vec<Exclusion> = (0..9).map(|name: i32| node(&name.to_string())).collect();
+        assert!(kept_out(&many).is_some_and(|text| text.ends_with("node 3 (so), ...")));
     }
 
     #[test]

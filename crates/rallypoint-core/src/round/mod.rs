@@ -42,7 +42,7 @@ pub use event::{
     EventRecord, Failed, Formed, GROUP_EVENTS, NAMED_MEMBERS, NAMED_NEWCOMERS, NODE_EVENTS, Newcomer, What,
 };
 pub use exclude::{ChangeExclusions, ExclusionAuthor, ExclusionChange, ExclusionOutcome, ExclusionStep};
-pub use exclusion::{Exclusion, MOST_EXCLUSIONS, Whom, until};
+pub use exclusion::{Exclusion, MOST_EXCLUSIONS, Whom, kept_out, until};
 pub use keys::Keys;
 pub use node::Node;
 pub use output::{Change, CloseOutcome, Joined, NodeEvent, Output, Refusal, WatchId};

@@ -228,10 +228,12 @@ impl Roster {
     }
 
     fn class(&self, id: &str) -> Class {
+        if self.is_kept_out(id) { Class::None } else { self.class_if_let_in(id) }
+    }
+
+    /// What it is, or would be if it were not kept out.
+    fn class_if_let_in(&self, id: &str) -> Class {
         let (member, node) = (self.members.get(id), self.nodes.get(id));
-        if self.is_kept_out(id) {
-            return Class::None;
-        }
         let joins =
             |node: &Present| node.record.wants == Wants::Join && node.record.settings == self.settings;
         match (member, node) {
