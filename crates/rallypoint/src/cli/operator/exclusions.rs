@@ -139,7 +139,8 @@ pub(crate) async fn exclude(options: &Exclude) -> Result<u8, Problem> {
         None => "for as long as the run lives".to_owned(),
     };
     // It is done, whoever reads.
-    let _ = writeln!(std::io::stdout(), "{whom} is excluded from run {run}, {until}: {}", plain(&options.reason));
+    let _ =
+        writeln!(std::io::stdout(), "{whom} is excluded from run {run}, {until}: {}", plain(&options.reason));
     if let Some(note) = nobody_there(&client, &options.run, &whom).await {
         let _ = writeln!(std::io::stderr(), "note: {note}");
     }
@@ -189,11 +190,15 @@ fn check(run: &str, outcome: ExclusionOutcome) -> Result<(), Problem> {
         }
         ExclusionOutcome::TooMany => Err(Problem::new(
             NODE,
-            format!("{MOST_EXCLUSIONS} are excluded from run {run:?} already; let some in with `rallypoint include`"),
+            format!(
+                "{MOST_EXCLUSIONS} are excluded from run {run:?} already; let some in with `rallypoint include`"
+            ),
         )),
         // An operator needs no place in the run.
         ExclusionOutcome::NotExcluded | ExclusionOutcome::NotAMember => {
-            let text = format!("nobody by that name is excluded from run {run:?}; `rallypoint excluded` shows who is");
+            let text = format!(
+                "nobody by that name is excluded from run {run:?}; `rallypoint excluded` shows who is"
+            );
             Err(Problem::new(super::NO_RUN, text))
         }
     }
@@ -212,14 +217,7 @@ fn show(run: &str, excluded: &[Exclusion]) -> String {
         };
         let by = if exclusion.by.is_empty() { "an operator" } else { &exclusion.by };
         let until = exclusion.until_ms.map_or_else(|| "the run's end".to_owned(), moment);
-        rows.push(vec![
-            node,
-            host,
-            until,
-            moment(exclusion.at_ms),
-            by.to_owned(),
-            exclusion.reason.clone(),
-        ]);
+        rows.push(vec![node, host, until, moment(exclusion.at_ms), by.to_owned(), exclusion.reason.clone()]);
     }
     table(&rows)
 }

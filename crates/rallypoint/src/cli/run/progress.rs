@@ -169,7 +169,9 @@ fn describe_wait(progress: &Progress, left: Option<Duration>) -> String {
     }
     if progress.spare {
         return match progress.segment_size {
-            Some(size) => format!("standing by as a spare: only whole segments of {size} of one rack are seated"),
+            Some(size) => {
+                format!("standing by as a spare: only whole segments of {size} of one rack are seated")
+            }
             None => format!("standing by as a spare: the group has its {}", count(max_nodes, "node")),
         };
     }
