@@ -325,7 +325,7 @@ fn describe(status: &RunStatus, hidden: usize, now: u64) -> String {
             // It had asked for the next round, or a later version knows more.
             Why::Again | Why::Other => "gone",
         };
-        text.push_str(&format!("{what}     node {} ({})\n", lost.rank, plain(&lost.node)));
+        text.push_str(&format!("{what:<8} node {} ({})\n", lost.rank, plain(&lost.node)));
     }
     if let Some(kept_out) = kept_out(&status.excluded) {
         text.push_str(&format!("excluded {kept_out}\n"));
