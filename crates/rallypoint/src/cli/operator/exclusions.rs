@@ -28,7 +28,8 @@ const SHORTEST: Duration = Duration::from_secs(2);
 /// `--rdzv-conf when_excluded=wait`. Only runs of the backend rallypoint have a place for this.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  rallypoint exclude job42 --node gpu-17-10.0.0.17 --reason 'GPU 3 is broken' --endpoint etcd1:2379\n  rallypoint exclude job42 --host gpu-17 --reason maintenance --for 2h --endpoint etcd1:2379\n\nExit codes: 0 excluded, 1 there is no such run, 2 wrong usage, 4 no etcd at the endpoint, 5 the run is closed, 6 too many are excluded already."
+    override_usage = "rallypoint exclude [OPTIONS] --node <NAME> --reason <TEXT> <RUN>\n       rallypoint exclude [OPTIONS] --host <HOST> --reason <TEXT> <RUN>",
+    after_help = "Examples:\n  rallypoint exclude job42 --node gpu-17-10.0.0.17 --reason 'GPU 3 is broken'\n  rallypoint exclude job42 --host gpu-17 --reason maintenance --for 2h\n\nExit codes: 0 excluded, 1 there is no such run, 2 wrong usage, 4 no etcd at the endpoint, 5 the run is closed, 6 too many are excluded already."
 )]
 pub(crate) struct Exclude {
     /// The run, by its --rdzv-id.
@@ -90,7 +91,9 @@ pub(crate) struct Include {
     connection: Connection,
 }
 
-/// Show who is kept out of a run: why, by whom, since when and until when.
+/// Show who is kept out of a run, and why.
+///
+/// It says who has excluded them, since when, and until when.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example: rallypoint excluded job42 --endpoint etcd1:2379\n\nExit codes: 0 shown, 1 there is no such run, 2 wrong usage, 4 no etcd at the endpoint."
