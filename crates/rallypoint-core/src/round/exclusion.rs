@@ -139,7 +139,8 @@ pub fn kept_out(exclusions: &[Exclusion]) -> Option<String> {
 /// All who are kept out, as far as a node knows.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Exclusions {
-    by_key: BTreeMap<String, Exclusion>,
+    /// Each with the lease that it hangs on.
+    by_key: BTreeMap<String, (Exclusion, i64)>,
     /// The revision that all of it was read at, in one look.
     read: i64,
     /// The last revision that is known of.
@@ -155,7 +156,7 @@ impl Exclusions {
             return;
         }
         let found = entries.iter().filter_map(|entry| Some((entry.key.clone(), exclusion(entry)?)));
-        let found: BTreeMap<String, Exclusion> = found.collect();
+        let found: BTreeMap<String, (Exclusion, i64)> = found.collect();
         (self.read, self.last) = (revision, revision);
         if found != self.by_key {
             self.by_key = found;
@@ -187,7 +188,12 @@ impl Exclusions {
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &Exclusion> {
-        self.by_key.values()
+        self.by_key.values().map(|(exclusion, _)| exclusion)
+    }
+
+    /// What they hang on.
+    pub(super) fn leases(&self) -> impl Iterator<Item = i64> {
+        self.by_key.values().map(|(_, lease)| *lease)
     }
 
     /// Why a node of this name on that machine is kept out, if it is.
@@ -198,8 +204,8 @@ impl Exclusions {
 
 /// What is not written as we do keeps nobody out. What hangs on no lease was written by somebody who is no operator of
 /// ours, and would stay for ever.
-fn exclusion(entry: &Entry) -> Option<Exclusion> {
-    parse(entry).ok().filter(|_| entry.lease != 0)
+fn exclusion(entry: &Entry) -> Option<(Exclusion, i64)> {
+    Some((parse(entry).ok().filter(|_| entry.lease != 0)?, entry.lease))
 }
 
 #[cfg(test)]
@@ -222,9 +228,9 @@ mod tests {
             mod_revision: 1,
             lease,
         };
-        assert_eq!(super::exclusion(&entry(&text, 7)), Some(exclusion));
+        assert_eq!(super::exclusion(&entry(&text, 7)), Some((exclusion, 7)));
         let later = super::exclusion(&entry(r#"{"node":"a","colour":"red"}"#, 7));
-        assert_eq!(later.map(|it| it.whom), Some(Whom::Node("a".to_owned())));
+        assert_eq!(later.map(|(it, _)| it.whom), Some(Whom::Node("a".to_owned())));
         for (value, lease) in [(text.as_str(), 0), (r#"{"rack":"r"}"#, 7), ("moon", 7)] {
             assert_eq!(super::exclusion(&entry(value, lease)), None, "{value}");
         }

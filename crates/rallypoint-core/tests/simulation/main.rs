@@ -93,6 +93,8 @@ fn seeds_that_once_failed_keep_the_promises() {
         2_103_744_363,
         2_300_717_878,
         2_301_834_882,
+        chaos::CHOOSY + 2_711_333_812,
+        chaos::CHOOSY + 2_711_344_741,
     ];
     for seed in seeds {
         let lived = chaos::live(seed, Planted::None, false);

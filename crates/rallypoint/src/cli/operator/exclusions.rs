@@ -41,7 +41,7 @@ pub(crate) struct Exclude {
     #[arg(long, env = "RALLYPOINT_REASON", value_name = "TEXT", value_parser = in_words)]
     reason: String,
     /// For how long: seconds, or a number with s, m, h or d, up to 30d. Without it, for as long as the run lives.
-    #[arg(long = "for", env = "RALLYPOINT_FOR", value_name = "TIME", value_parser = time)]
+    #[arg(long = "for", env = "RALLYPOINT_EXCLUDE_FOR", value_name = "TIME", value_parser = time)]
     time: Option<Duration>,
     #[command(flatten)]
     connection: Connection,
@@ -52,10 +52,10 @@ pub(crate) struct Exclude {
 #[group(required = true, multiple = false)]
 struct OneOf {
     /// The node, by its name in the run: `rallypoint status RUN` shows it.
-    #[arg(long, env = "RALLYPOINT_NODE", value_name = "NAME", value_parser = a_name)]
+    #[arg(long, env = "RALLYPOINT_EXCLUDE_NODE", value_name = "NAME", value_parser = a_name)]
     node: Option<String>,
     /// Every node on this host, by what `hostname` says there.
-    #[arg(long, env = "RALLYPOINT_HOST", value_name = "HOST", value_parser = a_name)]
+    #[arg(long, env = "RALLYPOINT_EXCLUDE_HOST", value_name = "HOST", value_parser = a_name)]
     host: Option<String>,
 }
 
@@ -79,13 +79,13 @@ pub(crate) struct Include {
     #[arg(value_name = "RUN")]
     run: String,
     /// The node, by the name it was excluded by.
-    #[arg(long, env = "RALLYPOINT_NODE", value_name = "NAME", value_parser = a_name)]
+    #[arg(long, env = "RALLYPOINT_INCLUDE_NODE", value_name = "NAME", value_parser = a_name)]
     node: Option<String>,
     /// The host, by the name it was excluded by.
-    #[arg(long, env = "RALLYPOINT_HOST", value_name = "HOST", value_parser = a_name)]
+    #[arg(long, env = "RALLYPOINT_INCLUDE_HOST", value_name = "HOST", value_parser = a_name)]
     host: Option<String>,
     /// Everybody who is kept out.
-    #[arg(long)]
+    #[arg(long, env = "RALLYPOINT_INCLUDE_ALL", value_parser = yes_or_no)]
     all: bool,
     #[command(flatten)]
     connection: Connection,
@@ -162,6 +162,10 @@ async fn nobody_there(client: &Client, run: &str, whom: &Whom) -> Option<String>
 /// The exit code of `rallypoint include`.
 pub(crate) async fn include(options: &Include) -> Result<u8, Problem> {
     let whom = OneOf { node: options.node.clone(), host: options.host.clone() }.whom();
+    // The variable may say no.
+    if whom.is_none() && !options.all {
+        return Err(Problem::usage("give --node, --host or --all"));
+    }
     let client = connect(&options.run, &options.connection).await?;
     let outcome = native::include(&client, &options.run, whom.clone()).await;
     check(&options.run, outcome.map_err(|error| failed(&error))?)?;
