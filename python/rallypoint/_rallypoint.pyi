@@ -30,7 +30,9 @@ class _RendezvousOptions(TypedDict, total=False):
     lease_timeout: _Time | None
     run_timeout: _Time | None
     closed_timeout: _Time | None
-    rank_policy: Literal["sticky", "arrival", "address", "hint"] | None
+    rank_policy: Literal["sticky", "arrival", "address", "hint", "segment"] | None
+    segment_size: int | None
+    when_excluded: Literal["end", "wait"] | None
     rank_hint: str | int | None
     rack: str | None
     node_id: str | None
@@ -280,9 +282,11 @@ class GroupChange:
         "waiting",
         "died",
         "member_replaced",
+        "member_kept_out",
         "left",
         "closed",
         "excluded",
+        "kept_out",
         "replaced",
         "state_lost",
         "corrupt",

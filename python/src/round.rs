@@ -100,8 +100,9 @@ pub(crate) struct GroupChange(pub(crate) Change);
 #[pymethods]
 impl GroupChange {
     /// str: What happened: "waiting" (nodes wait to get in), "died", "left" (a member left, or asks for a new round),
-    /// "member_replaced" (another process has a member's name), "closed" (the run is over), "excluded" (the others went on
-    /// without this node), "replaced" (another process has this node's name), "state_lost" (etcd has lost data) or "corrupt"
+    /// "member_replaced" (another process has a member's name), "member_kept_out" (a member was excluded from the run),
+    /// "closed" (the run is over), "excluded" (the others went on without this node), "kept_out" (this node was excluded from
+    /// the run), "replaced" (another process has this node's name), "state_lost" (etcd has lost data) or "corrupt"
     /// (somebody else has written over the run's record).
     #[getter]
     fn kind(&self) -> &'static str {
@@ -109,9 +110,11 @@ impl GroupChange {
             Change::Waiting { .. } => "waiting",
             Change::Died { .. } => "died",
             Change::MemberReplaced { .. } => "member_replaced",
+            Change::MemberKeptOut { .. } => "member_kept_out",
             Change::Left { .. } => "left",
             Change::Closed { .. } => "closed",
             Change::Excluded => "excluded",
+            Change::KeptOut { .. } => "kept_out",
             Change::Replaced { .. } => "replaced",
             Change::StateLost => "state_lost",
             Change::Corrupt { .. } => "corrupt",
@@ -119,13 +122,14 @@ impl GroupChange {
         }
     }
 
-    /// str | None: The name of the member that died, left or was replaced.
+    /// str | None: The name of the member that died, left, was replaced or excluded.
     #[getter]
     fn node(&self) -> Option<&str> {
         match &self.0 {
-            Change::Died { node, .. } | Change::MemberReplaced { node, .. } | Change::Left { node, .. } => {
-                Some(node.as_str()).filter(|node| !node.is_empty())
-            }
+            Change::Died { node, .. }
+            | Change::MemberReplaced { node, .. }
+            | Change::MemberKeptOut { node, .. }
+            | Change::Left { node, .. } => Some(node.as_str()).filter(|node| !node.is_empty()),
             _ => None,
         }
     }
@@ -134,18 +138,19 @@ impl GroupChange {
     #[getter]
     fn rank(&self) -> Option<usize> {
         match &self.0 {
-            Change::Died { rank, .. } | Change::MemberReplaced { rank, .. } | Change::Left { rank, .. } => {
-                *rank
-            }
+            Change::Died { rank, .. }
+            | Change::MemberReplaced { rank, .. }
+            | Change::MemberKeptOut { rank, .. }
+            | Change::Left { rank, .. } => *rank,
             _ => None,
         }
     }
 
-    /// str | None: Why the run was closed, in the words of who closed it.
+    /// str | None: Why the run was closed, or this node excluded, in the words of who did.
     #[getter]
     fn reason(&self) -> Option<&str> {
         match &self.0 {
-            Change::Closed { reason } => Some(reason),
+            Change::Closed { reason } | Change::KeptOut { reason, .. } => Some(reason),
             _ => None,
         }
     }

@@ -143,6 +143,7 @@ impl Cause {
             Cause::Group(GroupChange::Died { .. }) => "node_died",
             Cause::Group(GroupChange::Left { .. }) => "node_left",
             Cause::Group(GroupChange::MemberReplaced { .. }) => "node_replaced",
+            Cause::Group(GroupChange::MemberKeptOut { .. } | GroupChange::KeptOut { .. }) => "node_excluded",
             Cause::Group(GroupChange::Waiting { .. }) => "node_waiting",
             Cause::Group(_) => "other",
             Cause::CutOff(_) => "cut_off",

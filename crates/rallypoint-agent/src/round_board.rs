@@ -207,6 +207,7 @@ impl RoundBoard {
             // Who finished and went then is counted already.
             let (GroupChange::Died { rank, .. }
             | GroupChange::Left { rank, .. }
+            | GroupChange::MemberKeptOut { rank, .. }
             | GroupChange::MemberReplaced { rank, .. }) = lost
             else {
                 continue;

@@ -24,6 +24,7 @@ impl Reason {
         let is_named = |change: &&GroupChange| match change {
             GroupChange::Died { rank, .. }
             | GroupChange::MemberReplaced { rank, .. }
+            | GroupChange::MemberKeptOut { rank, .. }
             | GroupChange::Left { rank, .. } => rank.is_some() && *rank == self.leaver,
             _ => false,
         };
@@ -54,18 +55,26 @@ pub fn gone(lost: &[GroupChange]) -> Option<String> {
 pub(crate) fn losses(lost: &[&GroupChange], gone: usize) -> Option<String> {
     let mut died = Vec::new();
     let mut replaced = Vec::new();
+    let mut kept_out = Vec::new();
     let mut left = Vec::new();
     for change in lost {
         match change {
             GroupChange::Died { node, rank } => died.push(who(node, *rank)),
             GroupChange::MemberReplaced { node, rank } => replaced.push(who(node, *rank)),
+            GroupChange::MemberKeptOut { node, rank } => kept_out.push(who(node, *rank)),
             GroupChange::Left { node, rank } => left.push(who(node, *rank)),
             _ => {}
         }
     }
-    let named = died.len() + replaced.len() + left.len();
+    let named = died.len() + replaced.len() + kept_out.len() + left.len();
     let mut parts = Vec::new();
-    for (who, what) in [(died, "died"), (replaced, "replaced by another process"), (left, "left")] {
+    let ways = [
+        (died, "died"),
+        (replaced, "replaced by another process"),
+        (kept_out, "excluded from the run"),
+        (left, "left"),
+    ];
+    for (who, what) in ways {
         if !who.is_empty() {
             parts.push(format!("{} {what}", list(&who)));
         }
@@ -89,6 +98,10 @@ pub fn change(change: &GroupChange) -> String {
         GroupChange::MemberReplaced { node, rank } => {
             format!("{} was replaced: another process has its name now", who(node, *rank))
         }
+        GroupChange::MemberKeptOut { node, rank } => {
+            format!("{} was excluded from the run", who(node, *rank))
+        }
+        GroupChange::KeptOut { reason, .. } => format!("this node is excluded from the run: {reason}"),
         // The record that all share has no room for who wrote it.
         GroupChange::Left { node, rank: None } if node.is_empty() => "a node asks for a new round".to_owned(),
         GroupChange::Left { node, rank } => format!("{} left or asks for a new round", who(node, *rank)),

@@ -231,6 +231,7 @@ fn words(seen: &Seen) -> BTreeMap<&'static str, String> {
         ("left", "has left".to_owned()),
         ("replaced", "was replaced".to_owned()),
         ("again", "asked for a new round".to_owned()),
+        ("excluded", "excluded from the run".to_owned()),
         ("gone", "gone".to_owned()),
     ])
 }

@@ -59,7 +59,7 @@ impl Phase {
 }
 
 /// Why a member is there no more.
-const WHY: [&str; 3] = ["died", "left", "replaced"];
+const WHY: [&str; 4] = ["died", "left", "replaced", "excluded"];
 /// How a call for a round can end.
 const OUTCOMES: [&str; 2] = ["joined", "failed"];
 

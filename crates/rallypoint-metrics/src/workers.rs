@@ -13,12 +13,13 @@ const STATES: [&str; 4] = ["running", "succeeded", "failed", "terminated"];
 /// How a worker can end.
 const ENDS: [&str; 3] = ["succeeded", "failed", "terminated"];
 /// Why workers are started again.
-const CAUSES: [&str; 8] = [
+const CAUSES: [&str; 9] = [
     "worker_failed",
     "other_node_failed",
     "node_died",
     "node_left",
     "node_replaced",
+    "node_excluded",
     "node_waiting",
     "cut_off",
     "other",

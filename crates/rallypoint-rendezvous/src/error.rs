@@ -1,10 +1,11 @@
 //! What can go wrong, by kind, with the causes.
 
 use std::error::Error as StdError;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rallypoint_core::Endpoints;
 use rallypoint_core::text::{are, plain};
+use rallypoint_core::time::millis;
 use thiserror::Error;
 
 use crate::parameters::ParameterError;
@@ -92,6 +93,16 @@ pub enum RendezvousError {
         /// Where the other process is.
         by: String,
     },
+    /// This node is kept out of the run.
+    #[error("run {run_id:?}: this node is excluded from the run, {}{}", until_then(*.until), because(.reason))]
+    Excluded {
+        /// The run.
+        run_id: String,
+        /// Why, in the words of who excluded it.
+        reason: String,
+        /// Until about when; none for as long as the run lives.
+        until: Option<SystemTime>,
+    },
     /// This node was told to leave while it waited.
     #[error("run {run_id:?}: this node leaves the rendezvous")]
     GracefulExit {
@@ -140,6 +151,10 @@ fn not_met(needed: usize, here: usize, after: Duration) -> String {
     } else {
         format!("no round within {after} s, though {there} and that is enough")
     }
+}
+
+fn until_then(until: Option<SystemTime>) -> String {
+    rallypoint_core::round::until(until.map(millis))
 }
 
 fn because(reason: &str) -> String {

@@ -1,11 +1,11 @@
 //! What every backend does, and what a node gets from it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
-pub use rallypoint_core::round::CloseOutcome;
 use rallypoint_core::round::EventRecord;
+pub use rallypoint_core::round::{CloseOutcome, Exclusion, ExclusionOutcome, Whom};
 use rallypoint_metrics::Metrics;
 use rallypoint_store::Store;
 use rallypoint_traces::Round;
@@ -110,6 +110,10 @@ pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
     /// Keeps an event of this node with the run, for operators. It is done as well as it can be: an etcd that does not take it
     /// now is not waited for. Nothing is kept where the backend has no place for it, or before the first round.
     async fn record(&self, event: &EventRecord);
+
+    /// Keeps a node or a machine out of the run, for so long or for as long as the run lives: this node itself, or as a member
+    /// of the last round, any other. It ends the round of a member; who is kept out is told, and the others meet again.
+    async fn exclude(&self, whom: Whom, reason: &str, time: Option<Duration>) -> Result<ExclusionOutcome>;
 
     /// How far `next_rendezvous` has come.
     fn progress(&self) -> watch::Receiver<Progress>;
@@ -252,8 +256,22 @@ pub enum GroupChange {
         /// Why, in the words of who closed it.
         reason: String,
     },
+    /// A member was excluded from the run.
+    MemberKeptOut {
+        /// Its name.
+        node: String,
+        /// Its place, where that is known.
+        rank: Option<usize>,
+    },
     /// This node lost its place: the others went on without it.
     Excluded,
+    /// This node was excluded from the run: there is no round for it until it is let in again.
+    KeptOut {
+        /// Why, in the words of who did.
+        reason: String,
+        /// Until about when; none for as long as the run lives.
+        until: Option<SystemTime>,
+    },
     /// Another process has this node's name now, and with it its place. There is no way back for this one.
     Replaced {
         /// Where that one is.
@@ -275,7 +293,10 @@ impl GroupChange {
     pub fn is_a_loss(&self) -> bool {
         matches!(
             self,
-            GroupChange::Died { .. } | GroupChange::MemberReplaced { .. } | GroupChange::Left { .. }
+            GroupChange::Died { .. }
+                | GroupChange::MemberReplaced { .. }
+                | GroupChange::MemberKeptOut { .. }
+                | GroupChange::Left { .. }
         )
     }
 }
@@ -292,8 +313,21 @@ pub struct Progress {
     pub min_nodes: usize,
     /// Nodes that a round takes.
     pub max_nodes: usize,
+    /// Of those, the ones that a round could have now, where only whole segments are seated.
+    pub seatable: Option<usize>,
+    /// The nodes of a segment, where only whole ones are seated.
+    pub segment_size: Option<usize>,
     /// What is left of the last call, once enough nodes are there.
     pub last_call: Option<Duration>,
-    /// The group is full: this node stands by as a spare.
+    /// The group is full, or this node is kept out: it stands by as a spare.
     pub spare: bool,
+    /// Why this node itself is kept out, while it waits to be let in again.
+    pub kept_out: Option<Exclusion>,
+    /// All who are kept out of the run, as far as this node knows.
+    pub exclusions: Vec<Exclusion>,
+}
+
+/// A moment in milliseconds since 1970.
+pub(crate) fn moment(at_ms: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(at_ms)
 }

@@ -50,8 +50,8 @@ pub use barrier::EtcdBarrier;
 pub use connecting::connect_within;
 pub use error::{RendezvousError, Result};
 pub use handler::{
-    Census, CloseOutcome, Contact, FINISHED, GroupChange, Master, Member, NODE_FINISHED, Progress,
-    Rendezvous, RendezvousHandler, Standing, is_finish,
+    Census, CloseOutcome, Contact, Exclusion, ExclusionOutcome, FINISHED, GroupChange, Master, Member,
+    NODE_FINISHED, Progress, Rendezvous, RendezvousHandler, Standing, Whom, is_finish,
 };
 pub use observe::{send_traces, serve_metrics};
 pub use parameters::{ParameterError, RendezvousParameters};

@@ -20,7 +20,8 @@ use tracing::{info, warn};
 use self::seen::{Seen, Way};
 use crate::error::Result;
 use crate::handler::{
-    Census, CloseOutcome, Contact, GroupChange, Member, Progress, Rendezvous, RendezvousHandler, Standing,
+    Census, CloseOutcome, Contact, ExclusionOutcome, GroupChange, Member, Progress, Rendezvous,
+    RendezvousHandler, Standing, Whom,
 };
 use crate::parameters::{ParameterError, RendezvousParameters};
 
@@ -305,6 +306,10 @@ impl RendezvousHandler for Observed {
 
     async fn record(&self, event: &EventRecord) {
         self.inner.record(event).await;
+    }
+
+    async fn exclude(&self, whom: Whom, reason: &str, time: Option<Duration>) -> Result<ExclusionOutcome> {
+        self.inner.exclude(whom, reason, time).await
     }
 
     fn progress(&self) -> watch::Receiver<Progress> {

@@ -168,3 +168,69 @@ fn a_run_that_is_not_there_and_a_file_that_cannot_be_written_are_told_of() {
         ended.text()
     );
 }
+
+/// Three nodes, two of which work: one that works is excluded, ends and says why; the spare takes its place; who waits it out
+/// is let in again.
+#[test]
+fn who_is_excluded_says_so_and_a_spare_takes_its_place() {
+    let etcd = Etcd::start(Version::V35);
+    let endpoint = etcd.endpoint();
+    let command = |args: &[&str]| {
+        let args = [args, &["--endpoint", &endpoint]].concat();
+        let output = Command::new(RALLYPOINT).args(args).output().unwrap();
+        let text = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+        (output.status.code(), text)
+    };
+    let node = |name: &str, more: &str| {
+        let conf = format!("lease_timeout=20,node_id={name}{more}");
+        let meet = ["--nnodes", "2", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint, "--rdzv-conf", &conf];
+        Launcher::start(&[&meet[..], &["--no-python", "sh", "-c", "echo at work; sleep 600"]].concat())
+    };
+    let (code, text) = command(&["exclude", "job", "--node", "b", "--reason", "so"]);
+    assert_eq!(code, Some(1), "there is no run yet: {text}");
+    let (mut a, mut b) = (node("a", ""), node("b", ""));
+    a.wait_for("at work");
+    b.wait_for("at work");
+    let mut spare = node("c", "");
+    spare.wait_for("standing by");
+
+    let (code, text) =
+        command(&["exclude", "job", "--node", "b", "--reason", "GPU 3 is broken", "--for", "1h"]);
+    assert_eq!(code, Some(0), "{text}");
+    let ended = b.ended().expect(7);
+    let told = "this node is excluded from the run, until about ";
+    assert_eq!(ended.with(told).len(), 1, "{}", ended.text());
+    assert!(
+        ended.text().contains("GPU 3 is broken; `rallypoint include` lets it in again"),
+        "{}",
+        ended.text()
+    );
+    spare.wait_for("at work");
+    a.wait_for("(b) was excluded from the run; meeting again");
+    // Who comes again is told at once, or waits.
+    assert!(node("b", "").ended().expect(7).text().contains(told));
+    let mut waits = node("b", ",when_excluded=wait");
+    waits.wait_for("waiting to be let in again");
+    let (_, text) = command(&["status", "job", "--filter", "state=excluded"]);
+    assert!(text.contains("excluded 1 node is kept out: node b (GPU 3 is broken)"), "{text}");
+    assert!(text.contains("-     b     excluded"), "{text}");
+    let (code, text) = command(&["excluded", "job"]);
+    assert!(code == Some(0) && text.contains("an operator  GPU 3 is broken"), "{text}");
+
+    let (code, text) = command(&["include", "job", "--all"]);
+    assert!(code == Some(0) && text.contains("everybody may join run job again"), "{text}");
+    waits.wait_for("standing by as a spare");
+    let (code, text) = command(&["include", "job", "--node", "b"]);
+    assert!(code == Some(1) && text.contains("nobody by that name is excluded"), "{text}");
+    let (_, text) = command(&["events", "job"]);
+    for told in ["an operator excluded node b from the run, until about", "an operator let all in again"] {
+        assert!(text.contains(told), "{text}");
+    }
+    let (code, text) = command(&["close", "job", "--reason", "enough"]);
+    assert_eq!(code, Some(0), "{text}");
+    for node in [a, spare, waits] {
+        node.ended().expect(5);
+    }
+    let (code, text) = command(&["exclude", "job", "--host", "h", "--reason", "so"]);
+    assert_eq!(code, Some(5), "{text}");
+}

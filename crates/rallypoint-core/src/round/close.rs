@@ -104,9 +104,7 @@ impl CloseRun {
     pub fn poll(&self) -> CloseStep {
         CloseStep::Send(match (&self.stage, self.mark) {
             (Stage::Done(outcome), _) => return CloseStep::Done(outcome.clone()),
-            (Stage::Looking, _) => {
-                Request::Txn(Txn { then: vec![Op::Get(self.keys.round())], ..Txn::default() })
-            }
+            (Stage::Looking, _) => Request::Txn(Txn { then: self.looks(), ..Txn::default() }),
             (Stage::Writing(found), Some(lease)) => {
                 let closed = self.closed(found);
                 let what = What::Closed { reason: self.reason.clone() };
@@ -115,11 +113,15 @@ impl CloseRun {
                     event.put(&self.keys, closed.events.saturating_sub(1), lease),
                     Op::Put { key: self.keys.round(), value: json(&closed), lease },
                 ];
-                let otherwise = vec![Op::Get(self.keys.round())];
-                Request::Txn(Txn { when: found.when.clone(), then, otherwise })
+                Request::Txn(Txn { when: found.when.clone(), then, otherwise: self.looks() })
             }
             (Stage::Granting(_) | Stage::Writing(_), _) => Request::Grant(self.mark_ttl),
         })
+    }
+
+    /// The record, and who is kept out: a leader that sees the one must know of the other.
+    fn looks(&self) -> Vec<Op> {
+        vec![Op::Get(self.keys.round()), Op::Range(self.keys.exclusions())]
     }
 
     /// What was found may be of another history: looks again before anything is written.

@@ -72,7 +72,10 @@ impl Closing {
                 (Some((record, lease)), _) if reply.held => {
                     view.wrote_round(reply.revision, record, lease);
                 }
-                (_, Some(OpReply::Got(entry))) => view.see_round(reply.revision, entry.as_ref()),
+                (_, Some(OpReply::Got(entry))) => {
+                    view.see_round(reply.revision, entry.as_ref());
+                    view.see_exclusions(reply.revision, reply.results.get(1).cloned());
+                }
                 _ => {}
             }
         }

@@ -238,11 +238,16 @@ impl Departure {
         None
     }
 
-    /// The run's lease ends by itself. Its past hangs on it, and can be looked at for as long as that of another run.
+    /// The run's lease ends by itself. Its past hangs on it, and can be looked at for as long as that of another run. Those of
+    /// exclusions may last for long, and nothing hangs on them any more.
     fn swept(&mut self, context: &mut Context<'_>, view: &View) {
         self.nothing_left_but_the_lease();
-        if let Some(lease) = view.known().map(|known| known.record.lease).filter(|lease| *lease != 0) {
+        let run = view.known().map(|known| known.record.lease).filter(|lease| *lease != 0);
+        if let Some(lease) = run {
             context.out.request(Task::Forgotten, Request::Renew(lease));
+        }
+        for lease in view.exclusions().leases().filter(|lease| Some(*lease) != run) {
+            context.out.request(Task::Forgotten, Request::Revoke(lease));
         }
     }
 
@@ -271,5 +276,6 @@ fn still_closed(context: &Context<'_>, view: &View) -> Vec<Condition> {
 
 /// What only the members of a run had a use for, their places apart.
 fn leftovers(context: &Context<'_>) -> Vec<Op> {
-    vec![Op::DeletePrefix(context.keys.stores()), Op::Delete(context.keys.plan())]
+    let keys = context.keys;
+    vec![Op::DeletePrefix(keys.stores()), Op::DeletePrefix(keys.exclusions()), Op::Delete(keys.plan())]
 }

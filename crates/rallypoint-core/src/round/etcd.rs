@@ -117,6 +117,8 @@ pub enum Op {
     },
     /// Reads a key.
     Get(String),
+    /// Reads all keys that begin with this. For those of which there are few.
+    Range(String),
     /// Deletes a key.
     Delete(String),
     /// Deletes all keys that begin with this.
@@ -143,6 +145,8 @@ pub enum OpReply {
     Done,
     /// What [`Op::Get`] found.
     Got(Option<Entry>),
+    /// What [`Op::Range`] found, sorted.
+    Found(Vec<Entry>),
     /// What became of the transaction within.
     Txn(TxnReply),
 }

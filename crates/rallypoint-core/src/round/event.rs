@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::context::Context;
 use super::etcd::Op;
+use super::exclusion::Whom;
 use super::keys::Keys;
 use super::record::{Lost, MasterRecord, RECORD_VERSION, RoundRecord, json, number};
 use crate::text::brief;
@@ -99,6 +100,23 @@ pub enum What {
     Closed {
         /// Why, in the words of who closed it.
         reason: String,
+    },
+    /// Somebody is kept out of the run.
+    Excluded {
+        /// Who.
+        #[serde(flatten)]
+        whom: Whom,
+        /// Why, in words.
+        reason: String,
+        /// Until about when, in milliseconds since 1970; none for as long as the run lives.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        until_ms: Option<u64>,
+    },
+    /// Somebody who was kept out may come again.
+    Included {
+        /// Who; none for all.
+        #[serde(flatten)]
+        whom: Option<Whom>,
     },
     /// This node is in a round. Only a node's own log has it.
     Joined {

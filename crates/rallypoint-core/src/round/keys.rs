@@ -1,6 +1,7 @@
 //! The names of a run's keys.
 
 use super::event::{GROUP_EVENTS, NODE_EVENTS};
+use super::exclusion::Whom;
 
 /// The keys of one run.
 #[derive(Debug, Clone)]
@@ -21,7 +22,7 @@ impl Keys {
         &self.run
     }
 
-    /// Beginning of the two keys that every node watches.
+    /// Beginning of the keys that every node watches.
     #[must_use]
     pub fn group(&self) -> String {
         format!("{}group/", self.run)
@@ -37,6 +38,21 @@ impl Keys {
     #[must_use]
     pub fn round(&self) -> String {
         format!("{}group/round", self.run)
+    }
+
+    /// Beginning of the keys that tell who is kept out.
+    #[must_use]
+    pub fn exclusions(&self) -> String {
+        format!("{}group/excluded/", self.run)
+    }
+
+    /// That whoever is meant is kept out; there for as long as that is so.
+    #[must_use]
+    pub fn exclusion(&self, whom: &Whom) -> String {
+        match whom {
+            Whom::Node(name) => format!("{}node/{name}", self.exclusions()),
+            Whom::Host(name) => format!("{}host/{name}", self.exclusions()),
+        }
     }
 
     /// Beginning of the keys of all nodes.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::output::{Change, Joined, NodeEvent, Refusal};
 use super::record::{NodeRecord, RECORD_VERSION, RankRecord, RoundRecord, Seat, Wants, Why};
-use super::settings::NodeConfig;
+use super::settings::{NodeConfig, WhenExcluded};
 use super::view::{RoundKey, View};
 
 #[derive(Debug)]
@@ -141,6 +141,7 @@ impl Membership {
             round: self.after,
             seat: self.seat.clone(),
             settings: config.settings,
+            host: config.host.clone(),
             rack: config.rack.clone(),
             hint: config.hint.clone(),
             about: config.about.clone(),
@@ -177,7 +178,7 @@ impl Membership {
             Goal::Out | Goal::Leaving { .. } => None,
             Goal::Joining { port } => self.decide_joining(config, view, port, unanswered),
             Goal::Working => {
-                let change = self.change(view).filter(|change| self.told.as_ref() != Some(change))?;
+                let change = self.change(config, view).filter(|change| self.told.as_ref() != Some(change))?;
                 // Whoever knows that the run is over need not hear that its record is gone too.
                 if matches!(self.told, Some(Change::Closed(_))) {
                     return None;
@@ -203,8 +204,11 @@ impl Membership {
         port: u16,
         unanswered: bool,
     ) -> Option<Verdict> {
+        let kept_out = view.kept_out(config);
+        let ends = kept_out.filter(|_| config.when_excluded == WhenExcluded::End).cloned();
         let record = match view.round() {
-            RoundKey::Unknown | RoundKey::Missing => return None,
+            RoundKey::Unknown => return None,
+            RoundKey::Missing => return ends.and_then(|exclusion| self.refuse(Refusal::Excluded(exclusion))),
             RoundKey::Corrupt(corrupt) => return self.refuse(Refusal::Corrupt(corrupt.clone())),
             RoundKey::Known(known) => &known.record,
         };
@@ -217,13 +221,17 @@ impl Membership {
         {
             return self.refuse(Refusal::Mismatch { setting, ours, theirs });
         }
+        if let Some(exclusion) = ends {
+            return self.refuse(Refusal::Excluded(exclusion));
+        }
         if let Some(place) = view.place() {
             let ours = place.record.incarnation == config.incarnation;
             if ours && place.record.left {
                 // It was in that round, whether it knew or not, and has left it.
                 self.after = self.after.max(place.record.round);
             } else if ours {
-                if let Some(joined) = self.sit(config, record, &place.record, port) {
+                let joined = self.sit(config, record, &place.record, port, kept_out.is_some());
+                if let Some(joined) = joined {
                     return Some(Verdict::Joined(joined));
                 }
             } else if unanswered && place.modified > self.foreign_place {
@@ -234,7 +242,11 @@ impl Membership {
             }
         }
         let news = &record.news;
-        if news.joined == 0 {
+        if let Some(exclusion) = kept_out {
+            return self.progress(NodeEvent::KeptOut(exclusion.clone()));
+        }
+        let let_in = matches!(self.progress, Some(NodeEvent::KeptOut(_)));
+        if news.joined == 0 && !let_in {
             // Nothing was told yet of the next round, or of the first: this node, which is there, has not been counted.
             return None;
         }
@@ -243,11 +255,18 @@ impl Membership {
         // Or of one after it: then etcd has lost that, and the record is not of the group that there is.
         let of_this = |seat: &Seat| seat.plan == record.plan || seat.round > record.round;
         let member = self.seat.as_ref().is_some_and(of_this);
+        let joined = if standing { news.joined } else { news.joined.saturating_sub(news.spares) };
         let progress = NodeEvent::Progress {
-            joined: if standing { news.joined } else { news.joined.saturating_sub(news.spares).max(1) },
+            joined: joined.max(1),
+            seatable: news.seatable,
             last_call: news.last_call_ms.map(Duration::from_millis),
             spare: standing && !member && news.spares > 0 && news.waiting == 0,
         };
+        self.progress(progress)
+    }
+
+    /// How far the wait is, if that was not told before.
+    fn progress(&mut self, progress: NodeEvent) -> Option<Verdict> {
         if self.progress.as_ref() == Some(&progress) {
             return None;
         }
@@ -262,6 +281,7 @@ impl Membership {
         record: &RoundRecord,
         place: &RankRecord,
         port: u16,
+        kept_out: bool,
     ) -> Option<Joined> {
         if place.plan != record.plan || place.round != record.round {
             // A place in a round that is over already: this node was a member and has missed it. It asks again.
@@ -276,7 +296,7 @@ impl Membership {
         self.after = round;
         self.seat = Some(Seat { round, plan: plan.clone(), rank, world_size });
         let elsewhere = rank == 0 && (&master.address, master.port) != (&config.address, port);
-        if elsewhere || record.news.lost.iter().any(|lost| lost.node == config.id) {
+        if elsewhere || kept_out || record.news.lost.iter().any(|lost| lost.node == config.id) {
             // Planned with what this node said before, and the others cannot meet there, or do not count on it any
             // more: it asks again.
             return None;
@@ -293,7 +313,7 @@ impl Membership {
     }
 
     /// What a member at work should know of its round.
-    fn change(&self, view: &View) -> Option<Change> {
+    fn change(&self, config: &NodeConfig, view: &View) -> Option<Change> {
         let seat = self.seat.as_ref()?;
         let record = match view.round() {
             RoundKey::Unknown => return None,
@@ -304,6 +324,9 @@ impl Membership {
         if let Some(reason) = &record.closed {
             return Some(Change::Closed(reason.clone()));
         }
+        if let Some(exclusion) = view.kept_out(config) {
+            return Some(Change::KeptOut(exclusion.clone()));
+        }
         if record.plan != seat.plan {
             let later = record.has_round() && record.round > seat.round;
             return Some(if later { Change::Excluded } else { Change::StateLost });
@@ -313,6 +336,7 @@ impl Membership {
             return Some(match lost.why {
                 Why::Died => Change::Died { node, rank },
                 Why::Replaced => Change::MemberReplaced { node, rank },
+                Why::Excluded => Change::MemberKeptOut { node, rank },
                 Why::Left | Why::Again | Why::Other => Change::Left { node, rank },
             });
         }

@@ -9,9 +9,9 @@
 //! - `view`: what is known of the group. `membership`: what this node wants, and what follows from what it sees.
 //! - `presence`: the node's own lease and key. `election`: who leads. `departure`: how a node goes.
 //! - `leader`: what the one node does that plans the rounds.
-//! - `close`: how a run is closed, by a member or an operator.
+//! - `close`: how a run is closed, by a member or an operator. `exclude`: how somebody is kept out of it, or let in again.
 //! - `silence`: what may be concluded from a key that is gone. `context`: the way out, and what waits for an answer.
-//! - `record`, `event`, `keys`: what stands in etcd. `etcd`: the few words of etcd that the machine speaks.
+//! - `record`, `event`, `exclusion`, `keys`: what stands in etcd. `etcd`: the few words of etcd that the machine speaks.
 //! - `settings`: what a run and a node are started with. `output`: what a node wants done, and what it has to tell.
 
 mod close;
@@ -21,6 +21,8 @@ mod departure;
 mod election;
 mod etcd;
 mod event;
+mod exclude;
+mod exclusion;
 mod keys;
 mod leader;
 mod membership;
@@ -39,6 +41,8 @@ pub use etcd::{
 pub use event::{
     EventRecord, Failed, Formed, GROUP_EVENTS, NAMED_MEMBERS, NAMED_NEWCOMERS, NODE_EVENTS, Newcomer, What,
 };
+pub use exclude::{ChangeExclusions, ExclusionAuthor, ExclusionChange, ExclusionOutcome, ExclusionStep};
+pub use exclusion::{Exclusion, MOST_EXCLUSIONS, Whom, kept_out, until};
 pub use keys::Keys;
 pub use node::Node;
 pub use output::{Change, CloseOutcome, Joined, NodeEvent, Output, Refusal, WatchId};
@@ -48,5 +52,5 @@ pub use record::{
 };
 pub use settings::{
     DEFAULT_CLOSED_TTL, DEFAULT_LAST_CALL, DEFAULT_LEASE, DEFAULT_RUN_TTL, LONGEST_DEFAULT_LEASE, NodeConfig,
-    PLACES_PER_REQUEST, RankPolicy, RunSettings, SHORTEST_LEASE, default_lease,
+    PLACES_PER_REQUEST, RankPolicy, RunSettings, SHORTEST_LEASE, WhenExcluded, default_lease,
 };

@@ -8,6 +8,7 @@ use super::context::{Answered, Context, Outbox, Retry, Task};
 use super::departure::{Departure, Standing};
 use super::election::{Campaigned, Election, Vacancy};
 use super::etcd::{Failure, Reply, Update};
+use super::exclusion::Exclusion;
 use super::keys::Keys;
 use super::leader::{Leader, Word};
 use super::membership::{Goal, Membership, Verdict};
@@ -245,6 +246,11 @@ impl Node {
     #[must_use]
     pub fn news(&self) -> Option<&News> {
         self.view.known().map(|known| &known.record.news)
+    }
+
+    /// All who are kept out of the run, as far as this node knows.
+    pub fn exclusions(&self) -> impl Iterator<Item = &Exclusion> {
+        self.view.exclusions().all()
     }
 
     /// The lease that was kept is gone.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::etcd::{Request, Watched};
+use super::exclusion::Exclusion;
 use super::record::{Corrupt, Lost};
 
 /// What whoever drives a [`Node`](super::Node) has to do.
@@ -41,7 +42,7 @@ pub enum Output {
 /// The watches of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum WatchId {
-    /// The two keys of the group.
+    /// The keys of the group.
     Group,
     /// This node's place.
     Rank,
@@ -60,11 +61,15 @@ pub enum NodeEvent {
     Progress {
         /// Nodes that are ready, as far as is known.
         joined: usize,
+        /// Of those, the ones that a round could have now, where only whole segments are seated.
+        seatable: Option<usize>,
         /// What is left of the last call.
         last_call: Option<Duration>,
         /// There are more nodes than places.
         spare: bool,
     },
+    /// This node is kept out, and waits until it is let in again.
+    KeptOut(Exclusion),
     /// There will be no round for this node.
     Refused(Refusal),
     /// What became of [`Node::close`](super::Node::close).
@@ -131,8 +136,17 @@ pub enum Change {
         /// The place it had.
         rank: usize,
     },
+    /// A member was excluded from the run.
+    MemberKeptOut {
+        /// Its name.
+        node: String,
+        /// The place it had.
+        rank: usize,
+    },
     /// The others went on without this node.
     Excluded,
+    /// This node was excluded from the run: there is no round for it until it is let in again.
+    KeptOut(Exclusion),
     /// The run is over.
     Closed(String),
     /// Another process has this node's name now, and with it its seat.
@@ -167,4 +181,6 @@ pub enum Refusal {
     },
     /// What stands in etcd cannot be read.
     Corrupt(Corrupt),
+    /// This node is kept out of the run.
+    Excluded(Exclusion),
 }

@@ -13,7 +13,7 @@ use super::context::{Context, Retry, Task};
 use super::etcd::{Condition, Entry, Failure, Op, OpReply, Reply, Request, Txn, TxnReply};
 use super::output::{Output, Refusal};
 use super::record::{NodeRecord, RoundRecord, json, parse};
-use super::view::{Sight, got};
+use super::view::{Sight, found, got};
 
 /// How many earlier processes of its name a node tells that they were replaced.
 const EVICTIONS: usize = 8;
@@ -173,7 +173,7 @@ impl Presence {
     }
 
     /// One request to join, whatever is there: the node's key, the leader's where there is none, and a look at the
-    /// round and at this node's place: an earlier try may have got through, and been planned with.
+    /// round, at this node's place, as an earlier try may have got through, and been planned with, and at who is kept out.
     fn registration(&self, context: &Context<'_>, lease: i64, record: &NodeRecord) -> Request {
         let keys = context.keys;
         let own = keys.node(&context.config.id);
@@ -193,6 +193,7 @@ impl Presence {
             Op::Txn(lead),
             Op::Get(keys.round()),
             Op::Get(keys.rank(&context.config.id)),
+            Op::Range(keys.exclusions()),
         ];
         Request::Txn(Txn { when: vec![when], then, otherwise: vec![Op::Get(own), Op::Get(keys.round())] })
     }
@@ -402,5 +403,6 @@ fn registration_saw(reply: TxnReply, lease: i64) -> Sight {
     };
     let mut next = || results.next().and_then(got);
     let (round, place) = (next(), next());
-    Sight { revision, leader, round, place, own: None }
+    let exclusions = found(results.next());
+    Sight { revision, leader, round, place, exclusions, own: None }
 }

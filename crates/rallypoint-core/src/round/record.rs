@@ -84,8 +84,12 @@ pub struct NodeRecord {
     pub seat: Option<Seat>,
     /// What it was started with.
     pub settings: RunSettings,
+    /// The name of the machine it runs on, by which it can be kept out of the run.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub host: String,
     /// Nodes of one rack are kept together by [`RankPolicy::Hint`](super::RankPolicy::Hint), and when they come together
-    /// by [`RankPolicy::Sticky`](super::RankPolicy::Sticky).
+    /// by [`RankPolicy::Sticky`](super::RankPolicy::Sticky). The segments of
+    /// [`RankPolicy::Segment`](super::RankPolicy::Segment) are of one rack each.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub rack: String,
     /// Its place among the others, for the same two.
@@ -288,6 +292,9 @@ pub struct News {
     /// Nodes that are ready for the next round, at the time of writing.
     #[serde(default)]
     pub joined: usize,
+    /// Of those, the ones that a round could have now, where only whole segments are seated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seatable: Option<usize>,
     /// What was left of the last call, at the time of writing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_call_ms: Option<u64>,
@@ -324,6 +331,8 @@ pub enum Why {
     Left,
     /// It is there, and asks for a new round.
     Again,
+    /// It was excluded from the run.
+    Excluded,
     /// In a way that a later version knows.
     #[serde(other)]
     Other,
@@ -338,6 +347,7 @@ impl Why {
             Why::Replaced => "was replaced by another process of that name",
             Why::Left => "left",
             Why::Again => "asks for a new round",
+            Why::Excluded => "was excluded from the run",
             Why::Other => "is gone",
         }
     }

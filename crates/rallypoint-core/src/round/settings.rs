@@ -1,6 +1,7 @@
 //! What a run and a node are started with. The defaults live here and nowhere else.
 
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -35,14 +36,46 @@ pub fn default_lease(max_nodes: usize) -> Duration {
 
 /// What all nodes of a run must agree on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "WrittenSettings", into = "WrittenSettings")]
 pub struct RunSettings {
     /// Nodes that a round needs.
     pub min_nodes: usize,
     /// Nodes that a round takes.
     pub max_nodes: usize,
     /// Who gets which rank.
-    #[serde(default)]
     pub policy: RankPolicy,
+}
+
+/// The settings as records have them: an earlier version reads a policy that it does not know as such, and the rest.
+#[derive(Serialize, Deserialize)]
+struct WrittenSettings {
+    min_nodes: usize,
+    max_nodes: usize,
+    #[serde(default)]
+    policy: PolicyName,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    segment_size: Option<NonZeroUsize>,
+}
+
+impl From<WrittenSettings> for RunSettings {
+    fn from(written: WrittenSettings) -> Self {
+        let policy = match (written.policy, written.segment_size) {
+            (PolicyName::Sticky, _) => RankPolicy::Sticky,
+            (PolicyName::Arrival, _) => RankPolicy::Arrival,
+            (PolicyName::Address, _) => RankPolicy::Address,
+            (PolicyName::Hint, _) => RankPolicy::Hint,
+            (PolicyName::Segment, Some(size)) => RankPolicy::Segment { size },
+            (PolicyName::Segment, None) | (PolicyName::Other, _) => RankPolicy::Other,
+        };
+        RunSettings { min_nodes: written.min_nodes, max_nodes: written.max_nodes, policy }
+    }
+}
+
+impl From<RunSettings> for WrittenSettings {
+    fn from(settings: RunSettings) -> Self {
+        let RunSettings { min_nodes, max_nodes, policy } = settings;
+        WrittenSettings { min_nodes, max_nodes, policy: policy.name(), segment_size: policy.segment_size() }
+    }
 }
 
 impl RunSettings {
@@ -52,10 +85,13 @@ impl RunSettings {
         if self == theirs {
             return None;
         }
+        let size =
+            |policy: RankPolicy| policy.segment_size().map_or_else(String::new, |size| size.to_string());
         let values = |settings: &RunSettings| {
-            [settings.min_nodes.to_string(), settings.max_nodes.to_string(), settings.policy.to_string()]
+            let RunSettings { min_nodes, max_nodes, policy } = *settings;
+            [min_nodes.to_string(), max_nodes.to_string(), policy.to_string(), size(policy)]
         };
-        ["min_nodes", "max_nodes", "rank_policy"]
+        ["min_nodes", "max_nodes", "rank_policy", "segment_size"]
             .into_iter()
             .zip(values(self).into_iter().zip(values(theirs)))
             .find(|(_, (ours, theirs))| ours != theirs)
@@ -64,8 +100,7 @@ impl RunSettings {
 }
 
 /// Who gets which rank.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RankPolicy {
     /// Members keep their ranks from round to round; others fill the holes by rack and hint, and without those in order
     /// of arrival.
@@ -77,30 +112,94 @@ pub enum RankPolicy {
     Address,
     /// Sorted by the nodes' hints, the nodes of one rack next to each other.
     Hint,
+    /// Only whole segments of so many nodes of one rack, next to each other; those that do not make one stand by.
+    /// Members keep their ranks as with [`Sticky`](RankPolicy::Sticky), where their segment can be filled up.
+    Segment {
+        /// The nodes of a segment.
+        size: NonZeroUsize,
+    },
     /// One that a later version knows. No node of this version can be started with it.
+    Other,
+}
+
+/// The policies as words.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum PolicyName {
+    #[default]
+    Sticky,
+    Arrival,
+    Address,
+    Hint,
+    Segment,
     #[serde(other)]
     Other,
 }
 
+impl PolicyName {
+    const ALL: [PolicyName; 5] =
+        [PolicyName::Sticky, PolicyName::Arrival, PolicyName::Address, PolicyName::Hint, PolicyName::Segment];
+
+    fn word(self) -> &'static str {
+        match self {
+            PolicyName::Sticky => "sticky",
+            PolicyName::Arrival => "arrival",
+            PolicyName::Address => "address",
+            PolicyName::Hint => "hint",
+            PolicyName::Segment => "segment",
+            PolicyName::Other => "one of a later version",
+        }
+    }
+}
+
 impl RankPolicy {
-    /// All that there are.
+    /// Those that are told by their name alone.
     pub const ALL: [RankPolicy; 4] =
         [RankPolicy::Sticky, RankPolicy::Arrival, RankPolicy::Address, RankPolicy::Hint];
 
-    fn name(self) -> &'static str {
+    fn name(self) -> PolicyName {
         match self {
-            RankPolicy::Sticky => "sticky",
-            RankPolicy::Arrival => "arrival",
-            RankPolicy::Address => "address",
-            RankPolicy::Hint => "hint",
-            RankPolicy::Other => "one of a later version",
+            RankPolicy::Sticky => PolicyName::Sticky,
+            RankPolicy::Arrival => PolicyName::Arrival,
+            RankPolicy::Address => PolicyName::Address,
+            RankPolicy::Hint => PolicyName::Hint,
+            RankPolicy::Segment { .. } => PolicyName::Segment,
+            RankPolicy::Other => PolicyName::Other,
+        }
+    }
+
+    /// The nodes of a segment, where only whole ones are seated.
+    #[must_use]
+    pub fn segment_size(self) -> Option<NonZeroUsize> {
+        if let RankPolicy::Segment { size } = self { Some(size) } else { None }
+    }
+
+    /// The policy of that name; `segment` has a size.
+    pub fn named(name: &str, segment_size: Option<NonZeroUsize>) -> Result<Self, String> {
+        let Some(name) = PolicyName::ALL.into_iter().find(|policy| policy.word() == name) else {
+            let names = PolicyName::ALL.map(PolicyName::word).join(", ");
+            return Err(format!("{name:?} is not a rank policy; there are: {names}"));
+        };
+        match (name, segment_size) {
+            (PolicyName::Segment, Some(size)) => Ok(RankPolicy::Segment { size }),
+            (PolicyName::Segment, None) => Err(
+                "the rank policy 'segment' needs 'segment_size', the nodes of one rack that are seated together"
+                    .to_owned(),
+            ),
+            (name, Some(_)) => Err(format!(
+                "'segment_size' is of the rank policy 'segment', and this one is '{}'",
+                name.word()
+            )),
+            (name, None) => {
+                Ok(RankPolicy::ALL.into_iter().find(|policy| policy.name() == name).unwrap_or_default())
+            }
         }
     }
 }
 
 impl fmt::Display for RankPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(self.name().word())
     }
 }
 
@@ -108,10 +207,29 @@ impl FromStr for RankPolicy {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        RankPolicy::ALL.into_iter().find(|policy| policy.name() == name).ok_or_else(|| {
-            let names = RankPolicy::ALL.map(RankPolicy::name).join(", ");
-            format!("{name:?} is not a rank policy; there are: {names}")
-        })
+        RankPolicy::named(name, None)
+    }
+}
+
+/// What a node does that is kept out of its run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum WhenExcluded {
+    /// It ends.
+    #[default]
+    End,
+    /// It waits until the exclusion is lifted or has expired, and then for a round.
+    Wait,
+}
+
+impl FromStr for WhenExcluded {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "end" => Ok(WhenExcluded::End),
+            "wait" => Ok(WhenExcluded::Wait),
+            _ => Err(format!("a node that is excluded can 'end' or 'wait', and not {name:?}")),
+        }
     }
 }
 
@@ -126,6 +244,8 @@ pub struct NodeConfig {
     pub incarnation: u64,
     /// Where others reach this node.
     pub address: String,
+    /// See [`NodeRecord::host`](super::NodeRecord::host).
+    pub host: String,
     /// See [`NodeRecord::rack`](super::NodeRecord::rack).
     pub rack: String,
     /// See [`NodeRecord::hint`](super::NodeRecord::hint).
@@ -138,6 +258,8 @@ pub struct NodeConfig {
     pub clock: Duration,
     /// What all nodes of the run must agree on.
     pub settings: RunSettings,
+    /// What this node does when it is kept out of the run.
+    pub when_excluded: WhenExcluded,
     /// See [`default_lease`].
     pub lease_ttl: Duration,
     /// See [`DEFAULT_RUN_TTL`].
@@ -176,12 +298,14 @@ impl NodeConfig {
             id: id.to_owned(),
             incarnation: 0,
             address: String::new(),
+            host: String::new(),
             rack: String::new(),
             hint: String::new(),
             about: String::new(),
             since: 0,
             clock: Duration::ZERO,
             settings,
+            when_excluded: WhenExcluded::default(),
             lease_ttl: default_lease(settings.max_nodes),
             run_ttl: DEFAULT_RUN_TTL,
             closed_ttl: DEFAULT_CLOSED_TTL,
@@ -200,5 +324,20 @@ mod tests {
         let leases =
             [1, 1_000, 1_001, 4_000, 10_000, 16_000, usize::MAX].map(|nodes| default_lease(nodes).as_secs());
         assert_eq!(leases, [5, 5, 6, 10, 20, 30, 30]);
+    }
+
+    #[test]
+    fn settings_are_read_by_earlier_versions_and_from_them() {
+        let size = NonZeroUsize::new(4).expect("4 is not 0");
+        let settings = RunSettings { min_nodes: 4, max_nodes: 8, policy: RankPolicy::Segment { size } };
+        let text = serde_json::to_string(&settings).unwrap_or_default();
+        assert_eq!(text, r#"{"min_nodes":4,"max_nodes":8,"policy":"segment","segment_size":4}"#);
+        assert_eq!(serde_json::from_str::<RunSettings>(&text).ok(), Some(settings));
+        let of = |text: &str| serde_json::from_str::<RunSettings>(text).ok().map(|settings| settings.policy);
+        assert_eq!(of(r#"{"min_nodes":1,"max_nodes":2}"#), Some(RankPolicy::Sticky));
+        assert_eq!(of(r#"{"min_nodes":1,"max_nodes":2,"policy":"moon"}"#), Some(RankPolicy::Other));
+        assert_eq!(of(r#"{"min_nodes":1,"max_nodes":2,"policy":"segment"}"#), Some(RankPolicy::Other));
+        let other = RunSettings { policy: RankPolicy::Segment { size: NonZeroUsize::MIN }, ..settings };
+        assert_eq!(settings.difference(&other), Some(("segment_size", "4".to_owned(), "1".to_owned())));
     }
 }

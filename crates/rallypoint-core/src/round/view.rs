@@ -1,4 +1,4 @@
-//! What a node knows of its group: who leads, which round there is, and its own place in it.
+//! What a node knows of its group: who leads, which round there is, who is kept out, and its own place.
 //!
 //! ```text
 //!           ask for both watches            both have begun          a look is answered
@@ -18,8 +18,10 @@ use std::time::Duration;
 
 use super::context::Context;
 use super::etcd::{Condition, Entry, Event, Op, OpReply, Request, Txn, TxnReply, Update, Watched};
+use super::exclusion::{Exclusion, Exclusions};
 use super::output::{Output, WatchId};
 use super::record::{Corrupt, RankRecord, RoundRecord, json, parse};
+use super::settings::NodeConfig;
 
 #[derive(Debug)]
 pub(super) struct View {
@@ -27,6 +29,7 @@ pub(super) struct View {
     leader: Fact<LeaderKey>,
     round: Fact<RoundKey>,
     place: Fact<Option<OwnRank>>,
+    exclusions: Exclusions,
     /// Which of the watches, of the group and of the place, etcd refuses.
     refused: [bool; 2],
     /// What etcd had of the run is gone, and nobody has taken note of it yet.
@@ -117,6 +120,7 @@ pub(super) struct Sight {
     pub(super) leader: Option<Entry>,
     pub(super) round: Option<Entry>,
     pub(super) place: Option<Entry>,
+    pub(super) exclusions: Vec<Entry>,
     /// This node's own key, where that was asked for.
     pub(super) own: Option<Entry>,
 }
@@ -128,6 +132,7 @@ impl View {
             leader: Fact::unknown(LeaderKey::Unknown),
             round: Fact::unknown(RoundKey::Unknown),
             place: Fact::unknown(None),
+            exclusions: Exclusions::default(),
             refused: [false; 2],
             lost: false,
             last_call: None,
@@ -155,6 +160,16 @@ impl View {
     /// This node's place, whoever it was written for.
     pub(super) fn place(&self) -> Option<&OwnRank> {
         self.place.value.as_ref()
+    }
+
+    /// All who are kept out of the run.
+    pub(super) fn exclusions(&self) -> &Exclusions {
+        &self.exclusions
+    }
+
+    /// Why this node is kept out of the run, if it is.
+    pub(super) fn kept_out(&self, config: &NodeConfig) -> Option<&Exclusion> {
+        self.exclusions.of(&config.id, &config.host)
     }
 
     /// Watches the group and this node's place, from now on.
@@ -284,6 +299,8 @@ impl View {
                 self.leader = Fact { as_of: revision, value: leader_of(entry.as_ref()) };
             } else if key == context.keys.round() && revision > self.round.as_of {
                 self.round_is(revision, round_of(entry.as_ref()));
+            } else if key.starts_with(&context.keys.exclusions()) {
+                self.exclusions.happened(revision, &key, entry.as_ref());
             }
         }
     }
@@ -299,6 +316,8 @@ impl View {
             self.leader = Fact { as_of, value: leader };
             self.round_is(as_of, round);
             self.place = Fact { as_of, value: place };
+            self.exclusions.forget_revisions();
+            self.exclusions.read(as_of, &sight.exclusions);
             for (watch, update) in kept_back {
                 self.follow(context, watch, update);
             }
@@ -306,6 +325,7 @@ impl View {
             self.leader.read(as_of, leader);
             self.see_round(as_of, sight.round.as_ref());
             self.place.read(as_of, place);
+            self.exclusions.read(as_of, &sight.exclusions);
         }
     }
 
@@ -323,6 +343,14 @@ impl View {
     pub(super) fn see_round(&mut self, revision: i64, round: Option<&Entry>) {
         if revision >= self.round.as_of {
             self.round_is(revision, round_of(round));
+        }
+    }
+
+    /// Who is kept out, as a request has seen it together with the round's record: a leader that knows of a record knows of
+    /// all exclusions that were written by then.
+    pub(super) fn see_exclusions(&mut self, revision: i64, found: Option<OpReply>) {
+        if let Some(OpReply::Found(entries)) = found {
+            self.exclusions.read(revision, &entries);
         }
     }
 
@@ -370,19 +398,26 @@ fn place_of(entry: Option<&Entry>) -> Option<OwnRank> {
 pub(super) fn look(context: &Context<'_>) -> Request {
     let id = &context.config.id;
     let keys = [context.keys.leader(), context.keys.round(), context.keys.rank(id), context.keys.node(id)];
-    Request::Txn(Txn { then: keys.into_iter().map(Op::Get).collect(), ..Txn::default() })
+    let exclusions = Op::Range(context.keys.exclusions());
+    let then = keys.into_iter().map(Op::Get).chain([exclusions]).collect();
+    Request::Txn(Txn { then, ..Txn::default() })
 }
 
 /// What a [`look`] saw.
-pub(super) fn looked(reply: TxnReply) -> Sight {
+pub(super) fn looked(mut reply: TxnReply) -> Sight {
+    let exclusions = found(reply.results.pop());
     let mut found = reply.results.into_iter().map(got);
     let mut next = || found.next().flatten();
     let (leader, round, place, own) = (next(), next(), next(), next());
-    Sight { revision: reply.revision, leader, round, place, own }
+    Sight { revision: reply.revision, leader, round, place, exclusions, own }
 }
 
 pub(super) fn got(result: OpReply) -> Option<Entry> {
     if let OpReply::Got(entry) = result { entry } else { None }
+}
+
+pub(super) fn found(result: Option<OpReply>) -> Vec<Entry> {
+    if let Some(OpReply::Found(entries)) = result { entries } else { Vec::new() }
 }
 
 #[cfg(test)]
@@ -405,7 +440,8 @@ mod tests {
         let entry = Entry { key, value, create_revision: 18, mod_revision: 18, lease: 1 };
         view.handle(context, WatchId::Group, Update::Events(vec![Event::Put(entry)]));
         view.handle(context, WatchId::Rank, Update::Snapshot { revision: 6, entries: Vec::new() });
-        view.see(context, &Sight { revision: 7, leader: None, round: None, place: None, own: None });
+        let (revision, exclusions) = (7, Vec::new());
+        view.see(context, &Sight { revision, leader: None, round: None, place: None, exclusions, own: None });
         assert!(matches!(view.round(), RoundKey::Missing), "{:?}", view.round());
     }
 }

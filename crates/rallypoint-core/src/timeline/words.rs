@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::endpoint::host_and_port;
-use crate::round::{EventRecord, Failed, Formed, Lost, What};
+use crate::round::{EventRecord, Failed, Formed, Lost, What, until};
 use crate::text::{brief, count, list, plain};
 
 /// So many of the new members are named.
@@ -24,11 +24,21 @@ pub(super) fn sentence(event: &EventRecord) -> String {
             format!("an operator closed the run: {}", plain(reason))
         }
         What::Closed { reason } => format!("{by} closed the run: {}", plain(reason)),
+        What::Excluded { whom, reason, until_ms } => {
+            let who = author(&by);
+            format!("{who} excluded {whom} from the run, {}: {}", until(*until_ms), plain(reason))
+        }
+        What::Included { whom: Some(whom) } => format!("{} let {whom} in again", author(&by)),
+        What::Included { whom: None } => format!("{} let all in again who were kept out", author(&by)),
         What::Joined { rank, world_size, waited_ms } => {
             format!("in round {round} as node {rank} of {world_size}, after {}", millis(*waited_ms))
         }
         What::Other => "something that a later version of Rallypoint knows".to_owned(),
     }
+}
+
+fn author(by: &str) -> &str {
+    if by.is_empty() { "an operator" } else { by }
 }
 
 fn of_round(round: u64, formed: &Formed) -> String {

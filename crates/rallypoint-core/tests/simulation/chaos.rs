@@ -1,14 +1,16 @@
 //! A random life of a run: what is drawn from a seed, and what goes wrong in it.
 
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use fastrand::Rng;
-use rallypoint_core::round::{PLACES_PER_REQUEST, RankPolicy, RunSettings};
+use rallypoint_core::round::{ExclusionChange, PLACES_PER_REQUEST, RankPolicy, RunSettings, WhenExcluded};
 
 use crate::check::Violation;
 use crate::etcd::MIN_TTL;
 use crate::faults::Loss;
-use crate::finale;
+use crate::finale::{self, LONGEST_EXCLUSION};
+use crate::keeper::whom;
 use crate::network::Weather;
 use crate::planted::Planted;
 use crate::process::{Crash, Phase};
@@ -54,7 +56,15 @@ pub(crate) enum Fault {
     LeaseEnded,
     /// Somebody who is no node has written at the leader's key.
     Scribble,
+    /// A node, or all of a machine, is kept out: for some seconds, or for good. Only in choosy worlds.
+    Exclude,
+    /// Somebody is let in again, or everybody. Only in choosy worlds.
+    Include,
 }
+
+/// From this seed on, worlds are choosy: some are kept out in them, or only whole segments are seated. What else happens in
+/// them is drawn as in the others.
+pub(crate) const CHOOSY: u64 = 1 << 40;
 
 const FAULTS: [Fault; 31] = [
     Fault::Crash,
@@ -102,12 +112,15 @@ pub(crate) struct Figures {
 /// Lives through the world of a seed.
 pub(crate) fn live(seed: u64, planted: Planted, traced: bool) -> Result<Figures, Violation> {
     let mut rng = Rng::with_seed(seed);
-    let mut world = draw(&mut rng, planted);
+    let mut world = draw(&mut rng, planted, seed >= CHOOSY);
     world.planted = planted;
     world.traced = traced;
     world.trace(|| format!("{:?}, {:?}", world.setup, world.weather));
     let names = rng.usize(1..=world.setup.settings.max_nodes + 2);
-    let faults = draw_faults(&mut rng, planted, world.setup.run_ttl);
+    let mut faults = draw_faults(&mut rng, planted, world.setup.run_ttl);
+    if seed >= CHOOSY && planted.faults().is_empty() && rng.u8(..4) > 0 {
+        faults.extend([Fault::Exclude, Fault::Include]);
+    }
     world.trace(|| format!("{names} names, faults: {faults:?}"));
 
     for name in 0..names {
@@ -132,7 +145,7 @@ pub(crate) fn live(seed: u64, planted: Planted, traced: bool) -> Result<Figures,
     })
 }
 
-fn draw(rng: &mut Rng, planted: Planted) -> World {
+fn draw(rng: &mut Rng, planted: Planted, choosy: bool) -> World {
     let max_nodes = if rng.u8(..10) == 0 { rng.usize(1..=24) } else { rng.usize(1..=7) };
     let min_nodes = if rng.bool() {
         rng.usize(1..=max_nodes)
@@ -149,7 +162,12 @@ fn draw(rng: &mut Rng, planted: Planted) -> World {
         // Longer than all that follows, so that whoever comes late can be told.
         closed_ttl: Duration::from_secs(300),
         places: &[2, 5, PLACES_PER_REQUEST],
+        racks: None,
+        when_excluded: &[WhenExcluded::End],
     };
+    if choosy {
+        choose(rng, &mut setup);
+    }
     let mut some = |most: f64| if rng.bool() { most * rng.f64() } else { 0.0 };
     let mut weather = Weather {
         slow: some(0.4),
@@ -166,6 +184,19 @@ fn draw(rng: &mut Rng, planted: Planted) -> World {
     let mut world = World::new(seed, setup, weather);
     world.lax = seed.is_multiple_of(4);
     world
+}
+
+/// Makes a world choosy.
+fn choose(rng: &mut Rng, setup: &mut Setup) {
+    setup.when_excluded = &[WhenExcluded::End, WhenExcluded::Wait];
+    if let Some(size) = NonZeroUsize::new(rng.usize(..5)) {
+        // Mostly there are more nodes than make whole segments, here and there.
+        let RunSettings { min_nodes, max_nodes, policy } = &mut setup.settings;
+        let whole = |nodes: usize| nodes.div_ceil(size.get()) * size.get();
+        (*min_nodes, *max_nodes) = (whole(*min_nodes), whole(*max_nodes));
+        *policy = RankPolicy::Segment { size };
+        setup.racks = Some(rng.usize(1..=3));
+    }
 }
 
 /// Each world has its own few kinds of faults, so that rare ones are not drowned by the others.
@@ -271,6 +302,18 @@ fn strike(world: &mut World, rng: &mut Rng, fault: Fault, names: usize) -> Resul
         }
         (Fault::LeaseEnded, Some(index)) => world.end_lease(index)?,
         (Fault::Scribble, _) if world.leader().is_some() => world.scribble(world.keys.leader())?,
+        (Fault::Exclude, _) => {
+            let id = format!("n{}", rng.usize(..names));
+            let time = Duration::from_secs(rng.u64(1..=LONGEST_EXCLUSION.as_secs()));
+            let who = whom(&id, rng.u8(..4) == 0);
+            let time = (rng.u8(..3) > 0).then_some(time);
+            world.keeper_changes(ExclusionChange::Exclude(who, format!("{id} is sick"), time));
+        }
+        (Fault::Include, _) if rng.u8(..3) == 0 => world.keeper_changes(ExclusionChange::IncludeAll),
+        (Fault::Include, _) => {
+            let who = whom(&format!("n{}", rng.usize(..names)), rng.u8(..4) == 0);
+            world.keeper_changes(ExclusionChange::Include(who));
+        }
         (Fault::Stall, Some(index)) => stall(world, rng, index),
         (Fault::StallLeader, _) => leader.into_iter().for_each(|index| stall(world, rng, index)),
         (Fault::Cut, Some(index)) => {

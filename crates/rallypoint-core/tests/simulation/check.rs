@@ -1,4 +1,4 @@
-//! The promises that hold in every execution, checked at every step: 1 to 5, and 12.
+//! The promises that hold in every execution, checked at every step: 1 to 5, 12, 13 and 15.
 //!
 //! What etcd holds is checked when it is written, and what the nodes report is checked against it.
 
@@ -6,11 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use rallypoint_core::round::{
-    Entry, Event, Joined, Keys, MasterRecord, NodeEvent, NodeRecord, RankPolicy, RankRecord, RoundRecord,
-    RunSettings, Wants,
+    Entry, Event, Exclusion, Joined, Keys, MasterRecord, NodeEvent, NodeRecord, RankPolicy, RankRecord,
+    RoundRecord, RunSettings, Wants,
 };
 
 use crate::etcd::{self, Etcd};
+use crate::keeper::{host_of, keeps_out, rack_of};
 use crate::process::Process;
 use crate::timeline;
 
@@ -89,6 +90,10 @@ pub(crate) struct Check {
     left_before: BTreeSet<String>,
     /// Rounds completed.
     pub(crate) commits: u64,
+    /// Everybody who was ever kept out.
+    pub(crate) exclusions: Vec<Exclusion>,
+    /// The racks that nodes are in, where they are told by their names.
+    racks: Option<usize>,
 }
 
 /// A completed round.
@@ -104,7 +109,7 @@ pub(crate) struct Committed {
 }
 
 impl Check {
-    pub(crate) fn new(run: &str, settings: RunSettings) -> Self {
+    pub(crate) fn new(run: &str, settings: RunSettings, racks: Option<usize>) -> Self {
         Check {
             keys: Keys::new(run),
             settings,
@@ -127,6 +132,8 @@ impl Check {
             left: BTreeSet::new(),
             left_before: BTreeSet::new(),
             commits: 0,
+            exclusions: Vec::new(),
+            racks,
         }
     }
 
@@ -174,6 +181,11 @@ impl Check {
         self.owners.get(id).is_some_and(|owners| owners.iter().any(|owner| *owner != incarnation))
     }
 
+    /// Whether a node of this name was ever kept out.
+    pub(crate) fn was_kept_out(&self, id: &str) -> bool {
+        self.exclusions.iter().any(|exclusion| exclusion.whom.is(id, &host_of(id)))
+    }
+
     /// Whether a process is a member of the last round.
     pub(crate) fn is_member(&self, process: &Process) -> bool {
         let who = (process.id.clone(), process.incarnation);
@@ -215,6 +227,8 @@ impl Check {
                         self.written(etcd, entry)?;
                     } else if entry.key.starts_with(&self.keys.nodes()) {
                         self.node_written(entry)?;
+                    } else if entry.key.starts_with(&self.keys.exclusions()) {
+                        self.exclusions.push(parse(entry)?);
                     }
                 }
                 Event::Delete { key, .. } if *key == self.keys.round() => {
@@ -381,6 +395,14 @@ impl Check {
         if let Some(last) = self.rounds.get(before).filter(|last| last.losses == self.losses) {
             self.kept_ranks(last, round, &members)?;
         }
+        let kept_out = self.keys.exclusions();
+        for (id, _) in members.keys() {
+            let exclusion = etcd.prefix(&kept_out).find(|entry| keeps_out(&entry.value, id));
+            promise!(13, exclusion.is_none(), "round {round} seats {id}, in spite of {exclusion:?}");
+        }
+        if let Some(size) = self.settings.policy.segment_size() {
+            self.whole_segments(size.get(), round, &members)?;
+        }
         let again = self.rounds.values().any(|committed| committed.round == round);
         promise!(3, !again || self.losses > 0, "round {round} was completed twice");
         let nodes = self.keys.nodes();
@@ -404,6 +426,24 @@ impl Check {
         let again = before.is_some_and(|before| before.losses == losses);
         promise!(3, !again, "the plan {} was completed twice", record.plan);
         self.left_before = std::mem::take(&mut self.left);
+        Ok(())
+    }
+
+    /// Each segment is of one rack.
+    fn whole_segments(
+        &self,
+        size: usize,
+        round: u64,
+        members: &BTreeMap<Who, usize>,
+    ) -> Result<(), Violation> {
+        let n = members.len();
+        promise!(15, n.is_multiple_of(size), "round {round} has {n} members, in segments of {size}");
+        let mut racks: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
+        for ((id, _), rank) in members {
+            racks.entry(rank / size).or_default().insert(rack_of(id, self.racks.unwrap_or(1)));
+        }
+        let mixed = racks.iter().find(|(_, racks)| racks.len() > 1);
+        promise!(15, mixed.is_none(), "round {round} has a segment of several racks: {mixed:?}; {members:?}");
         Ok(())
     }
 
@@ -457,7 +497,10 @@ impl Check {
                 promise!(5, !ours || excused, "{who:?} has left, and its key is there");
                 Ok(())
             }
-            NodeEvent::Progress { .. } | NodeEvent::Refused(_) | NodeEvent::Closed(_) => Ok(()),
+            NodeEvent::Progress { .. }
+            | NodeEvent::KeptOut(_)
+            | NodeEvent::Refused(_)
+            | NodeEvent::Closed(_) => Ok(()),
         }
     }
 

@@ -271,6 +271,7 @@ impl Etcd {
                 OpReply::Done
             }
             (Op::Get(key), _) => OpReply::Got(self.keys.get(key).cloned()),
+            (Op::Range(prefix), _) => OpReply::Found(self.prefix(prefix).cloned().collect()),
             (Op::Delete(key), _) => {
                 self.delete(key, events);
                 OpReply::Done

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use fastrand::Rng;
-use rallypoint_core::round::{Change, RankPolicy, Refusal};
+use rallypoint_core::round::{Change, ExclusionChange, RankPolicy, Refusal};
 
 use crate::check::{SCRIBBLE, Violation, promise};
 use crate::faults::Loss;
+use crate::keeper::{rack_of, whom};
 use crate::network::LATEST;
 use crate::process::{Phase, short};
 use crate::world::{RUN, World};
@@ -34,6 +35,10 @@ pub(crate) fn check(world: &mut World, rng: &mut Rng, names: usize) -> Result<()
             lose_one(world, rng)?;
         }
     }
+    let choosy = world.setup.when_excluded.len() > 1;
+    if choosy && world.check.round().closed.is_none() && is_settled(world) && !world.members().is_empty() {
+        exclude_one(world, rng)?;
+    }
     if world.check.round().closed.is_none() && is_settled(world) && rng.u8(..3) == 0 {
         lose_data(world, rng)?;
     }
@@ -56,32 +61,48 @@ fn enough(world: &mut World, rng: &mut Rng, names: usize) -> Result<(), Violatio
 /// Everybody is where they should be: in the group's round, or with no place in it.
 pub(crate) fn is_settled(world: &World) -> bool {
     let record = world.check.round();
-    let (mut there, mut members) = (0, 0);
+    let (mut there, mut members) = (Vec::new(), 0);
     let mut names = BTreeSet::new();
     for index in world.living() {
         if !names.insert(&world.processes[index].id) {
             return false;
         }
-        match &world.processes[index].phase {
-            Phase::Joining => there += 1,
+        let process = &world.processes[index];
+        match &process.phase {
+            // Who waits to be let in is not there for the others.
+            Phase::Joining if world.is_kept_out(&process.id) && process.waits_out => {}
+            _ if world.is_kept_out(&process.id) => return false,
+            Phase::Joining => there.push(process.id.as_str()),
             Phase::In(joined) if joined.plan == record.plan => {
-                there += 1;
+                there.push(process.id.as_str());
                 members += 1;
             }
             _ => return false,
         }
     }
     if record.closed.is_some() {
-        return there == 0;
+        return there.is_empty();
     }
     if !world.living().all(|index| world.check.holds_key(&world.processes[index])) {
         return false;
     }
-    let settings = &world.setup.settings;
-    if there < settings.min_nodes {
+    let seatable = seatable(world, &there);
+    if seatable < world.setup.settings.min_nodes {
         return members == 0;
     }
-    members == there.min(settings.max_nodes) && members == record.world_size
+    members == seatable && members == record.world_size
+}
+
+/// How many of these nodes a round can have.
+fn seatable(world: &World, there: &[&str]) -> usize {
+    let settings = &world.setup.settings;
+    let Some(size) = settings.policy.segment_size() else { return there.len().min(settings.max_nodes) };
+    let mut racks: BTreeMap<String, usize> = BTreeMap::new();
+    for id in there {
+        *racks.entry(rack_of(id, world.setup.racks.unwrap_or(1))).or_default() += 1;
+    }
+    let segments: usize = racks.into_values().map(|nodes| nodes / size.get()).sum();
+    (segments * size.get()).min(settings.max_nodes)
 }
 
 /// Promise 6: whoever is there gets in.
@@ -180,8 +201,55 @@ pub(crate) fn lose_data(world: &mut World, rng: &mut Rng) -> Result<(), Violatio
     if strangers {
         within += world.setup.last_call;
     }
+    // Exclusions that a snapshot has brought back end when their time is over once more.
+    if world.etcd.prefix(&world.keys.exclusions()).next().is_some() {
+        within += LONGEST_EXCLUSION + MOMENT;
+    }
     world.run_for(MOMENT)?;
     settle(world, within - MOMENT)
+}
+
+/// For no longer than this somebody is kept out, where it is not for as long as the run lives.
+pub(crate) const LONGEST_EXCLUSION: Duration = Duration::from_secs(10);
+
+/// Promise 14: a member is excluded. It and the others are told, they meet without it, and when it is let in again it gets a
+/// place if it has waited.
+pub(crate) fn exclude_one(world: &mut World, rng: &mut Rng) -> Result<(), Violation> {
+    let members = world.members();
+    let excluded = members[rng.usize(..members.len())];
+    let (round, node) = (world.check.round().round, world.processes[excluded].id.clone());
+    let who = whom(&node, false);
+    world.keeper_changes(ExclusionChange::Exclude(who.clone(), "it is sick".to_owned(), None));
+    let is_told = |world: &World, index: &usize| {
+        world.processes[*index].told.as_ref().is_some_and(|(told, _)| *told == round)
+    };
+    let end = world.now + MOMENT;
+    let told = world.run_while(end, |world| !members.iter().all(|index| is_told(world, index)))?;
+    promise!(14, told, "{node} is excluded, and not all were told: {}", state(world));
+    for index in &members {
+        let told = world.processes[*index].told.as_ref().map(|(_, change)| change);
+        let right = match told {
+            Some(Change::KeptOut(exclusion)) => *index == excluded && exclusion.reason == "it is sick",
+            Some(Change::MemberKeptOut { node: kept_out, .. }) => *index != excluded && *kept_out == node,
+            // Who is quick to ask for another round may be heard of first.
+            Some(Change::Left { .. }) => *index != excluded,
+            _ => false,
+        };
+        promise!(14, right, "{node} is excluded, and {} was told {told:?}", world.name(*index));
+    }
+    // Where nobody is left of the group, newcomers form one as at the beginning.
+    let alone = if members.len() == 1 { world.setup.last_call } else { Duration::ZERO };
+    let met = world.run_while(world.now + MOMENT + alone, |world| !is_settled(world))?;
+    promise!(14, met, "{node} is excluded, and the others have not met: {}", state(world));
+    let process = &world.processes[excluded];
+    let refused = matches!(&process.refusal, Some(Refusal::Excluded(exclusion)) if exclusion.whom == who);
+    promise!(14, refused != process.waits_out, "{node} is excluded, and was told {:?}", process.refusal);
+    if rng.bool() {
+        world.keeper_changes(ExclusionChange::Include(who));
+        world.run_for(MOMENT)?;
+        settle(world, MOMENT + alone + world.setup.last_call)?;
+    }
+    Ok(())
 }
 
 /// Promises 7 and 8, and who takes the place: a member dies or leaves.
@@ -192,7 +260,8 @@ pub(crate) fn lose_one(world: &mut World, rng: &mut Rng) -> Result<(), Violation
         members.iter().filter_map(|index| Some((*index, world.processes[*index].is_in()?.rank))).collect();
     let (round, node) = (world.check.round().round, world.processes[lost].id.clone());
     let others: Vec<usize> = members.into_iter().filter(|index| *index != lost).collect();
-    let spares = world.living().count() - others.len() - 1;
+    let waits = |index: &usize| !world.is_kept_out(&world.processes[*index].id);
+    let spares = world.living().filter(waits).count() - others.len() - 1;
     let (dies, overlooked) = (rng.bool(), world.overlooked);
     let mut within = MOMENT;
     if dies {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rallypoint_core::round::{
     Change, CloseOutcome, Joined, Op, PLACES_PER_REQUEST, RankPolicy, Refusal, Reply, Request, RoundRecord,
-    RunSettings, Txn,
+    RunSettings, Txn, WhenExcluded,
 };
 
 use crate::check::Violation;
@@ -361,6 +361,8 @@ fn the_places_of_many_dead_are_gone_after_one_round() {
             run_ttl: second(600),
             closed_ttl: second(600),
             places: &[PLACES_PER_REQUEST],
+            racks: None,
+            when_excluded: &[WhenExcluded::End],
         },
         Weather::default(),
     );

@@ -139,7 +139,7 @@ impl World {
 
     /// Whether etcd refuses a request, for want of space or of a permission.
     fn refuses(&self, from: usize, request: &Request) -> Option<Failure> {
-        let writes = |txn: &Txn| txn.then.iter().any(|op| !matches!(op, Op::Get(_)));
+        let writes = |txn: &Txn| txn.then.iter().any(|op| !matches!(op, Op::Get(_) | Op::Range(_)));
         let full = match request {
             Request::Grant(_) => true,
             Request::Txn(txn) => writes(txn),
@@ -312,6 +312,7 @@ impl World {
             self.wake(to, id);
         }
         let Some(update) = update else { return Ok(()) };
+        let update = self.planted.alter_update(update);
         if self.planted.loses_update(&mut self.rng) {
             self.trace(|| format!("{} is not told {update:?}", self.name(to)));
             return Ok(());

@@ -9,6 +9,7 @@ use rallypoint_core::round::{
 };
 
 use crate::chaos::Fault;
+use crate::etcd::key_of;
 use crate::world::RUN;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,9 +45,17 @@ pub(crate) enum Planted {
     Spin,
     /// What happened is not written down.
     EventsUnwritten,
+    /// An exclusion is written without a word in the group's record.
+    ExcludedAside,
+    /// Nobody is told by a watch that somebody is kept out.
+    ExclusionsUntold,
+    /// All nodes say that they are in one rack.
+    RacksUnsaid,
+    /// Whoever stands by is said to be waited for.
+    SparesWait,
 }
 
-pub(crate) const ALL: [Planted; 15] = [
+pub(crate) const ALL: [Planted; 19] = [
     Planted::CommitUnfenced,
     Planted::RankFromAnyPlan,
     Planted::LostWakeUp,
@@ -62,11 +71,21 @@ pub(crate) const ALL: [Planted; 15] = [
     Planted::NobodyAsks,
     Planted::Spin,
     Planted::EventsUnwritten,
+    Planted::ExcludedAside,
+    Planted::ExclusionsUntold,
+    Planted::RacksUnsaid,
+    Planted::SparesWait,
 ];
 
 impl Planted {
     pub(crate) fn named(name: &str) -> Self {
         ALL.into_iter().find(|planted| format!("{planted:?}") == name).unwrap_or(Planted::None)
+    }
+
+    /// Whether it takes a world in which some are kept out, or only whole segments are seated.
+    pub(crate) fn is_choosy(self) -> bool {
+        use Planted::{ExcludedAside, ExclusionsUntold, RacksUnsaid, SparesWait};
+        matches!(self, ExcludedAside | ExclusionsUntold | RacksUnsaid | SparesWait)
     }
 
     /// The promises that it is about.
@@ -80,6 +99,10 @@ impl Planted {
             Planted::PlacesWithoutPrevious => &[7, 8],
             Planted::Spin => &[10],
             Planted::EventsUnwritten => &[12],
+            Planted::ExcludedAside => &[13],
+            Planted::ExclusionsUntold => &[14],
+            Planted::RacksUnsaid => &[15],
+            Planted::SparesWait => &[6, 14],
             _ => &[4, 6, 7, 8, 9, 10],
         }
     }
@@ -99,6 +122,8 @@ impl Planted {
             Planted::RefusalUnanswered => &[Fault::Full, Fault::Denied],
             Planted::NobodyTidies => &[Fault::Crash, Fault::Newcomer],
             Planted::NobodyAsks => &[Fault::LeaseEnded],
+            Planted::ExcludedAside => &[Fault::Exclude, Fault::Include, Fault::WorkerFailure],
+            Planted::SparesWait => &[Fault::Newcomer, Fault::Crash],
             _ => &[],
         }
     }
@@ -145,6 +170,29 @@ impl Planted {
                     }
                 }
             }
+            Planted::RacksUnsaid => {
+                for op in &mut txn.then {
+                    if let Op::Put { key, value, .. } = op
+                        && key.starts_with(&format!("{RUN}node/"))
+                    {
+                        let mut node: NodeRecord = serde_json::from_str(value).expect("a node can be read");
+                        node.rack = "everywhere".to_owned();
+                        *value = serde_json::to_string(&node).expect("a node can be written");
+                    }
+                }
+            }
+            Planted::SparesWait => {
+                for op in &mut txn.then {
+                    if let Op::Put { key, value, .. } = op
+                        && *key == format!("{RUN}group/round")
+                    {
+                        let mut round: RoundRecord =
+                            serde_json::from_str(value).expect("a round can be read");
+                        round.news.waiting += round.news.spares;
+                        *value = serde_json::to_string(&round).expect("a round can be written");
+                    }
+                }
+            }
             Planted::NobodySweeps => {
                 for op in &mut txn.then {
                     if let Op::Txn(inner) = op
@@ -164,6 +212,33 @@ impl Planted {
             _ => {}
         }
         Some(Request::Txn(txn))
+    }
+
+    /// The exclusion as it goes out.
+    pub(crate) fn alter_exclusion(self, request: Request) -> Request {
+        match request {
+            Request::Txn(mut txn) if self == Planted::ExcludedAside => {
+                let exclusions = format!("{RUN}group/excluded/");
+                txn.then.retain(|op| match op {
+                    Op::Put { key, .. } => key.starts_with(&exclusions),
+                    _ => true,
+                });
+                Request::Txn(txn)
+            }
+            request => request,
+        }
+    }
+
+    /// The update as a process hears it.
+    pub(crate) fn alter_update(self, update: Update) -> Update {
+        match update {
+            Update::Events(mut events) if self == Planted::ExclusionsUntold => {
+                let exclusions = format!("{RUN}group/excluded/");
+                events.retain(|event| !key_of(event).starts_with(&exclusions));
+                Update::Events(events)
+            }
+            update => update,
+        }
     }
 
     /// Whether this update is kept from the machine.

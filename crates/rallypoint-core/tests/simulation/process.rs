@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rallypoint_core::round::{
     Change, Condition, Entry, Failure, Joined, Node, NodeConfig, NodeEvent, Op, Output, Refusal, Reply,
-    Request, RunSettings, Txn, Update, WatchId, Watched,
+    Request, RunSettings, Txn, Update, WatchId, Watched, WhenExcluded,
 };
 
 use crate::check::{Violation, promise};
@@ -19,6 +19,8 @@ pub(crate) struct Process {
     /// Crashed, gone in good order, or refused, if not.
     pub(crate) alive: bool,
     pub(crate) phase: Phase,
+    /// When it is kept out, it waits.
+    pub(crate) waits_out: bool,
     /// Once it has left, it comes back.
     pub(crate) returns: bool,
     /// What it was started with.
@@ -118,6 +120,7 @@ impl Process {
             address: config.address.clone(),
             alive: true,
             phase: Phase::Joining,
+            waits_out: config.when_excluded == WhenExcluded::Wait,
             returns: false,
             settings: config.settings,
             harmed: false,
@@ -348,10 +351,12 @@ impl World {
                     if over { Step::Leave { of: index } } else { Step::Join { of: index, round } },
                 );
             }
-            NodeEvent::Progress { .. } => {}
+            NodeEvent::Progress { .. } | NodeEvent::KeptOut(_) => {}
             NodeEvent::Refused(refusal) => {
                 process.refusal = Some(refusal);
                 process.phase = Phase::Over;
+                // Whom the machine refuses, it lets go.
+                process.has_left = true;
             }
             NodeEvent::Closed(_) => self.after(Duration::ZERO, Step::Leave { of: index }),
             NodeEvent::Left => {

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use rallypoint_core::round::{Change, Lost, PLACES_PER_REQUEST, RankPolicy, Refusal, RunSettings, Why};
+use rallypoint_core::round::{
+    Change, Lost, PLACES_PER_REQUEST, RankPolicy, Refusal, RunSettings, WhenExcluded, Why,
+};
 
 use crate::check::Violation;
 use crate::faults::Loss;
@@ -23,6 +25,8 @@ pub(crate) fn world(seed: u64, min_nodes: usize, max_nodes: usize) -> World {
         run_ttl: Duration::from_secs(600),
         closed_ttl: Duration::from_secs(600),
         places: &[PLACES_PER_REQUEST],
+        racks: None,
+        when_excluded: &[WhenExcluded::End],
     };
     World::new(seed, setup, Weather::default())
 }

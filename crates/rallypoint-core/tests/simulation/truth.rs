@@ -35,6 +35,7 @@ impl World {
             Why::Died => named.iter().any(|it| !it.alive || it.harmed || it.has_left),
             Why::Left => named.iter().any(|it| it.has_left || !it.alive),
             Why::Replaced => named.len() > 1,
+            Why::Excluded => self.check.was_kept_out(&lost.node),
             Why::Again | Why::Other => false,
         };
         (!is_so).then(|| format!("{} is there as it was", lost.node))
@@ -55,6 +56,7 @@ impl World {
             }
             Change::Died { node, rank }
             | Change::Left { node, rank }
+            | Change::MemberKeptOut { node, rank }
             | Change::MemberReplaced { node, rank } => {
                 let members = &self.check.committed_as(&plan)?.members;
                 let Some((_, incarnation)) =
@@ -63,6 +65,9 @@ impl World {
                     return Some("that is no member of its round".to_owned());
                 };
                 let replaced = self.check.was_replaced(node, *incarnation);
+                if let Change::MemberKeptOut { .. } = change {
+                    return lie(self.check.was_kept_out(node), "nobody has excluded it");
+                }
                 if let Change::MemberReplaced { .. } = change {
                     return lie(replaced, "nobody has taken its name");
                 }
@@ -83,6 +88,9 @@ impl World {
             Change::Excluded => {
                 let round = self.check.committed_as(&plan)?.round;
                 lie(self.check.went_on_after(round), "there was no later round")
+            }
+            Change::KeptOut(exclusion) => {
+                lie(self.check.exclusions.contains(exclusion), "nobody has excluded it so")
             }
             Change::Closed(reason) => lie(self.check.reasons.contains(reason), "nobody has closed it so"),
             Change::Replaced { .. } => {
@@ -108,6 +116,9 @@ impl World {
             Refusal::Replaced { .. } => {
                 let replaced = self.check.was_replaced(&process.id, process.incarnation);
                 lie(replaced, "nobody has taken its name")
+            }
+            Refusal::Excluded(exclusion) => {
+                lie(self.check.exclusions.contains(exclusion), "nobody has excluded it so")
             }
             Refusal::Corrupt(corrupt) => Some(format!("nobody wrote such a thing: {corrupt:?}")),
         }

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use rallypoint_core::round::{
-    Event, Failure, Keys, NodeConfig, Reply, Request, RoundRecord, RunSettings, WatchId,
+    Event, Failure, Keys, NodeConfig, Reply, Request, RoundRecord, RunSettings, WatchId, WhenExcluded,
 };
 
 use crate::check::{Check, Violation};
 use crate::etcd::{Etcd, key_of};
+use crate::keeper::{Keeper, host_of, rack_of};
 use crate::network::Weather;
 use crate::operator::Operator;
 use crate::planted::Planted;
@@ -28,6 +29,10 @@ pub(crate) struct Setup {
     pub(crate) closed_ttl: Duration,
     /// How many places a leader writes at once: one of these, so that a group is small to some and large to others.
     pub(crate) places: &'static [usize],
+    /// In so many racks, by the nodes' names; none: by the order in which they are started, in three.
+    pub(crate) racks: Option<usize>,
+    /// What a node does that is kept out, one or the other.
+    pub(crate) when_excluded: &'static [WhenExcluded],
 }
 
 /// Something that happens at a moment.
@@ -111,6 +116,16 @@ pub(crate) enum Step {
         number: u64,
         reply: Result<Reply, Failure>,
     },
+    /// The same of the one who keeps nodes out.
+    KeeperAsks {
+        number: u64,
+        request: Request,
+        history: u64,
+    },
+    KeeperHears {
+        number: u64,
+        reply: Result<Reply, Failure>,
+    },
 }
 
 impl Step {
@@ -132,6 +147,8 @@ impl Step {
             | Step::Expire { .. }
             | Step::OperatorAsks { .. }
             | Step::OperatorHears { .. }
+            | Step::KeeperAsks { .. }
+            | Step::KeeperHears { .. }
             | Step::Resume { .. } => None,
         }
     }
@@ -154,6 +171,7 @@ pub(crate) struct World {
     /// What etcd was when somebody took a snapshot of it.
     pub(crate) backup: Option<Etcd>,
     pub(crate) operator: Operator,
+    pub(crate) keeper: Keeper,
     /// Requests were carried out late in this world.
     pub(crate) was_late: bool,
     pub(crate) weather: Weather,
@@ -190,9 +208,10 @@ impl World {
             full_until: Duration::ZERO,
             backup: None,
             operator: Operator::default(),
+            keeper: Keeper::default(),
             was_late: weather.late + weather.slow + weather.lost > 0.0,
             weather,
-            check: Check::new(RUN, setup.settings),
+            check: Check::new(RUN, setup.settings, setup.racks),
             setup,
             keys: Keys::new(RUN),
             processes: Vec::new(),
@@ -223,7 +242,9 @@ impl World {
         let config = NodeConfig {
             incarnation,
             address: format!("{id}-{incarnation}.sim"),
-            rack: format!("rack{}", index % 3),
+            host: host_of(id),
+            rack: self.setup.racks.map_or_else(|| format!("rack{}", index % 3), |racks| rack_of(id, racks)),
+            when_excluded: self.setup.when_excluded[index % self.setup.when_excluded.len()],
             hint: id.to_owned(),
             since: self.now.as_secs(),
             settings,
@@ -306,6 +327,11 @@ impl World {
             Step::OperatorAsks { request, history } => self.operator_asks(&request, history),
             Step::OperatorHears { number, reply } => {
                 self.operator_hears(number, reply);
+                Ok(())
+            }
+            Step::KeeperAsks { number, request, history } => self.keeper_asks(number, &request, history),
+            Step::KeeperHears { number, reply } => {
+                self.keeper_hears(number, reply);
                 Ok(())
             }
             Step::Tick => {

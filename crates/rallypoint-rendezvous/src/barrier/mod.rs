@@ -33,7 +33,8 @@ use self::driver::{Command, Driver, Group, Joined, NoVersion, PATIENCE};
 use self::wire::{Mark, Wire};
 use crate::error::{RendezvousError, Result};
 use crate::handler::{
-    CloseOutcome, Contact, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler,
+    CloseOutcome, Contact, ExclusionOutcome, GroupChange, Master, Member, Progress, Rendezvous,
+    RendezvousHandler, Whom,
 };
 use crate::parameters::{ParameterError, RendezvousParameters};
 
@@ -299,6 +300,11 @@ impl RendezvousHandler for EtcdBarrier {
                 },
             })
             .collect())
+    }
+
+    async fn exclude(&self, _: Whom, _: &str, _: Option<Duration>) -> Result<ExclusionOutcome> {
+        let text = "the backend etcd has no place for who is kept out of a run: use the backend rallypoint";
+        Err(ParameterError(text.to_owned()).into())
     }
 
     // PyTorch's nodes would find keys that they do not know.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
 use rallypoint_core::round::{
-    Change, CloseOutcome, Corrupt, Failure, Joined, Node, NodeConfig, NodeEvent, Output, Refusal, Reply,
-    WatchId,
+    Change, CloseOutcome, Corrupt, Exclusion, Failure, Joined, Node, NodeConfig, NodeEvent, Output, Refusal,
+    Reply, WatchId,
 };
 use rallypoint_etcd::v3::{Client, Lease, LeaseState, Watch, WatchUpdate};
 use rallypoint_etcd::{Error, ErrorKind};
@@ -18,7 +18,7 @@ use super::identity::incarnation;
 use super::reach::{Complaint, Reach};
 use super::settings::NativeSettings;
 use super::translate;
-use crate::handler::{Census, GroupChange, Progress};
+use crate::handler::{Census, GroupChange, Progress, moment};
 
 /// To tidy up at an etcd that has done nothing for a node for as long as that could wait. What is left goes with its lease.
 const TIDYING: Duration = Duration::from_secs(1);
@@ -171,6 +171,7 @@ impl Driver {
             // Whoever is told of a round can ask for it at once.
             self.tell_contact();
             self.tell_census();
+            self.tell_exclusions();
             self.drain();
             self.look_at_reach();
             let reach = self.reach_at().and_then(|after| self.began.checked_add(after));
@@ -204,6 +205,16 @@ impl Driver {
             .news()
             .map_or_else(Census::default, |news| Census { waiting: news.waiting, spares: news.spares });
         self.census.send_if_modified(|census| std::mem::replace(census, now) != now);
+    }
+
+    fn tell_exclusions(&self) {
+        self.progress.send_if_modified(|progress| {
+            let changed = !self.node.exclusions().eq(&progress.exclusions);
+            if changed {
+                progress.exclusions = self.node.exclusions().cloned().collect();
+            }
+            changed
+        });
     }
 
     /// When to look again whether etcd does what it is asked.
@@ -271,6 +282,7 @@ impl Driver {
                         self.progress.send_if_modified(|progress| {
                             let before = progress.clone();
                             (progress.spare, progress.joined, progress.last_call) = (false, 0, None);
+                            (progress.kept_out, progress.seatable) = (None, None);
                             *progress != before
                         });
                         (self.joining, self.gave_up) = (Some(Joining { since: now, done }), None);
@@ -432,12 +444,18 @@ impl Driver {
                 debug!(?change, "the group is no longer as it was");
                 self.group.send_modify(|group| group.change = Some(translate_change(change)));
             }
-            NodeEvent::Progress { joined, last_call, spare } => {
+            NodeEvent::Progress { joined, seatable, last_call, spare } => {
                 let round = self.group.borrow().round + 1;
                 self.progress.send_modify(|progress| {
-                    *progress = Progress { round, joined, last_call, spare, ..progress.clone() };
+                    let kept_out = None;
+                    *progress =
+                        Progress { round, joined, seatable, last_call, spare, kept_out, ..progress.clone() };
                 });
             }
+            // It waits for as long as the run lives, as a spare does.
+            NodeEvent::KeptOut(exclusion) => self.progress.send_modify(|progress| {
+                (progress.spare, progress.kept_out) = (true, Some(exclusion));
+            }),
             NodeEvent::Refused(refusal) => {
                 if let Refusal::Closed(reason) = &refusal {
                     let change = Some(GroupChange::Closed { reason: reason.clone() });
@@ -471,7 +489,11 @@ fn translate_change(change: Change) -> GroupChange {
         Change::Died { node, rank } => GroupChange::Died { node, rank: Some(rank) },
         Change::MemberReplaced { node, rank } => GroupChange::MemberReplaced { node, rank: Some(rank) },
         Change::Left { node, rank } => GroupChange::Left { node, rank: Some(rank) },
+        Change::MemberKeptOut { node, rank } => GroupChange::MemberKeptOut { node, rank: Some(rank) },
         Change::Excluded => GroupChange::Excluded,
+        Change::KeptOut(Exclusion { reason, until_ms, .. }) => {
+            GroupChange::KeptOut { reason, until: until_ms.map(moment) }
+        }
         Change::Closed(reason) => GroupChange::Closed { reason },
         Change::Replaced { by } => GroupChange::Replaced { by },
         Change::StateLost => GroupChange::StateLost,

@@ -1,13 +1,15 @@
 //! One node's side of a run.
 
 use std::convert::Infallible;
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use rallypoint_core::round::{
-    CloseOutcome, Corrupt, EventRecord, Joined, Keys, Lost, NodeConfig, Refusal, Why,
+    CloseOutcome, Corrupt, EventRecord, Exclusion, ExclusionAuthor, ExclusionChange, Joined, Keys, Lost,
+    NodeConfig, Refusal, Why,
 };
 use rallypoint_core::time::bounded;
 use rallypoint_etcd::v3::Client;
@@ -22,15 +24,15 @@ use tracing::debug;
 use super::BACKEND;
 use super::clusters::Clusters;
 use super::driver::{Command, Departing, Driver, Group, NoRound};
-use super::identity::{Identity, incarnation, local_address};
+use super::identity::{Identity, host, incarnation, local_address};
 use super::operator;
 use super::own_events::OwnEvents;
 use super::reach::Complaint;
 use super::settings::NativeSettings;
 use crate::error::{RendezvousError, Result};
 use crate::handler::{
-    Census, Contact, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler, Standing,
-    is_finish,
+    Census, Contact, ExclusionOutcome, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler,
+    Standing, Whom, is_finish, moment,
 };
 use crate::parameters::{ParameterError, RendezvousParameters};
 use crate::port::Ports;
@@ -127,11 +129,13 @@ impl NativeHandler {
         let config = NodeConfig {
             incarnation: incarnation(),
             address: address.clone(),
+            host: host(),
             rack: settings.rack.clone(),
             hint: settings.hint.clone(),
             about: settings.about.clone(),
             since: clock.as_secs(),
             clock,
+            when_excluded: settings.when_excluded,
             lease_ttl: settings.lease,
             run_ttl: settings.run_ttl,
             closed_ttl: settings.closed_ttl,
@@ -141,8 +145,9 @@ impl NativeHandler {
         let (commands, inbox) = mpsc::unbounded_channel();
         let (group_sender, group) = watch::channel(Group::default());
         let (min_nodes, max_nodes) = (settings.run.min_nodes, settings.run.max_nodes);
+        let segment_size = settings.run.policy.segment_size().map(NonZeroUsize::get);
         let (progress_sender, progress) =
-            watch::channel(Progress { round: 1, min_nodes, max_nodes, ..Progress::default() });
+            watch::channel(Progress { round: 1, min_nodes, max_nodes, segment_size, ..Progress::default() });
         let driver = Driver::new(config, client.clone(), &settings, inbox, group_sender, progress_sender);
         Ok(NativeHandler {
             contact: driver.contact(),
@@ -207,6 +212,9 @@ impl NativeHandler {
             }
             NoRound::Refused(Refusal::Replaced { by }) => {
                 RendezvousError::Replaced { run_id, node: self.node.clone(), by }
+            }
+            NoRound::Refused(Refusal::Excluded(Exclusion { reason, until_ms, .. })) => {
+                RendezvousError::Excluded { run_id, reason, until: until_ms.map(moment) }
             }
             NoRound::Refused(Refusal::Corrupt(Corrupt { key, problem })) => {
                 RendezvousError::State { run_id, problem: format!("{key}: {problem}"), source: None }
@@ -331,6 +339,7 @@ fn loss(Lost { node, rank, why }: Lost) -> GroupChange {
     match why {
         Why::Replaced => GroupChange::MemberReplaced { node, rank: Some(rank) },
         Why::Left => GroupChange::Left { node, rank: Some(rank) },
+        Why::Excluded => GroupChange::MemberKeptOut { node, rank: Some(rank) },
         Why::Died | Why::Again | Why::Other => GroupChange::Died { node, rank: Some(rank) },
     }
 }
@@ -482,6 +491,20 @@ impl RendezvousHandler for NativeHandler {
         };
         let put = tokio::time::timeout(TO_RECORD, put).await;
         debug!(?put, "an event of this node is kept");
+    }
+
+    async fn exclude(&self, whom: Whom, reason: &str, time: Option<Duration>) -> Result<ExclusionOutcome> {
+        let change = ExclusionChange::Exclude(whom, reason.to_owned(), time);
+        let author = ExclusionAuthor::Node { node: self.node.clone(), plan: self.plan() };
+        let after = self.patience();
+        let changed = operator::change(&self.client, &self.keys, change, author);
+        match tokio::time::timeout(after, changed).await {
+            Ok(outcome) => outcome.map_err(|error| self.connection(error)),
+            Err(_) => {
+                let (run_id, what) = (self.settings.run_id.clone(), "excluding a node".to_owned());
+                Err(RendezvousError::Timeout { run_id, what, after })
+            }
+        }
     }
 
     fn progress(&self) -> watch::Receiver<Progress> {

@@ -24,7 +24,7 @@ impl Identity {
         use std::os::linux::net::SocketAddrExt;
         use std::os::unix::net::{SocketAddr, UnixListener};
 
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let host = host();
         let mut slot = 0;
         loop {
             let name = match slot {
@@ -48,6 +48,11 @@ impl Identity {
     pub(super) fn claim(_run: &str, address: &str) -> io::Result<Self> {
         Ok(Identity { name: format!("{address}-{}", Uuid::new_v4().simple()) })
     }
+}
+
+/// The name of this machine, as `hostname` says it.
+pub(super) fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// Tells this process from all others.

@@ -2,7 +2,8 @@
 //!
 //! - [`NativeHandler`]: one node's side of a run.
 //! - [`NativeSettings`]: what it is started with.
-//! - [`list`], [`status`], [`events`], [`close`]: what an operator sees and can do, without being a node.
+//! - [`list`], [`status`], [`events`], [`close`], [`exclude`], [`include`], [`excluded`]: what an operator sees and can do,
+//!   without being a node.
 //!
 //! The decisions are made by [`rallypoint_core::round`]; `driver` carries them out.
 
@@ -20,9 +21,11 @@ pub use handler::NativeHandler;
 pub(crate) use identity::local_address;
 pub use operator::{
     Missing, NodeState, NodeStatus, RunRow, RunState, RunStatus, Unreadable, ask_leases, close, events,
-    events_prefix, list, row, runs, status,
+    events_prefix, exclude, excluded, include, list, row, runs, status,
 };
-pub use rallypoint_core::round::{Lost, MasterRecord, RankPolicy, RunSettings, Why, default_lease};
+pub use rallypoint_core::round::{
+    Lost, MOST_EXCLUSIONS, MasterRecord, RankPolicy, RunSettings, WhenExcluded, Why, default_lease,
+};
 pub use rallypoint_core::timeline::{Event, Span, SpanKind, Summary, spans};
 pub use settings::{
     DEFAULT_JOIN_TIMEOUT, DEFAULT_ROOT, LONGEST_NAME, NativeSettings, OPTIONS, check_run_id, run_prefix,

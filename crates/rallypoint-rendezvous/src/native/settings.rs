@@ -1,10 +1,11 @@
 //! What the native backend can be told.
 
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use rallypoint_core::round::{
     DEFAULT_CLOSED_TTL, DEFAULT_LAST_CALL, DEFAULT_RUN_TTL, RankPolicy, RunSettings, SHORTEST_LEASE,
-    default_lease,
+    WhenExcluded, default_lease,
 };
 use rallypoint_core::time::bounded;
 use rallypoint_core::{Credentials, EtcdSettings, TlsSettings};
@@ -51,11 +52,14 @@ pub struct NativeSettings {
     /// The port where the workers meet, should this node be the master; a free one without.
     pub master_port: Option<u16>,
     /// Nodes of one rack get ranks next to each other with [`RankPolicy::Hint`], and with [`RankPolicy::Sticky`] when they come.
+    /// [`RankPolicy::Segment`] needs it.
     pub rack: String,
     /// The order of nodes with the same two, for instance a Slurm node id.
     pub hint: String,
     /// Whatever the others may want to know of this node.
     pub about: String,
+    /// What this node does when it is kept out of the run.
+    pub when_excluded: WhenExcluded,
     /// A node that is not heard of for this long is dead. It grows with `max_nodes` unless it is set: see
     /// [`default_lease`].
     pub lease: Duration,
@@ -72,7 +76,7 @@ pub struct NativeSettings {
 }
 
 /// The options by name, each with what it is for.
-pub const OPTIONS: [(&str, &str); 26] = [
+pub const OPTIONS: [(&str, &str); 28] = [
     ("last_call_timeout", "seconds that a round with enough nodes waits for more (30)"),
     ("join_timeout", "seconds that a node waits for a round (600)"),
     ("timeout", "the same, by its older name"),
@@ -82,11 +86,16 @@ pub const OPTIONS: [(&str, &str); 26] = [
         "seconds after its last node until nothing is left of a run (600, or three times lease_timeout)",
     ),
     ("closed_timeout", "seconds for which late nodes learn that a run is over (600)"),
-    ("rank_policy", "who gets which rank: sticky, arrival, address or hint (sticky)"),
+    ("rank_policy", "who gets which rank: sticky, arrival, address, hint or segment (sticky)"),
+    (
+        "segment_size",
+        "for rank_policy segment: only so many nodes of one rack are seated, next to each other",
+    ),
     ("rank_hint", "this node's place, for rank_policy hint, and for sticky when it comes"),
     ("rack", "this node's rack, for the same: nodes of one rack stay together"),
     ("node_id", "this node's name in the run"),
     ("about", "a text about this node for the others"),
+    ("when_excluded", "what a node does that is kept out of the run: end, or wait until it is let in (end)"),
     ("master_port", "the port where workers meet, should this node be the master"),
     ("metrics_listen", "HOST:PORT at which Prometheus finds this node's metrics"),
     ("otlp_endpoint", "URL of an OpenTelemetry collector that gets each round as a trace"),
@@ -123,6 +132,7 @@ impl NativeSettings {
             rack: String::new(),
             hint: String::new(),
             about: String::new(),
+            when_excluded: WhenExcluded::default(),
             lease: default_lease(max_nodes),
             last_call: DEFAULT_LAST_CALL,
             join_timeout: DEFAULT_JOIN_TIMEOUT,
@@ -163,8 +173,18 @@ impl NativeSettings {
         observe::place(parameters)?;
         observe::collector(parameters)?;
         settings.metrics = parameters.metrics.clone().unwrap_or_default();
-        if let Some(policy) = parameters.get("rank_policy") {
-            settings.run.policy = policy.parse().map_err(ParameterError)?;
+        let segment_size = parameters.get("segment_size").map(|text| {
+            let size = integer(text).and_then(|size| usize::try_from(size).ok()).and_then(NonZeroUsize::new);
+            size.ok_or_else(|| {
+                ParameterError(format!("the option 'segment_size' is a number of nodes, not '{text}'"))
+            })
+        });
+        let segment_size = segment_size.transpose()?;
+        let policy = parameters.get("rank_policy").unwrap_or("sticky");
+        settings.run.policy = RankPolicy::named(policy, segment_size).map_err(ParameterError)?;
+        if let Some(what) = parameters.get("when_excluded") {
+            let option = |error| ParameterError(format!("the option 'when_excluded': {error}"));
+            settings.when_excluded = what.parse().map_err(option)?;
         }
         settings.address.clone_from(&parameters.local_addr);
         settings.node_id = text(&["node_id"]);
@@ -210,6 +230,19 @@ impl NativeSettings {
             return Err(ParameterError(format!(
                 "a round needs at least one node and at most the maximum: {min_nodes} to {max_nodes} cannot be"
             )));
+        }
+        if let RankPolicy::Segment { size } = self.run.policy {
+            if min_nodes % size != 0 || max_nodes % size != 0 {
+                return Err(ParameterError(format!(
+                    "only whole segments of {size} nodes are seated: {min_nodes} to {max_nodes} nodes are no multiples of 'segment_size'"
+                )));
+            }
+            if self.rack.is_empty() {
+                return Err(ParameterError(
+                    "the rank policy 'segment' needs to know where this node is: set 'rack' to its rack or NVLink domain"
+                        .to_owned(),
+                ));
+            }
         }
         if self.lease < SHORTEST_LEASE {
             return Err(ParameterError(format!(
@@ -322,8 +355,20 @@ mod tests {
         assert!(refused(&[("node_id", &"n".repeat(1001))]).contains("'node_id'"));
         let long = NativeSettings::new("a", &"r".repeat(1001), 1, 1).unwrap().check();
         assert!(long.unwrap_err().to_string().contains("1001 bytes"));
-        assert!(refused(&[("rank_policy", "random")]).contains("sticky, arrival, address, hint"));
+        assert!(refused(&[("rank_policy", "random")]).contains("sticky, arrival, address, hint, segment"));
         assert!(refused(&[("master_port", "70000")]).contains("70000"));
+        let segment = ("rank_policy", "segment");
+        let whole =
+            with(&[segment, ("segment_size", "2"), ("rack", "r1"), ("when_excluded", "wait")]).unwrap();
+        assert_eq!(whole.run.policy.segment_size().map(NonZeroUsize::get), Some(2));
+        assert_eq!(whole.when_excluded, WhenExcluded::Wait);
+        assert!(refused(&[segment, ("rack", "r1")]).contains("needs 'segment_size'"));
+        assert!(refused(&[segment, ("segment_size", "2")]).contains("set 'rack'"));
+        assert!(refused(&[segment, ("segment_size", "0")]).contains("'segment_size' is a number of nodes"));
+        let said = refused(&[segment, ("segment_size", "4"), ("rack", "r1")]);
+        assert!(said.contains("2 to 4 nodes are no multiples of 'segment_size'"), "{said}");
+        assert!(refused(&[("segment_size", "2")]).contains("and this one is 'sticky'"));
+        assert!(refused(&[("when_excluded", "cry")]).contains("'when_excluded'"));
         assert!(refused(&[("protocol", "ftp")]).contains("'ftp'"));
     }
 

@@ -3,7 +3,9 @@
 use rallypoint_core::round::{
     Condition, Entry, Event, Failure, Op, OpReply, Reply, Request, Txn, TxnReply, Update, Watched,
 };
-use rallypoint_etcd::v3::api::{self, CompareOp, DeleteOptions, PutOptions, TxnOp, TxnOpResponse};
+use rallypoint_etcd::v3::api::{
+    self, CompareOp, DeleteOptions, GetOptions, PutOptions, TxnOp, TxnOpResponse,
+};
 use rallypoint_etcd::v3::{self, Client, KeyRange, WatchUpdate, revision_of};
 use rallypoint_etcd::{Error, ErrorKind, Repeat, Result};
 
@@ -20,7 +22,7 @@ pub(super) async fn carry_out(client: &Client, request: Request) -> Result<Reply
         Request::Txn(txn) => {
             let key = first_key(&txn).as_bytes();
             let answer = client.txn(key, Repeat::Unsafe, || transaction(&txn)).await?;
-            txn_reply(&answer).map(Reply::Txn)
+            txn_reply(&txn, &answer).map(Reply::Txn)
         }
         Request::Range(prefix) => {
             let (revision, entries) = read_all(client, &prefix).await?;
@@ -42,7 +44,7 @@ fn puts(txn: &Txn) -> bool {
     txn.then.iter().chain(&txn.otherwise).any(|op| match op {
         Op::Put { .. } => true,
         Op::Txn(txn) => puts(txn),
-        Op::Get(_) | Op::Delete(_) | Op::DeletePrefix(_) => false,
+        Op::Get(_) | Op::Range(_) | Op::Delete(_) | Op::DeletePrefix(_) => false,
     })
 }
 
@@ -127,7 +129,7 @@ fn first_key(txn: &Txn) -> &str {
     txn.then
         .iter()
         .find_map(|op| match op {
-            Op::Put { key, .. } | Op::Get(key) | Op::Delete(key) | Op::DeletePrefix(key) => {
+            Op::Put { key, .. } | Op::Get(key) | Op::Range(key) | Op::Delete(key) | Op::DeletePrefix(key) => {
                 Some(key.as_str())
             }
             Op::Txn(_) => None,
@@ -168,27 +170,32 @@ fn operation(op: &Op) -> TxnOp {
             TxnOp::put(key.as_str(), value.as_str(), Some(PutOptions::new().with_lease(*lease)))
         }
         Op::Get(key) => TxnOp::get(key.as_str(), None),
+        Op::Range(prefix) => TxnOp::get(prefix.as_str(), Some(GetOptions::new().with_prefix())),
         Op::Delete(key) => TxnOp::delete(key.as_str(), None),
         Op::DeletePrefix(prefix) => TxnOp::delete(prefix.as_str(), Some(DeleteOptions::new().with_prefix())),
         Op::Txn(txn) => TxnOp::txn(transaction(txn)),
     }
 }
 
-pub(super) fn txn_reply(answer: &api::TxnResponse) -> Result<TxnReply> {
+/// What came of a transaction.
+pub(super) fn txn_reply(txn: &Txn, answer: &api::TxnResponse) -> Result<TxnReply> {
     let revision = revision_of(answer.header())?;
-    within(answer, revision)
+    within(txn, answer, revision)
 }
 
 /// A transaction within another has no header of its own on every server.
-fn within(answer: &api::TxnResponse, revision: i64) -> Result<TxnReply> {
-    let results = answer.op_responses().into_iter().map(|result| {
-        Ok(match result {
-            TxnOpResponse::Get(mut read) => {
+fn within(txn: &Txn, answer: &api::TxnResponse, revision: i64) -> Result<TxnReply> {
+    let ops = if answer.succeeded() { &txn.then } else { &txn.otherwise };
+    let results = ops.iter().zip(answer.op_responses()).map(|(op, result)| {
+        Ok(match (op, result) {
+            (Op::Range(_), TxnOpResponse::Get(mut read)) => {
+                OpReply::Found(read.take_kvs().into_iter().map(|kv| entry(v3::Entry::from(kv))).collect())
+            }
+            (_, TxnOpResponse::Get(mut read)) => {
                 OpReply::Got(read.take_kvs().pop().map(|kv| entry(v3::Entry::from(kv))))
             }
-            TxnOpResponse::Txn(inner) => OpReply::Txn(within(&inner, revision)?),
-            TxnOpResponse::Put(_) | TxnOpResponse::Delete(_) => OpReply::Done,
-            #[allow(unreachable_patterns, reason = "the client may learn of more")]
+            (Op::Txn(txn), TxnOpResponse::Txn(inner)) => OpReply::Txn(within(txn, &inner, revision)?),
+            (_, TxnOpResponse::Put(_) | TxnOpResponse::Delete(_)) => OpReply::Done,
             _ => return Err(Error::new(ErrorKind::Protocol, "txn").because("an answer of an unknown kind")),
         })
     });

@@ -151,6 +151,7 @@ impl Seen {
             GroupChange::Died { node, .. } => (node, "died"),
             GroupChange::Left { node, .. } => (node, "left"),
             GroupChange::MemberReplaced { node, .. } => (node, "replaced"),
+            GroupChange::MemberKeptOut { node, .. } => (node, "excluded"),
             _ => return,
         };
         if self.lost.insert(node.clone()) {

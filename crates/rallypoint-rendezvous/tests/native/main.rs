@@ -4,6 +4,7 @@
 
 mod cut_off;
 mod data_loss;
+mod exclusions;
 mod faults;
 mod garbage;
 mod leftovers;

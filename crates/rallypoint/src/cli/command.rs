@@ -14,7 +14,7 @@ use super::bench::{self, Bench};
 use super::dashboard::{self, Beside, Dashboard};
 use super::exit::{Problem, one_line, say};
 use super::gateway::{self, Gateway};
-use super::operator::{self, Close, Events, Status};
+use super::operator::{self, Close, Events, Exclude, Excluded, Include, Status};
 use super::run::{self, Run};
 use super::variables::{self, Variable};
 use super::{LogFormat, advertised_url, failed, listen_address, serve, start_log};
@@ -54,6 +54,9 @@ enum Command {
     Status(Status),
     Events(Events),
     Close(Close),
+    Exclude(Exclude),
+    Include(Include),
+    Excluded(Excluded),
     Bench(Bench),
     Completions(Completions),
     Man(Man),
@@ -163,6 +166,9 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, python: Option<Os
         Command::Status(options) => wait_for(operator::status(&options)),
         Command::Events(options) => wait_for(operator::events(&options)),
         Command::Close(options) => wait_for(operator::close(&options)),
+        Command::Exclude(options) => wait_for(operator::exclude(&options)),
+        Command::Include(options) => wait_for(operator::include(&options)),
+        Command::Excluded(options) => wait_for(operator::excluded(&options)),
         Command::Bench(options) => bench::run(&options),
         Command::Man(Man { part }) => man(part.as_deref()),
         Command::Completions(Completions { shell }) => {

@@ -27,6 +27,8 @@ pub(crate) const NO_SERVER: u8 = 4;
 pub(crate) const CLOSED: u8 = 5;
 /// This node lacks something: a port, a folder, a process.
 pub(crate) const NODE: u8 = 6;
+/// This node is excluded from the run.
+pub(crate) const EXCLUDED: u8 = 7;
 /// The program cannot be run, as a shell says it.
 pub(crate) const CANNOT_RUN: u8 = 126;
 /// The program does not exist, as a shell says it.
@@ -52,6 +54,7 @@ Exit codes:
   4     no etcd at the endpoint, or it does not let this node in
   5     the run is closed
   6     this node lacks something: a folder it can write, open files, processes
+  7     this node is excluded from the run
   126   the program cannot be run
   127   the program does not exist
   128+N ended by signal N: 130 after Ctrl-C, 143 after SIGTERM";
@@ -242,6 +245,10 @@ impl Problem {
                 (CLOSED, place.embedded().over())
             }
             RendezvousError::Closed { .. } => (CLOSED, place.over()),
+            RendezvousError::Excluded { .. } => (
+                EXCLUDED,
+                "; `rallypoint include` lets it in again, and with when_excluded=wait in --rdzv-conf it waits for that",
+            ),
             RendezvousError::Connection { .. } => (NO_SERVER, advice(cause(error), place)),
             RendezvousError::NotMet { needed, here, .. } if here < needed => (NO_RENDEZVOUS, place.too_few()),
             RendezvousError::NotMet { .. } => (

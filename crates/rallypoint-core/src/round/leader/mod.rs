@@ -67,6 +67,8 @@ pub(super) struct Leader {
     read_at: Option<Duration>,
     /// The epoch in which all was read; none if that is to be done again.
     epoch: Option<u64>,
+    /// What of those who are kept out the roster knows.
+    exclusions: Option<u64>,
     /// Since when etcd lets this node do nothing of what a leader has to do.
     denied_since: Option<Duration>,
 }
@@ -115,6 +117,7 @@ impl Leader {
             outdated: None,
             read_at: None,
             epoch: None,
+            exclusions: None,
             denied_since: None,
         }
     }
@@ -145,6 +148,7 @@ impl Leader {
         self.planner.forget();
         self.newsroom.forget();
         self.outdated = None;
+        self.exclusions = None;
         self.failed.retain(|task| matches!(task, LeaderTask::GrantRun));
     }
 
@@ -209,6 +213,11 @@ impl Leader {
         }
         if view.is_closed() {
             return self.drive_closed(context);
+        }
+        let exclusions = view.exclusions();
+        if self.exclusions.replace(exclusions.version()) != Some(exclusions.version()) {
+            self.roster.keep_out(exclusions);
+            self.planner.exclusions_changed(context, &self.roster);
         }
         // A round was completed that this leader knows nothing of, by a request of its own that had no answer. Or it knows
         // of it from what a member says, and took it for lost.

@@ -138,6 +138,7 @@ fn has_progress(view: &View, roster: &Roster, planner: &Planner) -> bool {
     let news = roster.news();
     !planner.is_planning()
         && ((news.joined, news.spares, news.waiting) != (told.joined, told.spares, told.waiting)
+            || news.seatable != told.seatable
             || planner.last_call().is_some() != told.last_call_ms.is_some())
 }
 

@@ -244,6 +244,15 @@ impl Planner {
         }
     }
 
+    /// Who is kept out has changed. The same of a plan with somebody who is.
+    pub(super) fn exclusions_changed(&mut self, context: &mut Context<'_>, roster: &Roster) {
+        let planned = self.plan.as_ref().filter(|plan| !plan.committing);
+        if planned.is_some_and(|plan| plan.members.keys().any(|id| roster.is_kept_out(id))) {
+            self.plan = None;
+            self.retry.failed(context);
+        }
+    }
+
     /// Forms a round when there is a reason and enough nodes, and nobody to wait for.
     pub(super) fn drive(
         &mut self,
@@ -260,15 +269,16 @@ impl Planner {
         let gathers = roster.joined() > 0 && roster.wants_a_round();
         self.gathering = gathers.then(|| self.gathering.unwrap_or(context.now));
         let settings = &context.config.settings;
-        let (joined, survivors, outstanding) = (roster.joined(), roster.survivors(), roster.outstanding());
-        let enough = joined >= settings.min_nodes && roster.wants_a_round();
+        let (seatable, survivors, outstanding) =
+            (roster.seatable(), roster.survivors(), roster.outstanding());
+        let enough = seatable >= settings.min_nodes && roster.wants_a_round();
         // Newcomers alone never go past a whole group that is at work.
         if !enough || (outstanding > 0 && survivors == 0 && roster.is_whole()) {
             self.last_call = None;
             return;
         }
-        let all_here =
-            outstanding == 0 && (survivors > 0 || joined >= settings.max_nodes || roster.has_a_whole_group());
+        let all_here = outstanding == 0
+            && (survivors > 0 || seatable >= settings.max_nodes || roster.has_a_whole_group());
         let last_call = *self.last_call.get_or_insert(context.now + context.config.last_call);
         // Of whom it is not known whether he died, it will be soon.
         let over = last_call <= context.now && !roster.is_unsure();
@@ -341,7 +351,8 @@ impl Planner {
         let gathering = self.gathering.unwrap_or(context.now);
         let ranked = || nodes.iter().map(|(id, _)| *id).enumerate();
         let is_new = |(_, id): &(usize, &String)| !roster.plan().is_empty() && roster.member(id).is_none();
-        let keeps_ranks = context.config.settings.policy == RankPolicy::Sticky;
+        let keeps_ranks =
+            matches!(context.config.settings.policy, RankPolicy::Sticky | RankPolicy::Segment { .. });
         let before = |rank| record.without.iter().find(|gone| keeps_ranks && gone.rank == rank);
         Formed {
             world_size: record.world_size,

@@ -119,7 +119,7 @@ pub(super) fn ask(context: &mut Context<'_>, term: Term, task: LeaderTask) {
         LeaderTask::ReadNodes { .. } => Request::Range(keys.nodes()),
         LeaderTask::ReadRanks => Request::Range(keys.ranks()),
         _ => {
-            let then = vec![Op::Get(keys.round()), Op::Get(keys.plan())];
+            let then = vec![Op::Get(keys.round()), Op::Get(keys.plan()), Op::Range(keys.exclusions())];
             Request::Txn(Txn { then, ..Txn::default() })
         }
     };

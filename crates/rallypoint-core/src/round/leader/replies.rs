@@ -137,6 +137,7 @@ impl Leader {
                 if let Some(reading) = &mut self.reading {
                     reading.group_is_read();
                 }
+                view.see_exclusions(reply.revision, reply.results.get(2).cloned());
                 let mut found = reply.results.into_iter().map(got);
                 view.see_round(reply.revision, found.next().flatten().as_ref());
                 self.planner.fence_is(found.next().flatten().as_ref());
@@ -209,6 +210,7 @@ impl Leader {
 
     /// A condition did not hold. What stands in etcd tells which. Whatever it was, the next try waits a moment.
     fn refused(&mut self, context: &mut Context<'_>, view: &mut View, reply: TxnReply) -> Word {
+        let exclusions = reply.results.get(3).cloned();
         let mut found = reply.results.into_iter().map(got);
         let (leader, round, plan) = (found.next().flatten(), found.next().flatten(), found.next().flatten());
         self.retry.failed(context);
@@ -219,6 +221,7 @@ impl Leader {
         }
         self.planner.fence_is(plan.as_ref());
         view.see_round(reply.revision, round.as_ref());
+        view.see_exclusions(reply.revision, exclusions);
         Word::Nothing
     }
 

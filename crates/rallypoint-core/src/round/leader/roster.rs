@@ -3,13 +3,16 @@
 
 mod claims;
 mod member;
+mod racks;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use self::member::Fate;
 pub(super) use self::member::{Asked, Member};
+use self::racks::Racks;
 use super::super::etcd::Entry;
+use super::super::exclusion::Exclusions;
 use super::super::record::{Lost, NAMED_LOSSES, News, NodeRecord, Wants, Why, parse};
 use super::super::settings::RunSettings;
 use super::seating::{self, Candidate};
@@ -29,6 +32,10 @@ pub(super) struct Roster {
     /// Members of whom nothing is known but that there are so many: etcd has lost their places. They may come back.
     unnamed: usize,
     counts: [usize; CLASSES],
+    /// Where only whole segments are seated: those who are ready for the next round, and the newcomers among them.
+    segments: Option<Segments>,
+    /// Who is kept out of the run.
+    exclusions: Exclusions,
     /// Those of class `Missing`. When many die at once, a look at all others for each of them would take too long.
     missing: BTreeSet<String>,
     lost: Vec<Lost>,
@@ -40,6 +47,12 @@ pub(super) struct Roster {
     counted_before: usize,
     /// etcd has lost what it had of the round: its members meet again.
     state_lost: bool,
+}
+
+#[derive(Debug)]
+struct Segments {
+    ready: Racks,
+    newcomers: Racks,
 }
 
 /// What a leader knows of the last round when it begins.
@@ -69,7 +82,7 @@ pub(super) struct Present {
 /// What a node is to the next round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Class {
-    /// Nothing: not there, leaving, or not of this run.
+    /// Nothing: not there, leaving, kept out, or not of this run.
     None,
     /// A member at work.
     Running,
@@ -94,6 +107,11 @@ impl Roster {
             seated: HashMap::new(),
             unnamed: 0,
             counts: [0; CLASSES],
+            segments: settings
+                .policy
+                .segment_size()
+                .map(|size| Segments { ready: Racks::new(size), newcomers: Racks::new(size) }),
+            exclusions: Exclusions::default(),
             missing: BTreeSet::new(),
             lost: Vec::new(),
             lost_count: 0,
@@ -137,8 +155,29 @@ impl Roster {
             self.adopt(&id);
         }
         self.unnamed = last.world_size.saturating_sub(self.members.len());
+        self.count_all();
+    }
+
+    /// Who is kept out from now on. Members who are, the group has lost. It is counted anew for all, and seldom.
+    pub(super) fn keep_out(&mut self, exclusions: &Exclusions) {
+        self.exclusions = exclusions.clone();
+        self.count_all();
+        self.look_at_all();
+    }
+
+    /// Whether a node is kept out of the run.
+    pub(super) fn is_kept_out(&self, id: &str) -> bool {
+        let host = self.nodes.get(id).map_or("", |node| node.record.host.as_str());
+        self.exclusions.of(id, host).is_some()
+    }
+
+    fn count_all(&mut self) {
         self.counts = [0; CLASSES];
         self.missing.clear();
+        if let Some(segments) = &mut self.segments {
+            segments.ready.clear();
+            segments.newcomers.clear();
+        }
         let others = self.nodes.keys().filter(|id| !self.members.contains_key(*id));
         let ids: Vec<String> = self.members.keys().chain(others).cloned().collect();
         for id in ids {
@@ -189,6 +228,11 @@ impl Roster {
     }
 
     fn class(&self, id: &str) -> Class {
+        if self.is_kept_out(id) { Class::None } else { self.class_if_let_in(id) }
+    }
+
+    /// What it is, or would be if it were not kept out.
+    fn class_if_let_in(&self, id: &str) -> Class {
         let (member, node) = (self.members.get(id), self.nodes.get(id));
         let joins =
             |node: &Present| node.record.wants == Wants::Join && node.record.settings == self.settings;
@@ -218,7 +262,11 @@ impl Roster {
     }
 
     fn change(&mut self, id: &str, change: impl FnOnce(&mut Self)) {
-        self.counts[self.class(id) as usize] -= usize::from(self.knows(id));
+        if self.knows(id) {
+            let class = self.class(id);
+            self.counts[class as usize] -= 1;
+            self.count_rack(id, class, Racks::remove);
+        }
         change(self);
         if self.knows(id) {
             self.count_in(id);
@@ -228,10 +276,22 @@ impl Roster {
     fn count_in(&mut self, id: &str) {
         let class = self.class(id);
         self.counts[class as usize] += 1;
+        self.count_rack(id, class, Racks::add);
         if class == Class::Missing {
             self.missing.insert(id.to_owned());
         } else {
             self.missing.remove(id);
+        }
+    }
+
+    /// Counts one that is ready for the next round by its rack.
+    fn count_rack(&mut self, id: &str, class: Class, count: fn(&mut Racks, &str)) {
+        let (Some(segments), Some(node)) = (&mut self.segments, self.nodes.get(id)) else { return };
+        if matches!(class, Class::Survivor | Class::Newcomer) {
+            count(&mut segments.ready, &node.record.rack);
+        }
+        if class == Class::Newcomer {
+            count(&mut segments.newcomers, &node.record.rack);
         }
     }
 
@@ -280,6 +340,9 @@ impl Roster {
 
     /// Tells whether the group has lost a member whose key is there.
     fn look_at(&mut self, id: &str) {
+        if self.members.contains_key(id) && self.is_kept_out(id) {
+            return self.lose(id, Why::Excluded);
+        }
         let (Some(member), Some(node)) = (self.members.get(id), self.nodes.get(id)) else { return };
         let record = &node.record;
         let why = if record.wants == Wants::Leave {
@@ -468,36 +531,51 @@ impl Roster {
     pub(super) fn gone(&self) -> Vec<Lost> {
         let is_back = |id: &str| match (self.members.get(id), self.nodes.get(id)) {
             (Some(member), Some(node)) => {
-                node.record.incarnation == member.incarnation && node.record.wants != Wants::Leave
+                let stays = node.record.wants != Wants::Leave && !self.is_kept_out(id);
+                node.record.incarnation == member.incarnation && stays
             }
             _ => false,
         };
         self.gone.iter().filter(|lost| !is_back(&lost.node)).cloned().collect()
     }
 
-    /// What the members should know.
-    pub(super) fn news(&self) -> News {
+    /// Nodes that a round could be formed of now: all that are ready, or those of them that make whole segments.
+    pub(super) fn seatable(&self) -> usize {
+        let seatable = self.segments.as_ref().map_or(self.joined(), |segments| segments.ready.in_segments());
+        seatable.min(self.settings.max_nodes)
+    }
+
+    /// Newcomers that the next round has a use for, and the others.
+    fn useful(&self) -> (usize, usize) {
         let newcomers = self.count(Class::Newcomer);
         let room = self.settings.max_nodes.saturating_sub(self.survivors() + self.outstanding());
-        let waiting = if self.plan.is_empty() { 0 } else { newcomers.min(room) };
-        let spares = newcomers.saturating_sub(room);
+        // The segments of a whole group are whole: others come to it only as whole ones. While nodes meet, whoever is
+        // there may yet make one.
+        let useful = match &self.segments {
+            Some(segments) if self.is_whole() && !self.plan.is_empty() => segments.newcomers.in_segments(),
+            _ => newcomers,
+        };
+        (useful.min(room), newcomers - useful.min(room))
+    }
+
+    /// What the members should know.
+    pub(super) fn news(&self) -> News {
+        let (useful, spares) = self.useful();
+        let waiting = if self.plan.is_empty() { 0 } else { useful };
         News {
             lost: self.lost.clone(),
             lost_count: self.lost_count,
             waiting,
             spares,
             joined: self.joined(),
+            seatable: self.segments.as_ref().map(|_| self.seatable()),
             last_call_ms: None,
         }
     }
 
     /// Whether there is a reason for another round.
     pub(super) fn wants_a_round(&self) -> bool {
-        let room = self.settings.max_nodes > self.survivors() + self.outstanding();
-        self.round == 0
-            || self.plan.is_empty()
-            || !self.is_whole()
-            || (room && self.count(Class::Newcomer) > 0)
+        self.round == 0 || self.plan.is_empty() || !self.is_whole() || self.useful().0 > 0
     }
 
     /// The nodes of the next round, by rank.
@@ -526,7 +604,7 @@ impl Roster {
 
 /// Whether who is lost so is there no more.
 fn is_gone(why: Why) -> bool {
-    matches!(why, Why::Died | Why::Left | Why::Replaced)
+    matches!(why, Why::Died | Why::Left | Why::Replaced | Why::Excluded)
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Who gets in, and where.
 
+mod segments;
+
 use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -23,10 +25,13 @@ pub(super) struct Candidate<'a> {
 /// The nodes of the next round, by rank: members of the last round first, then those who came first.
 pub(super) fn seats<'a>(settings: &RunSettings, mut candidates: Vec<Candidate<'a>>) -> Vec<&'a str> {
     candidates.sort_by_key(|node| (node.last_rank.is_none(), node.last_rank, node.arrived));
+    if let RankPolicy::Segment { size } = settings.policy {
+        return segments::seats(size.get(), settings.max_nodes, candidates);
+    }
     candidates.truncate(settings.max_nodes);
     match settings.policy {
         // A policy of a later version is no node's of this one.
-        RankPolicy::Sticky | RankPolicy::Other => return sticky(&candidates),
+        RankPolicy::Sticky | RankPolicy::Segment { .. } | RankPolicy::Other => return sticky(&candidates),
         RankPolicy::Arrival => candidates.sort_by_key(|node| node.arrived),
         RankPolicy::Address => candidates.sort_by(|a, b| {
             by_address(a.address, b.address).then_with(|| (a.arrived, a.id).cmp(&(b.arrived, b.id)))

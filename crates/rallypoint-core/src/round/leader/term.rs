@@ -17,14 +17,15 @@ impl Term {
         Term { began, number: context.out.new_number() }
     }
 
-    /// A transaction of a leader who still is one. If it is refused, the reply tells of the leader, the round and the
-    /// plan, in this order.
+    /// A transaction of a leader who still is one. If it is refused, the reply tells of the leader, the round, the plan and
+    /// who is kept out, in this order.
     pub(super) fn txn(self, context: &Context<'_>, mut when: Vec<Condition>, then: Vec<Op>) -> Request {
         let keys = context.keys;
         // After a loss of data another node may have become the leader at the same revision.
         when.push(Condition::CreatedAt(keys.leader(), self.began));
         when.push(Condition::Holds(keys.leader(), context.config.leader_value()));
-        let otherwise = [keys.leader(), keys.round(), keys.plan()].map(Op::Get).to_vec();
+        let mut otherwise = [keys.leader(), keys.round(), keys.plan()].map(Op::Get).to_vec();
+        otherwise.push(Op::Range(keys.exclusions()));
         Request::Txn(Txn { when, then, otherwise })
     }
 

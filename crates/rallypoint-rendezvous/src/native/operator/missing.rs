@@ -143,6 +143,7 @@ mod tests {
             state: NodeState::Joining,
             rank: None,
             address: "10.0.0.1".to_owned(),
+            host: String::new(),
             rack: String::new(),
             about: String::new(),
             since: 0,

@@ -1,11 +1,12 @@
 //! What an operator sees of the runs on an etcd, and can do, without being a node.
 //!
 //! - [`list`]: all runs, in a few words each. [`status`]: one, with its nodes. [`events`]: what happened in it.
-//! - [`close()`]: ends it.
+//! - [`close()`]: ends it. [`exclude`], [`include`]: keep somebody out of it, or let them in again.
 //! - `missing`: who is waited for. `round`: what a node asks of its last round.
 
 mod close;
 mod events;
+mod exclusions;
 mod list;
 mod missing;
 mod round;
@@ -21,6 +22,8 @@ use serde::de::DeserializeOwned;
 
 pub use self::close::close;
 pub use self::events::{events, events_prefix};
+pub(super) use self::exclusions::change;
+pub use self::exclusions::{exclude, excluded, include};
 pub use self::list::{RunRow, list, row};
 pub use self::missing::Missing;
 pub(super) use self::round::{lost, members, standing};
@@ -64,7 +67,7 @@ pub(super) async fn read_round(client: &Client, keys: &Keys) -> Result<Option<Ro
 async fn read_entry(client: &Client, key: &str) -> Result<Option<Entry>> {
     let txn = Txn { then: vec![Op::Get(key.to_owned())], ..Txn::default() };
     let answer = client.txn(key.as_bytes(), Repeat::Safe, || transaction(&txn)).await?;
-    match txn_reply(&answer)?.results.into_iter().next() {
+    match txn_reply(&txn, &answer)?.results.into_iter().next() {
         Some(OpReply::Got(entry)) => Ok(entry),
         _ => Ok(None),
     }

@@ -1,10 +1,12 @@
 //! A run, as it is now.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use futures::stream::{StreamExt as _, TryStreamExt as _};
 use rallypoint_core::round::{
-    Keys, Lost, MasterRecord, NodeConfig, NodeRecord, RankRecord, RoundRecord, RunSettings, Wants, Why,
+    Exclusion, Keys, Lost, MasterRecord, NodeConfig, NodeRecord, RankRecord, RoundRecord, RunSettings, Wants,
+    Why,
 };
 use rallypoint_etcd::Result;
 use rallypoint_etcd::v3::Client;
@@ -14,7 +16,7 @@ use super::super::settings::run_prefix;
 use super::super::translate::read_all;
 use super::missing::{self, Missing};
 use super::round::{MOST_LOOKED_FOR, look_for};
-use super::{Unreadable, by_id, parse, readable};
+use super::{Unreadable, by_id, exclusions, parse, readable};
 
 /// Leases whose time is asked for together.
 const LEASES_AT_A_TIME: usize = 32;
@@ -43,6 +45,8 @@ pub struct RunStatus {
     pub closed: Option<String>,
     /// Members of that round that are there no more, the first few. Who asks for a new round is none of them.
     pub lost: Vec<Lost>,
+    /// Who is kept out of the run.
+    pub excluded: Vec<Exclusion>,
     /// The node that plans the rounds.
     pub leader: Option<String>,
     /// The run's own record cannot be read, and little else is known of it.
@@ -67,6 +71,8 @@ pub struct NodeStatus {
     pub rank: Option<usize>,
     /// Where others reach it.
     pub address: String,
+    /// The machine it runs on, as it says; empty from an earlier version.
+    pub host: String,
     /// Its rack.
     pub rack: String,
     /// What it says of itself.
@@ -99,12 +105,20 @@ pub enum NodeState {
     Spare,
     /// On its way out.
     Leaving,
+    /// Kept out of the run: it is there, and no round has a place for it.
+    Excluded,
 }
 
 impl NodeState {
     /// All that there are.
-    pub const ALL: [NodeState; 5] =
-        [NodeState::Member, NodeState::Joining, NodeState::Waiting, NodeState::Spare, NodeState::Leaving];
+    pub const ALL: [NodeState; 6] = [
+        NodeState::Member,
+        NodeState::Joining,
+        NodeState::Waiting,
+        NodeState::Spare,
+        NodeState::Leaving,
+        NodeState::Excluded,
+    ];
 }
 
 impl fmt::Display for NodeState {
@@ -115,6 +129,7 @@ impl fmt::Display for NodeState {
             NodeState::Waiting => "waiting",
             NodeState::Spare => "spare",
             NodeState::Leaving => "leaving",
+            NodeState::Excluded => "excluded",
         })
     }
 }
@@ -204,14 +219,17 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
         let (rank, of) = parse::<RankRecord>(ranks.get(id)?).ok()?.in_plan(&plan)?;
         (of == incarnation && !plan.is_empty()).then_some(rank)
     };
+    let excluded = exclusions::of_group(&keys, &group);
     let completed = round.as_ref().map_or(0, |round| round.round);
     let mut shown = Vec::new();
     for entry in &nodes {
         let Some(record) = readable::<NodeRecord>(entry, &mut unreadable) else { continue };
         let id = keys.id_of(&entry.key).to_owned();
         let rank = seat(&id, record.incarnation);
+        let is_excluded = excluded.iter().any(|exclusion| exclusion.whom.is(&id, &record.host));
         let state = match (record.wants, rank) {
             (Wants::Leave, _) => NodeState::Leaving,
+            _ if is_excluded => NodeState::Excluded,
             (Wants::Join, Some(_)) if record.round >= completed => NodeState::Joining,
             (_, Some(_)) => NodeState::Member,
             (_, None) if completed == 0 => NodeState::Joining,
@@ -222,6 +240,7 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
             state,
             rank,
             address: record.address,
+            host: record.host,
             rack: record.rack,
             about: record.about,
             since: record.since,
@@ -233,11 +252,7 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
     }
     shown.sort_by_key(|node| (node.rank.is_none(), node.rank, node.arrived));
     if let Some(settings) = round.as_ref().and_then(|round| round.settings) {
-        let members = shown.iter().filter(|node| node.rank.is_some()).count();
-        let outside = shown.iter_mut().filter(|node| node.state == NodeState::Waiting);
-        for node in outside.skip(settings.max_nodes.saturating_sub(members)) {
-            node.state = NodeState::Spare;
-        }
+        spares(&settings, &mut shown);
     }
     let leader = group
         .iter()
@@ -261,7 +276,10 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
     let meets_again = round.round > 0 && (nobody_works || count(NodeState::Joining) > 0 || !lost.is_empty());
     let state = RunState::of(is_corrupt, round.closed.is_some(), shown.len(), round.round, meets_again);
     let min_nodes = round.settings.map_or(0, |settings| settings.min_nodes);
-    let missing = missing::missing(state, round.round, min_nodes, &lost, &shown);
+    // Who is kept out is not one of those that are there for the others.
+    let there: Vec<NodeStatus> =
+        shown.iter().filter(|node| node.state != NodeState::Excluded).cloned().collect();
+    let missing = missing::missing(state, round.round, min_nodes, &lost, &there);
     Ok(Some(RunStatus {
         run_id: run_id.to_owned(),
         state,
@@ -274,11 +292,34 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
         settings: round.settings,
         closed: round.closed,
         lost,
+        excluded,
         leader,
         is_corrupt,
         unreadable,
         nodes: shown,
     }))
+}
+
+/// Tells those who wait from those whom the group has no use for, in order of arrival.
+fn spares(settings: &RunSettings, nodes: &mut [NodeStatus]) {
+    let members = nodes.iter().filter(|node| node.rank.is_some()).count();
+    let room = settings.max_nodes.saturating_sub(members);
+    // Whole segments are of one rack each.
+    let mut racks: HashMap<String, usize> = HashMap::new();
+    for node in nodes.iter().filter(|node| node.state == NodeState::Waiting) {
+        *racks.entry(node.rack.clone()).or_default() += 1;
+    }
+    if let Some(size) = settings.policy.segment_size() {
+        racks.values_mut().for_each(|nodes| *nodes -= *nodes % size);
+    }
+    let mut waiting = 0;
+    for node in nodes.iter_mut().filter(|node| node.state == NodeState::Waiting) {
+        let useful = racks.get_mut(&node.rack).filter(|left| **left > 0 && waiting < room);
+        match useful {
+            Some(left) => (*left, waiting) = (*left - 1, waiting + 1),
+            None => node.state = NodeState::Spare,
+        }
+    }
 }
 
 /// Asks how much is left of each node's lease: one request for each.

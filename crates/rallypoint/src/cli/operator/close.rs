@@ -29,7 +29,7 @@ pub(crate) struct Close {
     connection: Connection,
 }
 
-fn in_words(reason: &str) -> Result<String, &'static str> {
+pub(super) fn in_words(reason: &str) -> Result<String, &'static str> {
     if reason.trim().is_empty() { Err("say why, in words") } else { Ok(reason.to_owned()) }
 }
 

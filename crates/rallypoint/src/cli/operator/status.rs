@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use rallypoint_core::endpoint::host_and_port;
+use rallypoint_core::round::kept_out;
 use rallypoint_core::text::{self, plain};
 use rallypoint_etcd::v3::{Client, KeyRange};
 use rallypoint_rendezvous::native::{
@@ -80,7 +81,7 @@ pub(crate) struct Status {
     #[arg(long, env = "RALLYPOINT_SORT", value_enum, default_value_t = Sort::Rank)]
     sort: Sort,
     /// Show only the nodes with this text in their name, address, rack or what they say of themselves; or, as
-    /// state=WORD, those in a state: member, joining, waiting, spare, leaving or leader.
+    /// state=WORD, those in a state: member, joining, waiting, spare, leaving, excluded or leader.
     #[arg(long, env = "RALLYPOINT_FILTER", value_name = "TEXT", requires = "which")]
     filter: Option<Filter>,
     /// Show so many of the last events below the nodes; 0 for none, with --watch 8. `rallypoint events` shows all.
@@ -320,10 +321,14 @@ fn describe(status: &RunStatus, hidden: usize, now: u64) -> String {
             Why::Died => "died",
             Why::Replaced => "replaced",
             Why::Left => "left",
+            Why::Excluded => "excluded",
             // It had asked for the next round, or a later version knows more.
             Why::Again | Why::Other => "gone",
         };
-        text.push_str(&format!("{what}     node {} ({})\n", lost.rank, plain(&lost.node)));
+        text.push_str(&format!("{what:<8} node {} ({})\n", lost.rank, plain(&lost.node)));
+    }
+    if let Some(kept_out) = kept_out(&status.excluded) {
+        text.push_str(&format!("excluded {kept_out}\n"));
     }
     // Of who is lost it is said already.
     let is_lost = |missing: &&Missing| status.lost.iter().any(|lost| lost.node == missing.node);
@@ -331,7 +336,9 @@ fn describe(status: &RunStatus, hidden: usize, now: u64) -> String {
         text.push_str(&format!("missing  {}: {}\n", plain(&missing.node), plain(&missing.why)));
     }
     let needed = status.settings.map_or(0, |settings| settings.min_nodes);
-    let unnamed = needed.saturating_sub(status.nodes.len() + hidden + status.missing.len());
+    let excluded = status.nodes.iter().filter(|node| node.state == NodeState::Excluded).count();
+    let there = (status.nodes.len() + hidden).saturating_sub(excluded);
+    let unnamed = needed.saturating_sub(there + status.missing.len());
     if status.state == RunState::Meeting && unnamed > 0 {
         let more = if status.missing.is_empty() { "" } else { " more" };
         text.push_str(&format!(

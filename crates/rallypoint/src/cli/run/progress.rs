@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rallypoint_agent::{Phase, ServerNode};
+use rallypoint_core::round::kept_out;
 use rallypoint_core::text::{are, count, plain};
 use rallypoint_rendezvous::{Progress, RendezvousHandler};
 use tokio::sync::watch;
@@ -153,9 +154,35 @@ fn silent(server: Option<&ServerNode>) -> String {
 
 /// `left` is of the last call.
 fn describe(progress: &Progress, left: Option<Duration>) -> String {
+    let waits = describe_wait(progress, left);
+    match kept_out(&progress.exclusions).filter(|_| progress.kept_out.is_none()) {
+        Some(others) => format!("{waits}; {others}"),
+        None => waits,
+    }
+}
+
+fn describe_wait(progress: &Progress, left: Option<Duration>) -> String {
     let Progress { joined, min_nodes, max_nodes, .. } = *progress;
+    if let Some(exclusion) = &progress.kept_out {
+        let (until, reason) = (exclusion.until(), plain(&exclusion.reason));
+        return format!("excluded from the run, {until}: {reason}; waiting to be let in again");
+    }
     if progress.spare {
-        return format!("standing by as a spare: the group has its {}", count(max_nodes, "node"));
+        return match progress.segment_size {
+            Some(size) => {
+                format!("standing by as a spare: only whole segments of {size} of one rack are seated")
+            }
+            None => format!("standing by as a spare: the group has its {}", count(max_nodes, "node")),
+        };
+    }
+    if let (Some(size), Some(seatable)) = (progress.segment_size, progress.seatable)
+        && seatable < min_nodes
+        && seatable < joined
+    {
+        let here = are(joined, "node", "here");
+        return format!(
+            "waiting for whole segments of {size} nodes of one rack: {here}, {seatable} of {min_nodes} in such"
+        );
     }
     // This node is here, whether the others have counted it yet or not.
     let here = joined.max(1);

@@ -73,7 +73,8 @@ impl Roster {
 
     fn may_be_in_last_round(&self, id: &str) -> bool {
         let later = |node: &Present| node.record.seat.as_ref().is_some_and(|seat| seat.round > self.round);
-        match self.class(id) {
+        // Who is kept out may be at work in it still.
+        match self.class_if_let_in(id) {
             Class::Missing => true,
             Class::Running | Class::Survivor => !self.nodes.get(id).is_some_and(later),
             Class::None | Class::Newcomer => false,

@@ -18,6 +18,7 @@ fn said(incarnation: u64, wants: Wants, modified: i64) -> Entry {
         round: 0,
         seat: None,
         settings: SETTINGS,
+        host: String::new(),
         rack: String::new(),
         hint: String::new(),
         about: String::new(),
