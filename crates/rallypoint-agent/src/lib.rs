@@ -26,6 +26,7 @@
 //! - `decision`: what to do when something happens, and what it costs. `round`: what happens in one round, and how that
 //!   is done. `notice`: how nodes tell each other of failures. `fence`: how a node that is cut off from etcd learns
 //!   that its round is over. `budget`: the restarts that are left. `words`: what is said of it.
+//! - `hang`: who stopped first, where none makes progress, and what workers do. `progress`: their signs of it.
 //! - `group`: the workers of one round, started and stopped together; each is a process group of its own.
 //! - [`ServedStore`]: where the workers meet, served by the agent with rank 0 or by rank 0's worker.
 //! - [`Workers`]: those that run, for who passes signals on.
@@ -51,6 +52,7 @@ mod fence;
 mod finish;
 mod group;
 mod guard;
+mod hang;
 mod log_file;
 mod logs;
 mod memory;
@@ -58,6 +60,7 @@ mod notice;
 mod output;
 mod patience;
 mod prefix;
+mod progress;
 mod ranks;
 mod round;
 mod round_board;
@@ -83,9 +86,11 @@ pub use events::{Events, WorkerEvent, WorkerState};
 pub use failure::{ErrorRecord, Exit, Failure, FailureReport};
 pub use group::Interactive;
 pub use guard::{GUARD_VARIABLE, Guarded, Orders, Part, announce, arguments, guard};
+pub use hang::{Answer, HangSpec, Hanging, LookBefore, Worker, WorkerState as InquiredState, ask_stacks};
 pub use logs::{LogDir, LogError, LogSettings, Logs};
 pub use output::{Console, Stream};
 pub use prefix::{Prefix, UnknownMacro};
+pub use progress::{HEARTBEAT_VARIABLE, Heartbeats};
 /// The reason of a run that ended well.
 pub use rallypoint_rendezvous::FINISHED;
 pub use ranks::{Assigned, IDENTICAL_VARIABLE, NodeWorkers, RankError, agree, assign};

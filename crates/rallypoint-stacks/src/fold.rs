@@ -10,6 +10,8 @@ use crate::process::Process;
 const DEPTH: usize = 24;
 /// So much of each.
 const LINE: usize = 200;
+/// So many on one line.
+const INNERMOST: usize = 6;
 
 /// What several have in common.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
@@ -44,9 +46,8 @@ impl Folded {
         (lasts.then(|| self.state.clone()), self.stack.clone(), self.unseen.clone())
     }
 
-    /// As people read it: who, and what they do.
-    #[must_use]
-    pub fn text(&self) -> String {
+    /// Who they are, and their state where it is remarkable.
+    fn who(&self) -> String {
         let who = if self.ranks.len() == 1 { "rank" } else { "ranks" };
         let state = match self.state.as_str() {
             "T" => ", stopped by a signal",
@@ -54,7 +55,21 @@ impl Folded {
             "Z" | "X" => ", ended",
             _ => "",
         };
-        let mut text = format!("{who} {}{state}:\n", ranges(&self.ranks));
+        format!("{who} {}{state}:", ranges(&self.ranks))
+    }
+
+    /// On one line: who, and the innermost calls that have a name.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let named = self.stack.iter().filter(|line| !line.contains("+0x") && !line.starts_with("0x"));
+        let calls: Vec<&str> = named.chain(&self.unseen).take(INNERMOST).map(String::as_str).collect();
+        format!("{} {}", self.who(), calls.join(" < "))
+    }
+
+    /// As people read it: who, and what they do.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = format!("{}\n", self.who());
         for line in self.stack.iter().chain(&self.unseen) {
             text.push_str(&format!("    {line}\n"));
         }

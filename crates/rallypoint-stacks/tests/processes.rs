@@ -37,7 +37,7 @@ impl Kept {
 impl Drop for Kept {
     fn drop(&mut self) {
         // All of its group: a shell has started another.
-        let _ = Command::new("kill").args(["-KILL", &format!("-{}", self.0.id())]).status();
+        let _ = Command::new("kill").args(["-KILL", "--", &format!("-{}", self.0.id())]).status();
         let _ = self.0.wait();
     }
 }

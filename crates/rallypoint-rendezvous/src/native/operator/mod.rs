@@ -1,7 +1,7 @@
 //! What an operator sees of the runs on an etcd, and can do, without being a node.
 //!
 //! - [`list`]: all runs, in a few words each. [`status`]: one, with its nodes. [`events`]: what happened in it.
-//! - [`close()`]: ends it.
+//! - [`close()`]: ends it. [`last_round`]: where its nodes can be asked something.
 //! - `missing`: who is waited for. `round`: what a node asks of its last round.
 
 mod close;
@@ -9,6 +9,7 @@ mod events;
 mod list;
 mod missing;
 mod round;
+mod round_store;
 mod status;
 
 use std::collections::HashMap;
@@ -23,6 +24,7 @@ pub use self::close::close;
 pub use self::events::{events, events_prefix};
 pub use self::list::{RunRow, list, row};
 pub use self::missing::Missing;
+pub use self::round_store::{LastRound, last_round};
 pub(super) use self::round::{lost, members, standing};
 pub use self::status::{NodeState, NodeStatus, RunState, RunStatus, ask_leases, status};
 use super::settings::{DEFAULT_ROOT, run_of};

@@ -1,7 +1,8 @@
-//! What an operator asks of an etcd: `rallypoint status`, `events` and `close`.
+//! What an operator asks of an etcd: `rallypoint status`, `events`, `stacks` and `close`.
 
 mod close;
 mod events;
+mod stacks;
 mod status;
 mod table;
 
@@ -13,6 +14,7 @@ use rallypoint_etcd::v3::{Client, KeyRange, Watch, revision_of};
 
 pub(super) use self::close::{Close, close};
 pub(super) use self::events::{Events, events};
+pub(super) use self::stacks::{Stacks, stacks};
 pub(super) use self::status::{Status, status};
 use super::exit::{EndpointFlags, NO_SERVER, NODE, Problem, advice, chain};
 
