@@ -18,7 +18,8 @@ use crate::temporary::{self, Held};
 
 /// Where a worker finds the file that it beats in.
 pub const HEARTBEAT_VARIABLE: &str = "RALLYPOINT_HEARTBEAT_FILE";
-/// What the file begins with. A counter follows, of 8 bytes, the lowest first, which `rallypoint.heartbeat()` writes.
+/// What the file begins with. A counter follows, of 8 bytes, the lowest first, and the process that it is of; both are written
+/// by `rallypoint.heartbeat()`.
 const BEGINS: [u8; 8] = *b"rpbeat1\n";
 /// Of a file that another program has made something else of, so much is compared.
 const MOST: u64 = 64;
@@ -49,7 +50,7 @@ impl Heartbeats {
     pub(crate) fn file(&self, local_rank: usize) -> io::Result<PathBuf> {
         let path = self.folder.join(local_rank.to_string());
         let new = self.folder.join(format!(".{local_rank}"));
-        fs::write(&new, [BEGINS, [0; 8]].concat())?;
+        fs::write(&new, [BEGINS, [0; 8], [0; 8]].concat())?;
         fs::rename(&new, &path)?;
         Ok(path)
     }

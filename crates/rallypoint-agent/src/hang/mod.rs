@@ -170,7 +170,8 @@ impl HangWatch {
         }
         let folded = autopsy::look(&self.subjects, LOOK_BEFORE_STOP, why).await;
         for stack in folded.iter().filter(|stack| stack.unseen.is_none()).take(MOST_TOLD) {
-            info!("{why}: {}", stack.line());
+            let who = if stack.ranks.len() == 1 { "it was" } else { "they were" };
+            info!("when {who} stopped, {}", stack.line());
         }
     }
 }
