@@ -41,6 +41,9 @@ const DROP_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often the rest of a group is looked at after its first process has ended; nothing tells when it is gone.
 const REST_INTERVAL: Duration = Duration::from_millis(20);
 
+/// How long a thread is stopped for a look at its stack, or so.
+const TRACED: Duration = Duration::from_millis(1);
+
 /// A worker whose streams are this process's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Interactive {
@@ -544,6 +547,10 @@ impl Worker {
     }
 }
 
+fn ended(status: &WaitIdStatus) -> bool {
+    status.exited() || status.killed() || status.dumped()
+}
+
 /// Reports the end of a process from a thread of its own, and leaves the process to be waited for, so that its
 /// number stays taken.
 fn watch(pid: Pid, report: impl FnOnce(Exit) + Send + 'static) -> io::Result<()> {
@@ -551,6 +558,8 @@ fn watch(pid: Pid, report: impl FnOnce(Exit) + Send + 'static) -> io::Result<()>
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         let status = loop {
             match waitid(WaitId::Pid(pid), options) {
+                // One that is traced for a look at its stack is told of as well. That is left to who traces it.
+                Ok(Some(status)) if !ended(&status) => thread::sleep(TRACED),
                 Ok(status) => break status,
                 Err(rustix::io::Errno::INTR) => {}
                 // Somebody else has waited for it, which nobody does.

@@ -147,7 +147,7 @@ pub(crate) async fn run(
         &agent.spec().hang,
         group.subjects(agent.keeps_logs()),
         &*met.store,
-        (met.rank, met.world_size, round.name()),
+        (met.rank, met.world_size, agent.host()),
         agent.workers(),
     );
     round.work(&mut group, &*met.store, &mut fence, &mut hangs, stop).await?;

@@ -58,11 +58,14 @@ impl Folded {
         format!("{who} {}{state}:", ranges(&self.ranks))
     }
 
-    /// On one line: who, and the innermost calls that have a name.
+    /// On one line: who, and the innermost calls that have a name. Of compiled code that Python has called, one.
     #[must_use]
     pub fn line(&self) -> String {
         let named = self.stack.iter().filter(|line| !line.contains("+0x") && !line.starts_with("0x"));
-        let calls: Vec<&str> = named.chain(&self.unseen).take(INNERMOST).map(String::as_str).collect();
+        let (python, compiled): (Vec<&String>, Vec<&String>) = named.partition(|line| has_line(line));
+        let most = if python.is_empty() { INNERMOST } else { 1 };
+        let calls = compiled.into_iter().take(most).chain(python).chain(&self.unseen).take(INNERMOST);
+        let calls: Vec<&str> = calls.map(String::as_str).collect();
         format!("{} {}", self.who(), calls.join(" < "))
     }
 
@@ -75,6 +78,12 @@ impl Folded {
         }
         text
     }
+}
+
+/// Whether a call is in a file with lines, as Python's are: `f (train.py:3)`.
+fn has_line(call: &str) -> bool {
+    let line = call.strip_suffix(')').and_then(|call| call.rsplit_once(':')).map(|(_, line)| line);
+    line.is_some_and(|line| !line.is_empty() && line.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Puts those together that do the same. The odd ones, which are fewest, come first.
@@ -139,6 +148,9 @@ mod tests {
         assert_eq!(folded[0].text(), "rank 5:\n    acquire (lock.py:1)\n");
         assert!(folded[1].text().starts_with("rank 6, stopped by a signal:"));
         assert!(folded[2].text().starts_with("ranks 0-4, 7:\n    all_reduce"));
+        let compiled = ["libc.so.6+0x1 (libc.so.6)", "poll (libc.so.6)", "sock_recv (_socket.so)", "step (train.py:3)"];
+        assert_eq!(at(3, "S", &compiled).line(), "rank 3: poll (libc.so.6) < step (train.py:3)");
+        assert_eq!(at(3, "S", &compiled[..3]).line(), "rank 3: poll (libc.so.6) < sock_recv (_socket.so)");
     }
 
     #[test]

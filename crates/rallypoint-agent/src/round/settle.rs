@@ -50,7 +50,7 @@ impl Round<'_> {
     }
 
     /// This node as the others know it: several may be on one machine.
-    pub(super) fn name(&self) -> &str {
+    fn name(&self) -> &str {
         self.handler().node_name().unwrap_or(self.agent.host())
     }
 
