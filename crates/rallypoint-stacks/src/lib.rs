@@ -27,8 +27,10 @@ mod native;
 mod process;
 mod python;
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
+
+use crate::modules::Libraries;
 
 pub use fold::{Folded, fold, ranges};
 pub use process::{Frame, Process, Thread};
@@ -46,13 +48,15 @@ pub fn look(pids: &[u32], time: Duration) -> Vec<Process> {
     let (send, seen) = mpsc::channel();
     let mut found: Vec<Option<Process>> = pids.iter().map(|_| None).collect();
     let (mut next, mut under_way) = (0, 0);
+    let libraries = Arc::new(Libraries::default());
     loop {
         while next < pids.len() && under_way < AT_ONCE {
-            let (at, pid, send) = (next, pids[next], send.clone());
+            let (at, pid, send, libraries) = (next, pids[next], send.clone(), Arc::clone(&libraries));
             next += 1;
             let looking = move || {
                 // Who asked may have given up.
-                let _ = send.send((at, process::look(pid, deadline)));
+                process::look(pid, &libraries, deadline, &|seen| drop(send.send((at, Some(seen)))));
+                let _ = send.send((at, None));
             };
             match std::thread::Builder::new().name("stacks".to_owned()).spawn(looking) {
                 Ok(_) => under_way += 1,
@@ -68,8 +72,10 @@ pub fn look(pids: &[u32], time: Duration) -> Vec<Process> {
         let Ok((at, process)) = seen.recv_timeout(deadline.saturating_duration_since(Instant::now())) else {
             break;
         };
-        found[at] = Some(process);
-        under_way -= 1;
+        match process {
+            Some(process) => found[at] = Some(process),
+            None => under_way -= 1,
+        }
     }
     let late = |pid| Process::unseen(pid, format!("it could not be looked at within {} s", time.as_secs_f64()));
     found.into_iter().zip(pids).map(|(process, pid)| process.unwrap_or_else(|| late(*pid))).collect()

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use framehop::{CacheNative, FrameAddress, MayAllocateDuringUnwind, Unwinder, UnwinderNative};
@@ -11,7 +12,7 @@ use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use crate::modules::{Mapping, Module, mappings};
+use crate::modules::{Libraries, Mapping, Module, mappings};
 use crate::process::Frame;
 
 /// Of a stack, what is copied. Calls further out than this are not told.
@@ -38,7 +39,12 @@ struct Snapshot {
 
 /// The frames of these threads of a process, as many as there is time for. An error where it may not be traced, or where
 /// none of them could be stopped.
-pub(crate) fn threads(pid: u32, ids: &[u32], deadline: Instant) -> Result<HashMap<u32, Vec<Frame>>, String> {
+pub(crate) fn threads(
+    pid: u32,
+    ids: &[u32],
+    libraries: &Libraries,
+    deadline: Instant,
+) -> Result<HashMap<u32, Vec<Frame>>, String> {
     let memory = File::open(format!("/proc/{pid}/mem")).map_err(|error| unseen(&error))?;
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).map_err(|error| unseen(&error))?;
     let mut snapshots = Vec::new();
@@ -52,12 +58,20 @@ pub(crate) fn threads(pid: u32, ids: &[u32], deadline: Instant) -> Result<HashMa
     if let Some(problem) = problem.filter(|_| snapshots.is_empty()) {
         return Err(problem);
     }
-    let mut program = Program { pid, mappings: mappings(&maps), ..Program::default() };
-    let mut calls: HashMap<u32, Vec<u64>> = HashMap::new();
+    let mut program = Program {
+        pid,
+        libraries,
+        mappings: mappings(&maps),
+        modules: HashMap::new(),
+        unwinder: UnwinderNative::new(),
+        cache: CacheNative::new(),
+    };
+    let mut found = HashMap::new();
     for (id, snapshot) in snapshots.iter().take_while(|_| Instant::now() < deadline) {
-        calls.insert(*id, program.calls(snapshot));
+        let calls = program.calls(snapshot);
+        found.insert(*id, calls.into_iter().map(|address| program.frame(address)).collect());
     }
-    Ok(program.named(calls))
+    Ok(found)
 }
 
 fn unseen(error: &dyn std::fmt::Display) -> String {
@@ -113,24 +127,25 @@ fn taken(registers: &nix::libc::user_regs_struct) -> (u64, Registers, u64) {
 }
 
 /// The code of a process, as far as its stacks lead there.
-#[derive(Default)]
-struct Program {
+struct Program<'a> {
     pid: u32,
+    libraries: &'a Libraries,
     mappings: Vec<Mapping>,
     /// By the place of their mapping.
     modules: HashMap<usize, Option<Module>>,
-    unwinder: UnwinderNative<Vec<u8>, MayAllocateDuringUnwind>,
+    unwinder: UnwinderNative<Arc<[u8]>, MayAllocateDuringUnwind>,
     cache: CacheNative<MayAllocateDuringUnwind>,
 }
 
-impl Program {
+impl Program<'_> {
     /// The mapping with this address; its file is read where this is the first.
     fn mapping(&mut self, address: u64) -> Option<usize> {
         let at = self.mappings.iter().position(|mapping| mapping.range.contains(&address))?;
         if !self.modules.contains_key(&at) {
-            let module = Module::open(self.pid, &self.mappings[at]);
-            let unwind = module.as_ref().and_then(|module| module.unwind(&self.mappings[at]));
-            unwind.into_iter().for_each(|unwind| self.unwinder.add_module(unwind));
+            let module = Module::open(self.libraries, self.pid, &self.mappings[at]);
+            if let Some(module) = &module {
+                self.unwinder.add_module(module.unwind(&self.mappings[at]));
+            }
             self.modules.insert(at, module);
         }
         Some(at)
@@ -157,22 +172,10 @@ impl Program {
         calls
     }
 
-    /// The same with names. Each file is gone through once for all that is wanted of it.
-    fn named(&mut self, calls: HashMap<u32, Vec<u64>>) -> HashMap<u32, Vec<Frame>> {
-        let mut wanted: HashMap<usize, Vec<u64>> = HashMap::new();
-        for address in calls.values().flatten() {
-            if let Some(at) = self.mapping(*address) {
-                wanted.entry(at).or_default().push(*address);
-            }
-        }
-        let mut frames: HashMap<u64, Frame> = HashMap::new();
-        for (at, addresses) in wanted {
-            if let Some(Some(module)) = self.modules.get(&at) {
-                frames.extend(addresses.iter().copied().zip(module.frames(&addresses)));
-            }
-        }
-        let unknown = |address: u64| Frame { function: format!("{address:#x}"), file: "?".to_owned(), line: None };
-        let frame = |address: u64| frames.get(&address).cloned().unwrap_or_else(|| unknown(address));
-        calls.into_iter().map(|(id, calls)| (id, calls.into_iter().map(frame).collect())).collect()
+    /// The call at an address.
+    fn frame(&mut self, address: u64) -> Frame {
+        let module = self.mapping(address).and_then(|at| self.modules.get(&at)?.as_ref());
+        let unknown = || Frame { function: format!("{address:#x}"), file: "?".to_owned(), line: None };
+        module.map_or_else(unknown, |module| module.frame(address))
     }
 }

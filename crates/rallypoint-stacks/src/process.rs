@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use crate::modules::Libraries;
 use crate::{kernel, native, python};
 
 /// Threads beyond these are counted, and not looked at.
@@ -70,44 +71,53 @@ impl Process {
     }
 }
 
-/// Looks at a process; one that only waits for another, as a shell does, is passed over for that.
-pub(crate) fn look(pid: u32, deadline: Instant) -> Process {
+/// Looks at a process, and tells what it sees as it sees it: Python's frames first, since those of compiled code take longer.
+/// One that only waits for another, as a shell does, is passed over for that.
+pub(crate) fn look(pid: u32, libraries: &Libraries, deadline: Instant, tell: &dyn Fn(Process)) {
     let python = match python::threads(pid) {
         Ok(threads) => Ok(threads),
         Err(problem) => match kernel::only_child(pid) {
-            Some(child) if Instant::now() < deadline => return look(child, deadline),
+            Some(child) if Instant::now() < deadline => return look(child, libraries, deadline, tell),
             _ => Err(problem),
         },
     };
     let mut tasks = kernel::tasks(pid);
     if tasks.is_empty() {
-        return Process::unseen(pid, "it is gone".to_owned());
+        return tell(Process::unseen(pid, "it is gone".to_owned()));
     }
     let more_threads = tasks.len().saturating_sub(MOST_THREADS);
     tasks.truncate(MOST_THREADS);
     let mut unseen = Vec::new();
-    let mut of_python: HashMap<u32, python::PythonThread> = match python {
+    let of_python: HashMap<u32, python::PythonThread> = match python {
         Ok(threads) => threads.into_iter().map(|thread| (thread.id, thread)).collect(),
         Err(problem) => {
             unseen.push(problem);
             HashMap::new()
         }
     };
+    let threads = |compiled: &HashMap<u32, Vec<Frame>>| {
+        let thread = |task: &kernel::Task| {
+            let python = of_python.get(&task.id);
+            let name = python.and_then(|python| python.name.as_ref()).unwrap_or(&task.name).clone();
+            let holds_gil = python.is_some_and(|python| python.holds_gil);
+            let compiled = compiled.get(&task.id).cloned().unwrap_or_default();
+            let frames = merged(compiled, python.map(|python| python.frames.clone()).unwrap_or_default());
+            let (id, state, wait_channel) = (task.id, task.state.to_string(), task.wait_channel.clone());
+            Thread { id, name, state, wait_channel, holds_gil, frames }
+        };
+        tasks.iter().map(thread).collect()
+    };
+    let process = |unseen: &[String], compiled: &HashMap<u32, Vec<Frame>>| {
+        Process { pid, threads: threads(compiled), more_threads, unseen: unseen.to_vec() }
+    };
+    let late = unseen.iter().cloned().chain(["frames of compiled code: there was no time".to_owned()]);
+    tell(process(&late.collect::<Vec<_>>(), &HashMap::new()));
     let ids: Vec<u32> = tasks.iter().map(|task| task.id).collect();
-    let mut compiled = native::threads(pid, &ids, deadline).unwrap_or_else(|problem| {
+    let compiled = native::threads(pid, &ids, libraries, deadline).unwrap_or_else(|problem| {
         unseen.push(problem);
         HashMap::new()
     });
-    let threads = tasks.into_iter().map(|task| {
-        let python = of_python.remove(&task.id);
-        let name = python.as_ref().and_then(|python| python.name.clone()).unwrap_or(task.name);
-        let holds_gil = python.as_ref().is_some_and(|python| python.holds_gil);
-        let compiled = compiled.remove(&task.id).unwrap_or_default();
-        let frames = merged(compiled, python.map(|python| python.frames).unwrap_or_default());
-        let (id, state, wait_channel) = (task.id, task.state.to_string(), task.wait_channel);
-        Thread { id, name, state, wait_channel, holds_gil, frames }
-    });
-    Process { pid, threads: threads.collect(), more_threads, unseen }
+    tell(process(&unseen, &compiled));
 }
 
 /// Compiled code that Python has called, and the calls of Python that led there.

@@ -90,7 +90,9 @@ pub(crate) fn judge(answers: &[Answer], limits: Limits) -> Finding {
         };
         youngest = youngest.into_iter().chain([(silent, rank)]).min();
         let stack = stacks.iter().find(|folded| folded.ranks.contains(&rank));
-        let alike = stack.map_or(0, |stack| stack.ranks.len());
+        // Of one that could not be looked at it is not known.
+        let seen = stack.filter(|stack| !stack.stack.is_empty());
+        let alike = seen.map_or(usize::MAX, |stack| stack.ranks.len());
         let (node, host, beats) = (answer.node, answer.host.as_str(), worker.beats);
         cases.push(Case { rank, node, host, beats, silent, stack, alike });
     }
@@ -125,7 +127,7 @@ fn has(ranks: &[usize]) -> &'static str {
     if ranks.len() == 1 { "has" } else { "have" }
 }
 
-/// The one who stopped first, and how that is known. Each step leaves those who fit it, if others do not.
+/// The one who stopped first, and how that is known: by the last step that told. Each leaves those who fit it, if others do not.
 fn first(mut cases: Vec<Case<'_>>) -> (Option<Case<'_>>, String) {
     cases.sort_by_key(|case| case.rank);
     if let [only] = cases[..] {
@@ -135,22 +137,21 @@ fn first(mut cases: Vec<Case<'_>>) -> (Option<Case<'_>>, String) {
     let fewest = cases.iter().filter_map(|case| case.beats).min();
     let most = cases.iter().filter_map(|case| case.beats).max();
     let longest = cases.iter().map(|case| case.silent).max().unwrap_or_default();
-    let others = |said: String| said;
     let state = |case: &Case<'_>, state: &str| case.stack.is_some_and(|stack| stack.state == state);
     let steps: [(&dyn Fn(&Case<'_>) -> bool, String); 5] = [
-        (&|case| state(case, "T"), others("it is stopped by a signal".to_owned())),
-        (&|case| state(case, "D"), others("it waits in the kernel".to_owned())),
+        (&|case| state(case, "T"), "it is stopped by a signal".to_owned()),
+        (&|case| state(case, "D"), "it waits in the kernel".to_owned()),
         (
             // Who does not count cannot be compared.
             &|case| case.beats.is_some_and(|beats| Some(beats) == fewest && fewest < most),
             format!("its {} {} the fewest", fewest.unwrap_or(0), if fewest == Some(1) { "heartbeat is" } else { "heartbeats are" }),
         ),
-        (&|case| longest.saturating_sub(case.silent) < CLEARLY, "it has been silent for the longest".to_owned()),
-        (&|case| case.stack.is_some_and(|stack| !waits(stack)), "it is in no collective, and others are".to_owned()),
+        (&|case| longest.saturating_sub(case.silent) <= CLEARLY, "it has been silent for the longest".to_owned()),
+        (&|case| case.stack.is_some_and(|stack| !stack.stack.is_empty() && !waits(stack)), "it is in no collective, and others are".to_owned()),
     ];
     for (fits, said) in steps {
         if narrow(&mut cases, fits) {
-            why.get_or_insert(said);
+            why = Some(said);
         }
         if let [only] = cases[..] {
             return (Some(only), why.unwrap_or_default());
@@ -160,7 +161,7 @@ fn first(mut cases: Vec<Case<'_>>) -> (Option<Case<'_>>, String) {
     let all = cases.len();
     if narrow(&mut cases, &|case| case.alike == fewest) {
         let unlike = all - cases.len();
-        why.get_or_insert(format!("its stack differs from that of {}", count(unlike, "other")));
+        why = Some(format!("its stack differs from that of {}", count(unlike, "other")));
     }
     (cases.first().copied(), why.unwrap_or_else(|| "nothing tells it from the others; it is the first of them".to_owned()))
 }
