@@ -120,17 +120,33 @@ impl Beat {
     }
 }
 
-/// Looks at all of them so often, for as long as somebody wants to know, on a thread of its own.
-pub(crate) fn sample(sources: Vec<Source>, every: Duration) -> io::Result<watch::Receiver<Vec<Signs>>> {
-    let look = move |sources: &[Source]| sources.iter().map(Source::look).collect::<Vec<_>>();
-    let (send, signs) = watch::channel(sources.iter().map(|_| Signs::default()).collect());
+/// What all workers of a node have shown so far.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Sample {
+    /// The time that they have had for it.
+    pub(crate) ran: Duration,
+    pub(crate) signs: Vec<Signs>,
+}
+
+/// Looks at all of them so often, for as long as somebody wants to know, on a thread of its own. What passes while they are
+/// paused, while the machine sleeps, or while this process is stopped, does not count.
+pub(crate) fn sample(
+    sources: Vec<Source>,
+    every: Duration,
+    are_paused: impl Fn() -> bool + Send + 'static,
+) -> io::Result<watch::Receiver<Sample>> {
+    let (send, samples) = watch::channel(Sample::default());
     thread::Builder::new().name("progress".to_owned()).spawn(move || {
+        let (mut ran, mut last) = (Duration::ZERO, Instant::now());
         while !send.is_closed() {
-            send.send_replace(look(&sources));
+            let passed = last.elapsed();
+            last += passed;
+            ran += if are_paused() { Duration::ZERO } else { passed.min(every + LATE) };
+            send.send_replace(Sample { ran, signs: sources.iter().map(Source::look).collect() });
             thread::sleep(every);
         }
     })?;
-    Ok(signs)
+    Ok(samples)
 }
 
 /// What a worker is judged by.
@@ -182,26 +198,6 @@ impl Progress {
     /// How often it has called `rallypoint.heartbeat()`.
     pub(crate) fn beats(&self) -> Option<u64> {
         self.seen.as_ref()?.beat.count()
-    }
-}
-
-/// Time as workers have it: what passes while the machine sleeps, or while this process is stopped, does not count.
-#[derive(Debug)]
-pub(crate) struct Clock {
-    last: Instant,
-    every: Duration,
-}
-
-impl Clock {
-    pub(crate) fn new(every: Duration) -> Self {
-        Clock { last: Instant::now(), every }
-    }
-
-    /// The time since the last call, which is made so often.
-    pub(crate) fn passed(&mut self, paused: bool) -> Duration {
-        let now = Instant::now();
-        let passed = now.duration_since(std::mem::replace(&mut self.last, now));
-        if paused { Duration::ZERO } else { passed.min(self.every + LATE) }
     }
 }
 

@@ -28,7 +28,7 @@ use self::inquiry::{Asked, Hung, Inquiries, Verdict};
 pub use self::inquiry::{Answer, Worker, WorkerState, ask_stacks};
 use self::judge::{Finding, Limits, judge};
 use crate::failure::{ErrorRecord, Exit};
-use crate::progress::{Clock, Heartbeats, Progress, Signs, sample};
+use crate::progress::{Heartbeats, Progress, Sample, sample};
 use crate::workers::Workers;
 
 /// For a look at all workers of a node, where somebody waits for what comes out.
@@ -132,7 +132,8 @@ impl HangWatch {
         let every = (shortest / 8).clamp(OFTEN, SELDOM);
         let sources = subjects.iter().map(|subject| subject.progress.clone()).collect();
         let signs = limits.and_then(|_| {
-            let sampled = sample(sources, every);
+            let workers = workers.clone();
+            let sampled = sample(sources, every, move || workers.are_paused());
             sampled.inspect_err(|error| warn!("--hang-timeout has no effect: {error}")).ok()
         });
         let (send, found) = mpsc::channel(1);
@@ -145,7 +146,7 @@ impl HangWatch {
             progress: subjects.iter().map(|_| Progress::new()).collect(),
             subjects: subjects.clone(),
             workers: workers.clone(),
-            clock: Clock::new(every),
+            ran: Duration::ZERO,
             wants: None,
             not_before: Instant::now(),
             is_said: None,
@@ -193,7 +194,8 @@ struct Watching {
     subjects: Vec<Subject>,
     progress: Vec<Progress>,
     workers: Workers,
-    clock: Clock,
+    /// The time that the workers have had, as of the last sample.
+    ran: Duration,
     wants: Option<Wants>,
     /// Nobody is suspected before.
     not_before: Instant,
@@ -203,7 +205,7 @@ struct Watching {
 }
 
 impl Watching {
-    async fn run(mut self, mut signs: Option<watch::Receiver<Vec<Signs>>>) {
+    async fn run(mut self, mut samples: Option<watch::Receiver<Sample>>) {
         for number in 1.. {
             let inquiries = self.inquiries.clone();
             let asked = inquiries.asked(number);
@@ -212,7 +214,7 @@ impl Watching {
                 tokio::select! {
                     biased;
                     asked = &mut asked => break asked,
-                    seen = next(&mut signs) => self.note(seen),
+                    sample = next(&mut samples) => self.note(sample),
                 }
                 if self.wants.is_none() && Instant::now() >= self.not_before && self.suspects() {
                     self.wants = Some(Wants::Signs);
@@ -225,9 +227,9 @@ impl Watching {
         }
     }
 
-    fn note(&mut self, seen: Vec<Signs>) {
-        let passed = self.clock.passed(self.workers.are_paused());
-        for (progress, signs) in self.progress.iter_mut().zip(seen) {
+    fn note(&mut self, sample: Sample) {
+        let passed = sample.ran.saturating_sub(std::mem::replace(&mut self.ran, sample.ran));
+        for (progress, signs) in self.progress.iter_mut().zip(sample.signs) {
             progress.note(signs, passed);
         }
     }
@@ -409,11 +411,11 @@ fn millis(time: Duration) -> u64 {
 }
 
 /// The next sample; never, where nobody takes any.
-async fn next(signs: &mut Option<watch::Receiver<Vec<Signs>>>) -> Vec<Signs> {
-    if let Some(signs) = signs
-        && signs.changed().await.is_ok()
+async fn next(samples: &mut Option<watch::Receiver<Sample>>) -> Sample {
+    if let Some(samples) = samples
+        && samples.changed().await.is_ok()
     {
-        return signs.borrow_and_update().clone();
+        return samples.borrow_and_update().clone();
     }
     std::future::pending().await
 }

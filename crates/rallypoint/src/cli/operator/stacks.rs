@@ -17,9 +17,9 @@ use super::{NO_RUN, failed, json, no_such_run, print};
 /// For all nodes to look at their workers, and to answer.
 const TO_ANSWER: Duration = Duration::from_secs(6);
 
-/// Show what the workers of a run do at this moment: their Python and native stacks.
+/// Show what the workers of a run do now: their stacks.
 ///
-/// Workers that do the same are shown as one, the odd ones first: where all but one wait in a collective, that one is at the
+/// Python's, and those of compiled code. Workers that do the same are shown as one, the odd ones first: where all but one wait in a collective, that one is at the
 /// top. The workers go on; each of their threads is stopped for a moment. All of it, with every thread, is in the nodes' log
 /// folders, as stacks.txt of each worker.
 #[derive(Debug, clap::Args)]
