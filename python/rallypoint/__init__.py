@@ -6,6 +6,7 @@
 - :class:`EtcdServer`: an etcd for one machine, started and stopped from Python.
 - :class:`TcpStoreServer`: a store that clients of PyTorch's ``TCPStore`` meet at.
 - :class:`Client`: keys and values of an etcd, to look into it.
+- :func:`heartbeat`: a worker's sign that it makes progress, for ``rallypoint run --hang-timeout``.
 - :mod:`rallypoint.errors`: what can go wrong.
 - :mod:`rallypoint.torch`: the same for PyTorch, and the rendezvous backends of torchrun. It alone needs torch.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rallypoint import errors
+from rallypoint._heartbeat import heartbeat
 from rallypoint.errors import RallypointError
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ __all__ = [
     "TcpStoreServer",
     "__version__",
     "errors",
+    "heartbeat",
 ]
 
 

@@ -20,6 +20,8 @@ pub enum Exit {
     ExitCode(i32),
     /// By this signal.
     Signal(i32),
+    /// It had not: it made no progress for so many seconds, and was ended for that.
+    Hung(u64),
 }
 
 impl Exit {
@@ -38,6 +40,7 @@ impl fmt::Display for Exit {
                 Some(name) => write!(f, "signal {number} ({name})"),
                 None => write!(f, "signal {number}"),
             },
+            Exit::Hung(seconds) => write!(f, "a hang: no progress for {seconds} s"),
         }
     }
 }
@@ -216,6 +219,9 @@ impl Failure {
     /// In a few words, for other nodes.
     #[must_use]
     pub fn in_short(&self) -> String {
+        if let Exit::Hung(seconds) = self.exit {
+            return format!("rank {} on {} hung: no progress for {seconds} s", self.rank, self.host);
+        }
         let error = self.error.as_ref().map(|error| format!(": {}", first_line(&error.message)));
         format!("rank {} on {} failed with {}{}", self.rank, self.host, self.exit, error.unwrap_or_default())
     }
@@ -280,12 +286,14 @@ impl fmt::Display for FailureReport {
             writeln!(f, "  restarts    none left on its node (--max-restarts {max})")?;
         }
         if let Some(error) = &first.error {
-            writeln!(f, "  error       {}", plain(first_line(&error.message)))?;
+            let what = if matches!(first.exit, Exit::Hung(_)) { "known by  " } else { "error     " };
+            writeln!(f, "  {what}  {}", plain(first_line(&error.message)))?;
             if let Some(file) = &error.file {
                 writeln!(f, "  error file  {}", file.display())?;
             }
             if let Some(traceback) = &error.traceback {
-                writeln!(f, "  traceback")?;
+                let of_a_hang = matches!(first.exit, Exit::Hung(_));
+                writeln!(f, "  {}", if of_a_hang { "stacks" } else { "traceback" })?;
                 traceback.trim_end().lines().try_for_each(|line| writeln!(f, "    {}", plain(line)))?;
             }
         }

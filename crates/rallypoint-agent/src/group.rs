@@ -26,10 +26,12 @@ use crate::drain::{self, DRAIN_TIMEOUT};
 use crate::environment::WorkerRanks;
 use crate::events::{WorkerEvent, WorkerState};
 use crate::failure::{Exit, Failure, Sources, Written};
+use crate::hang::{Hanging, Subject};
 use crate::log_file::{LogFile, WORKERS_SAY};
 use crate::logs::{Attempt, LogSettings, StreamPlan};
 use crate::memory::{self, MemoryKills};
 use crate::output::{Console, Filtered, Pump, Pumping, Stream, Tail, colour};
+use crate::progress::{Source, length};
 use crate::workers::Workers;
 
 /// For processes that SIGKILL does not end: those in the kernel, at a device that does not answer, or traced.
@@ -38,6 +40,9 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 const DROP_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often the rest of a group is looked at after its first process has ended; nothing tells when it is gone.
 const REST_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How long a thread is stopped for a look at its stack, or so.
+const TRACED: Duration = Duration::from_millis(1);
 
 /// A worker whose streams are this process's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +70,8 @@ pub(crate) struct Start<'a> {
     pub(crate) reads: bool,
     /// Where what it writes is counted.
     pub(crate) metrics: rallypoint_metrics::Workers,
+    /// The file that it beats in.
+    pub(crate) heartbeat: Option<PathBuf>,
 }
 
 /// The workers of one round. Dropped, they are killed.
@@ -100,6 +107,10 @@ struct Worker {
     log: Option<PathBuf>,
     error_file: PathBuf,
     streams: Vec<Pumping>,
+    /// It was found to hang.
+    hung: Option<Hanging>,
+    /// Where it shows that it makes progress.
+    progress: Source,
 }
 
 /// A worker that could not be started.
@@ -167,6 +178,30 @@ impl Group {
         self.workers.iter().map(|worker| worker.pid).collect()
     }
 
+    /// The workers, for those who look at what they do.
+    pub(crate) fn subjects(&self, kept: bool) -> Vec<Subject> {
+        let subject = |worker: &Worker| Subject {
+            rank: worker.place.rank,
+            pid: worker.pid,
+            judged: worker.has_group,
+            tail: worker.tail.clone(),
+            file: Some(worker.error_file.with_file_name("stacks.txt"))
+                .filter(|_| kept && worker.error_file.parent().is_some()),
+            progress: worker.progress.clone(),
+        };
+        self.workers.iter().map(subject).collect()
+    }
+
+    /// A worker was found to hang: it has failed, unless it has ended.
+    pub(crate) fn hang(&mut self, hanging: Hanging) {
+        self.note_endings();
+        let worker = self.workers.iter_mut().find(|worker| worker.place.rank == hanging.rank);
+        if let Some(worker) = worker.filter(|worker| worker.ended.is_none()) {
+            worker.failed = true;
+            worker.hung = Some(hanging);
+        }
+    }
+
     /// Waits until one has failed or all have succeeded. May be dropped and called again.
     pub(crate) async fn finished(&mut self) -> Event {
         loop {
@@ -198,7 +233,7 @@ impl Group {
     fn note(&mut self, at: usize, ending: Exit, time: SystemTime) {
         let worker = &mut self.workers[at];
         worker.ended = Some((ending, time));
-        worker.failed = !ending.is_success() && !self.stopping;
+        worker.failed = worker.hung.is_some() || (!ending.is_success() && !self.stopping);
     }
 
     /// Ends all workers and what they started: by `signal`, and by SIGKILL after `grace` or when `now` is there.
@@ -361,7 +396,7 @@ impl Group {
                     .to_owned(),
             );
         }
-        let (exit, _) = worker.ended?;
+        let (exit, _) = worker.ended.filter(|_| worker.hung.is_none())?;
         // It was not stopped, so it was not us.
         let killed = exit == Exit::Signal(Signal::KILL.as_raw());
         killed.then(|| memory::hint(self.memory_kills.clone()))
@@ -393,8 +428,8 @@ impl Worker {
         filtered: &[Option<Filtered>; 2],
         console: &Arc<dyn Console>,
     ) -> io::Result<Worker> {
-        let Start { program, args, environment, without, place, prefix, cpus, interactive, reads, metrics } =
-            start;
+        let Start { program, args, environment, without, place, prefix, cpus, .. } = start;
+        let Start { interactive, reads, metrics, heartbeat, .. } = start;
         let mut command = Command::new(program);
         let group = interactive.and_then(|interactive| interactive.group);
         command.args(args).process_group(group.map_or(0, Pid::as_raw_pid));
@@ -413,6 +448,12 @@ impl Worker {
             command.stdout(own(&out).transpose()?.map_or_else(Stdio::piped, Stdio::from));
             command.stderr(own(&err).transpose()?.map_or_else(Stdio::piped, Stdio::from));
         }
+        let by_itself = |plan: &StreamPlan| {
+            let path = plan.path.clone().filter(|_| !plan.console)?;
+            let before = length(&path);
+            Some((path, before))
+        };
+        let files = [&out, &err].into_iter().filter_map(by_itself).collect();
         let mut child = spawn_on(&mut command, &cpus)?;
         let pump = |stream, plan: StreamPlan, filtered: &Option<Filtered>| {
             let file = plan.path.zip(plan.file).map(|(path, file)| LogFile::start(&path, file, WORKERS_SAY));
@@ -440,6 +481,7 @@ impl Worker {
         };
         let read = read();
         let pid = Pid::from_child(&child);
+        let progress = Source { heartbeat, streams: streams.iter().map(Pumping::watch).collect(), files };
         let mut worker = Worker {
             place,
             child,
@@ -453,6 +495,8 @@ impl Worker {
             log,
             error_file,
             streams,
+            hung: None,
+            progress,
         };
         if let Err(error) = read {
             // Nobody else knows of it.
@@ -483,7 +527,9 @@ impl Worker {
     }
 
     fn failure(&self, host: &str, kept: bool, hint: Option<String>, written: Written) -> Option<Failure> {
-        let (exit, time) = self.ended?;
+        let hung = self.hung.as_ref();
+        let (exit, time) = hung.map(|hung| (hung.exit(), hung.since)).or(self.ended)?;
+        let error = hung.map(Hanging::error).or(written.error);
         let seen = self.tail.lines();
         let stderr = if seen.is_empty() { written.log } else { seen };
         Some(Failure {
@@ -493,12 +539,16 @@ impl Worker {
             pid: self.child.id(),
             exit,
             time: Some(time),
-            error: written.error,
+            error,
             stderr,
             log: self.log.clone().filter(|_| kept),
             hint,
         })
     }
+}
+
+fn ended(status: &WaitIdStatus) -> bool {
+    status.exited() || status.killed() || status.dumped()
 }
 
 /// Reports the end of a process from a thread of its own, and leaves the process to be waited for, so that its
@@ -508,6 +558,8 @@ fn watch(pid: Pid, report: impl FnOnce(Exit) + Send + 'static) -> io::Result<()>
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         let status = loop {
             match waitid(WaitId::Pid(pid), options) {
+                // One that is traced for a look at its stack is told of as well. That is left to who traces it.
+                Ok(Some(status)) if !ended(&status) => thread::sleep(TRACED),
                 Ok(status) => break status,
                 Err(rustix::io::Errno::INTR) => {}
                 // Somebody else has waited for it, which nobody does.

@@ -384,4 +384,7 @@ impl Guarded {
 fn remove(folder: &Path) {
     // Most often it is gone already.
     let _ = disk::remove(folder.to_owned());
+    if let Some(in_memory) = temporary::in_memory(folder) {
+        let _ = disk::remove(in_memory);
+    }
 }

@@ -27,6 +27,7 @@
 //!   is done. `notice`: how nodes tell each other of failures. `fence`: how a node that is cut off from etcd learns
 //!   that its round is over. `budget`: the restarts that are left. `words`: what is said of it.
 //! - [`Health`]: a node that is not fit does not meet the others; `reachability`: nor do those that cannot reach each other.
+//! - `hang`: who stopped first, where none makes progress, and what workers do. `progress`: their signs of it.
 //! - `group`: the workers of one round, started and stopped together; each is a process group of its own.
 //! - [`ServedStore`]: where the workers meet, served by the agent with rank 0 or by rank 0's worker.
 //! - [`Workers`]: those that run, for who passes signals on.
@@ -52,6 +53,7 @@ mod fence;
 mod finish;
 mod group;
 mod guard;
+mod hang;
 mod health;
 mod log_file;
 mod logs;
@@ -60,6 +62,7 @@ mod notice;
 mod output;
 mod patience;
 mod prefix;
+mod progress;
 mod ranks;
 mod round;
 mod round_board;
@@ -85,12 +88,14 @@ pub use events::{Events, WorkerEvent, WorkerState};
 pub use failure::{ErrorRecord, Exit, Failure, FailureReport};
 pub use group::Interactive;
 pub use guard::{GUARD_VARIABLE, Guarded, Orders, Part, announce, arguments, guard};
+pub use hang::{Answer, HangSpec, Hanging, LookBefore, Worker, WorkerState as InquiredState, ask_stacks};
 pub use health::reachability::{Nodes, Unreachable, unreachable};
 pub use health::settings::{HEALTH_OPTIONS, HealthSettings, list as list_of_checks};
 pub use health::{DEFAULT_HEALTH_INTERVAL, DEFAULT_HEALTH_TIMEOUT, Health, WhenUnhealthy};
 pub use logs::{LogDir, LogError, LogSettings, Logs};
 pub use output::{Console, Stream};
 pub use prefix::{Prefix, UnknownMacro};
+pub use progress::{HEARTBEAT_VARIABLE, Heartbeats};
 /// The checks of a node's health.
 pub use rallypoint_health as checks;
 /// The reason of a run that ended well.

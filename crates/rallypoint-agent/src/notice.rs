@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rallypoint_core::time::millis;
 use rallypoint_store::{Store, StoreError};
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use tracing::debug;
 
@@ -88,6 +89,9 @@ struct WorkerRecord {
     stderr: Vec<String>,
     #[serde(default)]
     hint: Option<String>,
+    /// It hung for so many seconds. Earlier versions know only the signal that ended it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    hung: Option<u64>,
 }
 
 impl Notice {
@@ -190,11 +194,16 @@ impl WorkerRecord {
     fn of(failure: &Failure) -> Self {
         let cut = |text: &str| text.chars().take(MAX_TEXT).collect::<String>();
         let error = failure.error.as_ref();
+        let (exit, hung) = match failure.exit {
+            Exit::Hung(seconds) => (Exit::Signal(Signal::KILL.as_raw()), Some(seconds)),
+            exit => (exit, None),
+        };
         WorkerRecord {
             rank: failure.rank,
             local_rank: failure.local_rank,
             pid: failure.pid,
-            exit: failure.exit,
+            exit,
+            hung,
             error: error.map(|error| cut(&error.message)),
             traceback: error.and_then(|error| error.traceback.as_deref()).map(cut),
             stderr: failure.stderr.clone(),
@@ -210,7 +219,7 @@ impl WorkerRecord {
             local_rank: self.local_rank,
             host,
             pid: self.pid,
-            exit: self.exit,
+            exit: self.hung.map_or(self.exit, Exit::Hung),
             time: Some(at),
             error,
             stderr: self.stderr,
@@ -353,6 +362,18 @@ mod tests {
             board.answer().await.unwrap();
         }
         assert_eq!(board.all_answered().await, failed(2, 300));
+    }
+
+    #[test]
+    fn a_hang_is_told_and_an_earlier_version_takes_it_for_a_signal() {
+        let mut notice = failed(0, 500);
+        if let What::Failed(failure) = &mut notice.what {
+            failure.exit = Exit::Hung(62);
+        }
+        assert_eq!(Notice::read(&notice.write()), Some(notice.clone()));
+        assert_eq!(notice.in_short(), "rank 0 on host0 hung: no progress for 62 s");
+        let record: serde_json::Value = serde_json::from_slice(&notice.write()).unwrap();
+        assert_eq!(record["worker"]["signal"], 9);
     }
 
     #[tokio::test]

@@ -126,6 +126,17 @@ struct State {
     moved: AtomicU64,
 }
 
+/// How much a pump has carried.
+#[derive(Debug, Clone)]
+pub(crate) struct Moved(Arc<State>);
+
+impl Moved {
+    /// A number that changes whenever something was carried.
+    pub(crate) fn count(&self) -> u64 {
+        self.0.moved.load(Ordering::Relaxed)
+    }
+}
+
 impl Pumping {
     /// Waits until the stream has ended and all of it is where it goes. May be dropped and called again.
     pub(crate) async fn ended(&mut self) {
@@ -151,6 +162,11 @@ impl Pumping {
     /// A number that changes whenever something was carried.
     pub(crate) fn moved(&self) -> u64 {
         self.state.moved.load(Ordering::Relaxed)
+    }
+
+    /// The same for whoever looks at it later.
+    pub(crate) fn watch(&self) -> Moved {
+        Moved(Arc::clone(&self.state))
     }
 }
 

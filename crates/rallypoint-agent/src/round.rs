@@ -28,8 +28,10 @@ use crate::fence::Fence;
 use crate::finish::{PASSED, finished, server_gone, silent_for};
 use crate::group::{Group, Start};
 use crate::guard::GUARD_VARIABLE;
+use crate::hang::HangWatch;
 use crate::logs::Attempt;
 use crate::notice::{Board, Notice};
+use crate::progress::HEARTBEAT_VARIABLE;
 use crate::ranks::{IDENTICAL_VARIABLE, NodeWorkers, RankError, agree};
 use crate::server::{self, ServerNode};
 use crate::stop::StopListener;
@@ -146,7 +148,14 @@ pub(crate) async fn run(
     let about = [("rallypoint.rank", met.rank.to_string()), ("rallypoint.workers", places.len().to_string())];
     met.trace.span("start workers", None, entered, SystemTime::now(), &about);
     let began = Instant::now();
-    round.work(&mut group, &*met.store, &mut fence, stop).await?;
+    let mut hangs = HangWatch::start(
+        &agent.spec().hang,
+        group.subjects(agent.keeps_logs()),
+        &*met.store,
+        (met.rank, met.world_size, agent.host()),
+        agent.workers(),
+    );
+    round.work(&mut group, &*met.store, &mut fence, &mut hangs, stop).await?;
     if matches!(round.decision.verdict(), Some(Verdict::Succeed { .. })) {
         agent.enter(Phase::Writing);
     }
@@ -157,14 +166,19 @@ pub(crate) async fn run(
     // Who asks whether the round is over is told why at once.
     round.news(first.as_ref()).into_iter().for_each(|notice| fence.tell(notice));
     fence.over(round.told_by_etcd && round.decision.is_known_to_be_over());
+    let looks = round.failure(first.as_ref());
     let signal =
         if let Some(Verdict::Stop(signal)) = round.decision.verdict() { *signal } else { Signal::TERM };
     let (mut asked_again, grace) = (stop.clone(), agent.spec().grace);
     // The others are told while the workers end, not after.
-    let ((verdict, untold), ()) = tokio::join!(
-        round.settle(first, &mut fence, stop),
-        group.stop(signal, grace, asked_again.asked_again()),
-    );
+    let ((verdict, untold), ()) = tokio::join!(round.settle(first, &mut fence, stop), async {
+        // Of a hang it is known what they do.
+        if let Some(why) = looks {
+            hangs.before_stop(&why).await;
+        }
+        drop(hangs);
+        group.stop(signal, grace, asked_again.asked_again()).await;
+    },);
     let failures = round.failures(&group);
     agent.record(&group.ended(agent.restarts(), &failures));
     if let Some(served) = &mut served {
@@ -354,6 +368,8 @@ impl Round<'_> {
         for (place, plan) in places.iter().zip(&attempt.plans).take_while(|_| !stop.is_asked()) {
             let mut environment =
                 environment(&common, place, &plan.error_file, |name| std::env::var_os(name))?;
+            let heartbeat = spec.hang.heartbeats.as_ref().and_then(|beats| beats.file(place.local_rank).ok());
+            environment.extend(heartbeat.iter().map(|file| (HEARTBEAT_VARIABLE, file.into())));
             environment.extend(spec.environment.iter().cloned());
             let local_rank = place.local_rank.to_string();
             let args = spec.args.iter().map(|arg| match arg.to_str() {
@@ -372,6 +388,7 @@ impl Round<'_> {
                 interactive: spec.interactive.filter(|worker| worker.local_rank == place.local_rank),
                 reads: spec.interactive.is_none(),
                 metrics: agent.metrics().clone(),
+                heartbeat,
             });
         }
         let (settings, console) = (agent.logs().settings(), agent.console());
@@ -387,6 +404,7 @@ impl Round<'_> {
         group: &mut Group,
         store: &dyn Store,
         fence: &mut Fence,
+        hangs: &mut HangWatch,
         stop: &mut StopListener,
     ) -> Result<(), AgentError> {
         let mut child_ended = signal(SignalKind::child()).map_err(AgentError::Signals)?;
@@ -407,6 +425,10 @@ impl Round<'_> {
                     Event::Notice(notice)
                 }
                 why = fence.cut_off() => Event::CutOff(why),
+                hanging = hangs.found() => {
+                    group.hang(hanging);
+                    continue;
+                }
                 never = &mut restarts_return => match never {},
                 never = &mut server_gone => match never {},
                 _ = child_ended.recv(), if self.agent.adopts() => {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::decision::WhenExhausted;
 use crate::environment::DEFAULT_SIGNALS;
 use crate::group::Interactive;
+use crate::hang::HangSpec;
 use crate::prefix::Prefix;
 use crate::worker_store::WorkerStore;
 
@@ -61,6 +62,8 @@ pub struct WorkerSpec {
     pub cpus: Vec<BTreeSet<usize>>,
     /// The worker that has the terminal, for a debugger.
     pub interactive: Option<Interactive>,
+    /// When a worker is taken to hang, and when it is looked at what workers do.
+    pub hang: HangSpec,
 }
 
 impl WorkerSpec {
@@ -87,6 +90,7 @@ impl WorkerSpec {
             prefix: Prefix::default(),
             cpus: Vec::new(),
             interactive: None,
+            hang: HangSpec::default(),
         }
     }
 }

@@ -17,6 +17,9 @@ const PREFIX: &str = "rallypoint_";
 /// The variables that name the temporary folder.
 const NAMED: [&str; 3] = ["TMPDIR", "TEMP", "TMP"];
 
+/// Where a folder can be that is in memory, and not on a disk.
+const MEMORY: &str = "/dev/shm";
+
 /// A folder that has an owner for as long as this is there.
 #[derive(Debug)]
 pub struct Held {
@@ -53,6 +56,14 @@ fn asked_for(variable: &str) -> Option<PathBuf> {
 pub(crate) fn name() -> PathBuf {
     let name = format!("{PREFIX}{}_{:08x}", std::process::id(), fastrand::u32(..));
     base().join(name)
+}
+
+/// The place in memory for what is to be as quick as that, by the name of a launcher's folder. None where there is none, or
+/// where the folder is there itself.
+#[must_use]
+pub fn in_memory(folder: &Path) -> Option<PathBuf> {
+    let place = Path::new(MEMORY).join(folder.file_name()?);
+    (place != folder && Path::new(MEMORY).is_dir()).then_some(place)
 }
 
 /// Makes the folder, and holds it.

@@ -56,6 +56,12 @@ impl Workers {
         true
     }
 
+    /// Whether they are stopped where they are.
+    #[must_use]
+    pub fn are_paused(&self) -> bool {
+        self.lock().paused
+    }
+
     /// Whether a worker has the terminal, whose keys are then its own, or had it when the key was pressed: that may have
     /// ended it before anybody else has heard of the key.
     #[must_use]

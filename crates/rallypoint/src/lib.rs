@@ -7,6 +7,7 @@
 //!   `Store`.
 //! - [`rendezvous`]: how the nodes of a run find each other, and [`agent`]: a node that runs workers.
 //! - [`etcd`]: the clients beneath, for v3 and for v2.
+//! - [`stacks`]: what processes do at this moment.
 //! - [`metrics`] and [`traces`]: what is told to Prometheus and to OpenTelemetry.
 //! - [`server`]: a server of etcd's protocols inside the program, or a real etcd as its child.
 
@@ -24,6 +25,7 @@ pub use rallypoint_etcd as etcd;
 pub use rallypoint_metrics as metrics;
 pub use rallypoint_rendezvous as rendezvous;
 pub use rallypoint_server as server;
+pub use rallypoint_stacks as stacks;
 pub use rallypoint_store::{
     BlockingStore, DEFAULT_TIMEOUT, EtcdStore, EtcdV2Store, MemoryStore, PrefixStore, Store, StoreError,
     TcpStore,

@@ -73,6 +73,7 @@ fn the_help_of_each_command_fits_a_terminal() {
         ("rallypoint dashboard", "help-dashboard.txt"),
         ("rallypoint status", "help-status.txt"),
         ("rallypoint events", "help-events.txt"),
+        ("rallypoint stacks", "help-stacks.txt"),
         ("rallypoint close", "help-close.txt"),
         ("rallypoint exclude", "help-exclude.txt"),
         ("rallypoint include", "help-include.txt"),

@@ -9,7 +9,7 @@ use tracing::{debug, warn};
 
 use super::{ASK_AGAIN, LOSS_IS_TOLD, Round};
 use crate::decision::{Cause, Event, Stage, Verdict, WhenExhausted};
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
 use crate::fence::Fence;
 use crate::notice::{Notice, Restarts};
 use crate::stop::StopListener;
@@ -39,6 +39,14 @@ impl Round<'_> {
             _ => None,
         };
         own.cloned().into_iter().chain(told).collect()
+    }
+
+    /// What failed, where that is why the round is over and it is not known yet what the workers do; `own` failed here.
+    pub(super) fn failure(&self, own: Option<&Notice>) -> Option<String> {
+        let failures = self.news(own).into_iter().filter_map(Notice::failure);
+        let first = failures.min_by_key(Failure::moment)?;
+        let seen = matches!(first.exit, Exit::Hung(_));
+        (!seen).then(|| format!("when {}", first.in_short()))
     }
 
     /// This node as the others know it: several may be on one machine.

@@ -20,8 +20,8 @@ mod translate;
 pub use handler::NativeHandler;
 pub(crate) use identity::local_address;
 pub use operator::{
-    Missing, NodeState, NodeStatus, RunRow, RunState, RunStatus, Unreadable, ask_leases, close, events,
-    events_prefix, exclude, excluded, include, list, row, runs, status,
+    LastRound, Missing, NodeState, NodeStatus, RunRow, RunState, RunStatus, Unreadable, ask_leases, close,
+    events, events_prefix, exclude, excluded, include, last_round, list, row, runs, status,
 };
 pub use rallypoint_core::round::{
     Lost, MOST_EXCLUSIONS, MasterRecord, RankPolicy, RunSettings, WhenExcluded, Why, default_lease,

@@ -14,7 +14,7 @@ use super::bench::{self, Bench};
 use super::dashboard::{self, Beside, Dashboard};
 use super::exit::{Problem, one_line, say};
 use super::gateway::{self, Gateway};
-use super::operator::{self, Close, Events, Exclude, Excluded, Include, Status};
+use super::operator::{self, Close, Events, Exclude, Excluded, Include, Stacks, Status};
 use super::run::{self, Run};
 use super::variables::{self, Variable};
 use super::{LogFormat, advertised_url, failed, listen_address, serve, start_log};
@@ -53,6 +53,7 @@ enum Command {
     Dashboard(Dashboard),
     Status(Status),
     Events(Events),
+    Stacks(Stacks),
     Close(Close),
     Exclude(Exclude),
     Include(Include),
@@ -165,6 +166,7 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, python: Option<Os
         }
         Command::Status(options) => wait_for(operator::status(&options)),
         Command::Events(options) => wait_for(operator::events(&options)),
+        Command::Stacks(options) => wait_for(operator::stacks(&options)),
         Command::Close(options) => wait_for(operator::close(&options)),
         Command::Exclude(options) => wait_for(operator::exclude(&options)),
         Command::Include(options) => wait_for(operator::include(&options)),

@@ -2,6 +2,7 @@
 //!
 //! - [`list`]: all runs, in a few words each. [`status`]: one, with its nodes. [`events`]: what happened in it.
 //! - [`close()`]: ends it. [`exclude`], [`include`]: keep somebody out of it, or let them in again.
+//! - [`last_round`]: where its nodes can be asked something.
 //! - `missing`: who is waited for. `round`: what a node asks of its last round.
 
 mod close;
@@ -10,6 +11,7 @@ mod exclusions;
 mod list;
 mod missing;
 mod round;
+mod round_store;
 mod status;
 
 use std::collections::HashMap;
@@ -27,6 +29,7 @@ pub use self::exclusions::{exclude, excluded, include};
 pub use self::list::{RunRow, list, row};
 pub use self::missing::Missing;
 pub(super) use self::round::{lost, members, standing};
+pub use self::round_store::{LastRound, last_round};
 pub use self::status::{NodeState, NodeStatus, RunState, RunStatus, ask_leases, status};
 use super::settings::{DEFAULT_ROOT, run_of};
 use super::translate::{transaction, txn_reply};

@@ -1,8 +1,9 @@
-//! What an operator asks of an etcd: `rallypoint status`, `events`, `close`, `exclude`, `include` and `excluded`.
+//! What an operator asks of an etcd: `rallypoint status`, `events`, `close`, `exclude`, `include`, `excluded` and `stacks`.
 
 mod close;
 mod events;
 mod exclusions;
+mod stacks;
 mod status;
 mod table;
 
@@ -15,6 +16,7 @@ use rallypoint_etcd::v3::{Client, KeyRange, Watch, revision_of};
 pub(super) use self::close::{Close, close};
 pub(super) use self::events::{Events, events};
 pub(super) use self::exclusions::{Exclude, Excluded, Include, exclude, excluded, include};
+pub(super) use self::stacks::{Stacks, stacks};
 pub(super) use self::status::{Status, status};
 use super::exit::{EndpointFlags, NO_SERVER, NODE, Problem, advice, chain};
 

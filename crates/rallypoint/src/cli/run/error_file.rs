@@ -24,6 +24,7 @@ pub(crate) fn of_failure(report: &FailureReport) -> Value {
     record["message"]["errorCode"] = match first.exit {
         Exit::ExitCode(code) => code.into(),
         Exit::Signal(number) => (-number).into(),
+        Exit::Hung(_) => (-Signal::KILL.as_raw()).into(),
     };
     record
 }

@@ -103,6 +103,8 @@ impl Events for EventLog {
         let exit = event.failure.as_ref().map(|failure| match failure.exit {
             Exit::ExitCode(code) => code,
             Exit::Signal(number) => -number,
+            // As it is ended, if not by a kinder one.
+            Exit::Hung(_) => -rallypoint_agent::Signal::KILL.as_raw(),
         });
         // Lists of one: torchrun writes them so, and who reads its events expects that.
         let about = json!({

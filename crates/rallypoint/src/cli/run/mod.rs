@@ -5,6 +5,7 @@ mod devices;
 mod error_file;
 mod events;
 mod files;
+mod hang;
 mod health;
 pub(super) mod limits;
 pub(super) mod meet;
@@ -270,6 +271,7 @@ async fn launch(
         spec.environment.push((timer::FILE, timer.path.clone().into()));
         tokio::spawn(timer.watch(workers.clone()));
     }
+    spec.hang = options.hang.spec(guarded);
     let mut listener = stopper.listen();
     let reached = tokio::select! {
         reached = reach(options, &meet, &run_id, &telemetry) => reached?,

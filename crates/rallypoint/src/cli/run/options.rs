@@ -10,6 +10,7 @@ use rallypoint_metrics::Place;
 use rallypoint_rendezvous::native::{BACKEND, OPTIONS};
 use rallypoint_traces::Endpoint;
 
+use super::hang::Hang;
 use super::health::HealthOptions;
 use super::numa::Mode;
 use super::worker_store::StoreServer;
@@ -213,6 +214,8 @@ pub(crate) struct Run {
     )]
     #[arg(default_value = "60", help_heading = "Workers")]
     pub(crate) exit_barrier_timeout: Seconds,
+    #[command(flatten)]
+    pub(crate) hang: Hang,
     /// The role of this node's workers, which they find in ROLE_NAME.
     #[arg(long, env = "PET_ROLE", value_name = "NAME", default_value = "default", help_heading = "Workers")]
     pub(crate) role: String,

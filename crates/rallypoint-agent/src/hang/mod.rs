@@ -1,0 +1,428 @@
+//! Workers that hang: they run, and make no progress.
+//!
+//! Each node looks for its workers' signs of progress (`progress`). When one has shown none for too long, its node asks all
+//! nodes of the round (`inquiry`): first for the signs of theirs, which costs little and is the end of it where others still
+//! make progress; then also for what their workers do (`autopsy`), and from that it is found who stopped first (`judge`). That
+//! is written once, and is the same for all. The node of that worker has a worker that failed; the others hear of it as of any
+//! other failure, and pay nothing.
+//!
+//! An operator's `rallypoint stacks` is an inquiry too.
+
+mod autopsy;
+mod inquiry;
+mod judge;
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use rallypoint_core::time::bounded;
+use rallypoint_stacks::{Folded, fold};
+use rallypoint_store::{Store, StoreError};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+pub(crate) use self::autopsy::Subject;
+pub use self::inquiry::{Answer, Worker, WorkerState, ask_stacks};
+use self::inquiry::{Asked, Hung, Inquiries, Verdict};
+use self::judge::{Finding, Limits, judge};
+use crate::failure::{ErrorRecord, Exit};
+use crate::progress::{Heartbeats, Progress, Sample, sample};
+use crate::workers::Workers;
+
+/// For a look at all workers of a node, where somebody waits for what comes out.
+const LOOK: Duration = Duration::from_secs(2);
+/// The same before workers are stopped because one failed: the next round waits for it.
+const LOOK_BEFORE_STOP: Duration = Duration::from_secs(1);
+/// For all nodes to answer.
+const TO_ANSWER: Duration = Duration::from_secs(4);
+/// For whoever asked who hangs to say so. Then another node does.
+const TO_CONCLUDE: Duration = Duration::from_secs(10);
+/// How often workers are looked at, at most and at least.
+const SELDOM: Duration = Duration::from_millis(250);
+const OFTEN: Duration = Duration::from_millis(50);
+/// So many stacks are told in the log, and in the report of a failure.
+const MOST_TOLD: usize = 8;
+
+/// When it is looked at what workers do, before they are stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum LookBefore {
+    /// Never.
+    Nothing,
+    /// When one of the run hangs.
+    Hangs,
+    /// Also when one of the run has failed.
+    #[default]
+    Failures,
+}
+
+/// What is done about workers that make no progress.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct HangSpec {
+    /// How long a worker may show no progress after its first sign of it; none: for ever.
+    pub timeout: Option<Duration>,
+    /// With a timeout: how long it may take to that; none: as long as it likes.
+    pub start_timeout: Option<Duration>,
+    /// When it is looked at what workers do.
+    pub look_before: LookBefore,
+    /// Where workers beat; none: nowhere.
+    pub heartbeats: Option<Arc<Heartbeats>>,
+}
+
+impl HangSpec {
+    fn limits(&self) -> Option<Limits> {
+        self.timeout.map(|timeout| Limits { timeout, start: self.start_timeout })
+    }
+}
+
+/// A worker that was found to hang.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Hanging {
+    /// Its rank.
+    pub rank: usize,
+    /// When it stopped.
+    pub since: SystemTime,
+    silent: Duration,
+    why: String,
+    stacks: String,
+}
+
+impl Hanging {
+    /// As an end of its process, which it has not had.
+    pub(crate) fn exit(&self) -> Exit {
+        Exit::Hung(self.silent.as_secs())
+    }
+
+    /// In the place of what a worker that fails writes of its error.
+    pub(crate) fn error(&self) -> ErrorRecord {
+        let stacks = Some(self.stacks.clone()).filter(|stacks| !stacks.is_empty());
+        ErrorRecord { time: Some(self.since), ..ErrorRecord::new(self.why.clone(), stacks) }
+    }
+}
+
+/// Watches over the workers of a round on one node, and answers for them. Dropped, it ends.
+#[derive(Debug)]
+pub(crate) struct HangWatch {
+    task: JoinHandle<()>,
+    found: mpsc::Receiver<Hanging>,
+    subjects: Vec<Subject>,
+    look_before: LookBefore,
+}
+
+impl Drop for HangWatch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl HangWatch {
+    /// For the workers of node `node` of so many, called `host`.
+    pub(crate) fn start(
+        spec: &HangSpec,
+        subjects: Vec<Subject>,
+        store: &dyn Store,
+        (node, nodes, host): (usize, usize, &str),
+        workers: &Workers,
+    ) -> Self {
+        let limits = spec.limits();
+        let shortest = spec.timeout.into_iter().chain(spec.start_timeout).min().unwrap_or(SELDOM);
+        let every = (shortest / 8).clamp(OFTEN, SELDOM);
+        let sources = subjects.iter().map(|subject| subject.progress.clone()).collect();
+        let signs = limits.and_then(|_| {
+            let workers = workers.clone();
+            let sampled = sample(sources, every, move || workers.are_paused());
+            sampled.inspect_err(|error| warn!("--hang-timeout has no effect: {error}")).ok()
+        });
+        let (send, found) = mpsc::channel(1);
+        let watching = Watching {
+            inquiries: Inquiries::new(store, nodes),
+            node,
+            host: host.to_owned(),
+            limits: limits.filter(|_| signs.is_some()),
+            look_before: spec.look_before,
+            progress: subjects.iter().map(|_| Progress::new()).collect(),
+            subjects: subjects.clone(),
+            workers: workers.clone(),
+            ran: Duration::ZERO,
+            wants: None,
+            not_before: Instant::now(),
+            is_said: None,
+            found: send,
+        };
+        let task = tokio::spawn(watching.run(signs));
+        HangWatch { task, found, subjects, look_before: spec.look_before }
+    }
+
+    /// Waits until a worker of this node is found to hang.
+    pub(crate) async fn found(&mut self) -> Hanging {
+        match self.found.recv().await {
+            Some(found) => found,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Looks at the workers before they are stopped because one failed, here or elsewhere, and says what they do.
+    pub(crate) async fn before_stop(&self, why: &str) {
+        if self.look_before < LookBefore::Failures {
+            return;
+        }
+        let folded = autopsy::look(&self.subjects, LOOK_BEFORE_STOP, why).await;
+        for stack in folded.iter().filter(|stack| stack.unseen.is_none()).take(MOST_TOLD) {
+            let who = if stack.ranks.len() == 1 { "it was" } else { "they were" };
+            info!("when {who} stopped, {}", stack.line());
+        }
+    }
+}
+
+/// What a node wants to know of the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wants {
+    Signs,
+    Stacks,
+}
+
+#[derive(Debug)]
+struct Watching {
+    inquiries: Inquiries,
+    node: usize,
+    host: String,
+    limits: Option<Limits>,
+    look_before: LookBefore,
+    subjects: Vec<Subject>,
+    progress: Vec<Progress>,
+    workers: Workers,
+    /// The time that the workers have had, as of the last sample.
+    ran: Duration,
+    wants: Option<Wants>,
+    /// Nobody is suspected before.
+    not_before: Instant,
+    /// The last thing that was said of why nobody is found.
+    is_said: Option<String>,
+    found: mpsc::Sender<Hanging>,
+}
+
+impl Watching {
+    async fn run(mut self, mut samples: Option<watch::Receiver<Sample>>) {
+        for number in 1.. {
+            let inquiries = self.inquiries.clone();
+            let asked = inquiries.asked(number);
+            tokio::pin!(asked);
+            let asked = loop {
+                tokio::select! {
+                    biased;
+                    asked = &mut asked => break asked,
+                    sample = next(&mut samples) => self.note(sample),
+                }
+                if self.wants.is_none() && Instant::now() >= self.not_before && self.suspects() {
+                    self.wants = Some(Wants::Signs);
+                }
+                if let Some(wants) = self.wants {
+                    self.open(number, wants).await;
+                }
+            };
+            self.take_part(number, &asked).await;
+        }
+    }
+
+    fn note(&mut self, sample: Sample) {
+        let passed = sample.ran.saturating_sub(std::mem::replace(&mut self.ran, sample.ran));
+        for (progress, signs) in self.progress.iter_mut().zip(sample.signs) {
+            progress.note(signs, passed);
+        }
+    }
+
+    /// Whether one of this node's workers has been silent for too long, and none of them tells that others need not wait.
+    fn suspects(&self) -> bool {
+        let Some(limits) = self.limits else { return false };
+        matches!(judge(&[self.answer(Vec::new())], limits), Finding::Hung { .. })
+    }
+
+    /// What this node says of its workers.
+    fn answer(&self, stacks: Vec<Folded>) -> Answer {
+        let paused = self.workers.are_paused();
+        let worker = |(subject, progress): (&Subject, &Progress)| {
+            let state = match () {
+                () if subject.has_ended() => WorkerState::Ended,
+                () if paused || !subject.judged => WorkerState::Paused,
+                () => WorkerState::Running,
+            };
+            let watched = self.limits.is_some();
+            Worker {
+                rank: subject.rank,
+                beats: progress.beats(),
+                silent_ms: progress.silent().map(millis),
+                starts_ms: progress.starts().filter(|_| watched).map(millis),
+                state,
+            }
+        };
+        let workers = self.subjects.iter().zip(&self.progress).map(worker).collect();
+        Answer { node: self.node, host: self.host.clone(), workers, stacks }
+    }
+
+    async fn open(&mut self, number: u64, wants: Wants) {
+        let asked = Asked::new(Some(self.node), wants == Wants::Stacks);
+        // Whoever was quicker asks the same, or is an operator; then the next one is this node's.
+        if let Err(error) = self.inquiries.open(number, &asked).await {
+            self.cannot_agree(&error);
+        }
+    }
+
+    fn cannot_agree(&mut self, error: &StoreError) {
+        debug!(%error, "the nodes cannot agree on who hangs");
+        self.say("workers make no progress, and etcd does not let the nodes agree on who stopped first; they are waited for".to_owned());
+    }
+
+    /// Says something at most once in a row.
+    fn say(&mut self, words: String) {
+        if self.is_said.as_ref() != Some(&words) {
+            warn!("{words}");
+            self.is_said = Some(words);
+        }
+    }
+
+    /// Answers an inquiry, and sees it through where it is about a hang.
+    async fn take_part(&mut self, number: u64, asked: &Asked) {
+        let began = Instant::now();
+        // As it is now: to look at the stacks takes a while.
+        let mut answer = self.answer(Vec::new());
+        let looks = asked.node.is_none() || self.look_before >= LookBefore::Hangs;
+        if asked.stacks && looks {
+            let why =
+                if asked.node.is_some() { "when the run made no progress" } else { "as an operator asked" };
+            answer.stacks = autopsy::look(&self.subjects, LOOK, why).await;
+        }
+        if let Err(error) = self.inquiries.answer(number, answer).await {
+            debug!(%error, "an inquiry cannot be answered");
+        }
+        let Some(opener) = asked.node else { return };
+        let ours = opener == self.node;
+        match (asked.stacks, ours) {
+            (false, false) => {
+                // It goes on where it has to.
+                self.wants = None;
+                self.not_before = Instant::now() + TO_ANSWER;
+            }
+            (false, true) => self.weigh(number, began).await,
+            (true, _) => self.conclude(number, ours, began).await,
+        }
+    }
+
+    /// Whether others still make progress.
+    async fn weigh(&mut self, number: u64, began: Instant) {
+        self.wants = None;
+        let Some(limits) = self.limits else { return };
+        match self.inquiries.answers(number, left(began)).await {
+            Ok(answers) => match judge(&heard(answers).0, limits) {
+                Finding::Hung { .. } => self.wants = Some(Wants::Stacks),
+                nobody => self.nobody(nobody),
+            },
+            Err(error) => self.cannot_agree(&error),
+        }
+    }
+
+    fn nobody(&mut self, finding: Finding) {
+        if let Finding::Nobody { why, again } = finding {
+            debug!(why, "a worker makes no progress");
+            if why.contains("no sign yet") {
+                self.say(format!("workers make no progress, and nobody is found to hang: {why}"));
+            }
+            self.not_before = Instant::now() + bounded(again);
+        }
+    }
+
+    /// Finds out who stopped first, or waits for the node that does.
+    async fn conclude(&mut self, number: u64, ours: bool, began: Instant) {
+        self.wants = None;
+        let told = match ours {
+            true => None,
+            false => self.inquiries.verdict(number, TO_CONCLUDE).await.ok(),
+        };
+        let verdict = match (told, self.limits) {
+            (Some(verdict), _) => verdict,
+            (None, Some(limits)) => match self.verdict(number, limits, began).await {
+                Ok(verdict) => verdict,
+                Err(error) => return self.cannot_agree(&error),
+            },
+            (None, None) => return,
+        };
+        let Some(hung) = &verdict.hung else {
+            debug!(verdict.why, "nobody hangs");
+            self.not_before = Instant::now() + TO_ANSWER;
+            return;
+        };
+        let hanging = hanging(hung, &verdict);
+        let seconds = hanging.silent.as_secs();
+        warn!("rank {} on {} hung: no progress for {seconds} s; {}", hung.rank, hung.host, hanging.why);
+        for stack in verdict.stacks.iter().take(MOST_TOLD) {
+            warn!("{}", stack.line());
+        }
+        if hung.node == self.node {
+            // The round may be over.
+            let _ = self.found.send(hanging).await;
+        }
+        // It ends soon, for all.
+        self.not_before = Instant::now() + TO_CONCLUDE;
+    }
+
+    async fn verdict(&self, number: u64, limits: Limits, began: Instant) -> Result<Verdict, StoreError> {
+        let (answers, unheard) = heard(self.inquiries.answers(number, left(began)).await?);
+        let finding = judge(&answers, limits);
+        let mut stacks = fold(answers.into_iter().flat_map(|answer| answer.stacks));
+        let verdict = match finding {
+            Finding::Hung { rank, node, host, silent, why } => {
+                // The one that stopped comes before those that are as odd.
+                stacks.sort_by_key(|stack| !stack.ranks.contains(&rank));
+                stacks.truncate(MOST_TOLD);
+                Verdict {
+                    hung: Some(Hung { rank, node, host, silent_ms: millis(silent) }),
+                    why,
+                    stacks,
+                    unheard,
+                }
+            }
+            Finding::Nobody { why, .. } => Verdict { why, unheard, ..Verdict::default() },
+        };
+        self.inquiries.conclude(number, &verdict).await
+    }
+}
+
+/// What a verdict says of the one that stopped first.
+fn hanging(hung: &Hung, verdict: &Verdict) -> Hanging {
+    let silent = Duration::from_millis(hung.silent_ms);
+    let since = SystemTime::now().checked_sub(silent).unwrap_or(SystemTime::UNIX_EPOCH);
+    let stacks = verdict.stacks.iter().map(Folded::text).collect();
+    let unheard = match &verdict.unheard[..] {
+        [] => String::new(),
+        [node] => format!("; node {node} has not answered"),
+        nodes => format!("; nodes {} have not answered", rallypoint_stacks::ranges(nodes)),
+    };
+    Hanging { rank: hung.rank, since, silent, why: format!("{}{unheard}", verdict.why), stacks }
+}
+
+/// Those who have answered, and who has not.
+fn heard(answers: Vec<Option<Answer>>) -> (Vec<Answer>, Vec<usize>) {
+    let unheard =
+        answers.iter().enumerate().filter(|(_, answer)| answer.is_none()).map(|(node, _)| node).collect();
+    (answers.into_iter().flatten().collect(), unheard)
+}
+
+fn left(began: Instant) -> Duration {
+    TO_ANSWER.saturating_sub(began.elapsed()).max(SELDOM)
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The next sample; never, where nobody takes any.
+async fn next(samples: &mut Option<watch::Receiver<Sample>>) -> Sample {
+    if let Some(samples) = samples
+        && samples.changed().await.is_ok()
+    {
+        return samples.borrow_and_update().clone();
+    }
+    std::future::pending().await
+}

@@ -1,0 +1,164 @@
+//! Equal stacks of many processes as one.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::process::Process;
+
+/// So many calls of a stack are compared and told.
+const DEPTH: usize = 24;
+/// So much of each.
+const LINE: usize = 200;
+/// So many on one line.
+const INNERMOST: usize = 6;
+
+/// What several have in common.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Folded {
+    /// Who they are, by rank.
+    pub ranks: Vec<usize>,
+    /// The letter of their state.
+    pub state: String,
+    /// The calls of their first thread, the innermost first.
+    pub stack: Vec<String>,
+    /// Why there are none.
+    pub unseen: Option<String>,
+}
+
+impl Folded {
+    /// What of a process is compared with others.
+    #[must_use]
+    pub fn of(rank: usize, process: &Process) -> Self {
+        let cut = |text: &str| text.chars().take(LINE).collect::<String>();
+        let main = process.main();
+        let state = main.map(|main| main.state.clone()).unwrap_or_default();
+        let frames = main.map(|main| &main.frames[..]).unwrap_or_default();
+        let stack: Vec<String> = frames.iter().take(DEPTH).map(|frame| cut(&frame.to_string())).collect();
+        let unseen = process.unseen.first().filter(|_| stack.is_empty()).map(|why| cut(why));
+        Folded { ranks: vec![rank], state, stack, unseen }
+    }
+
+    /// Whether two do the same. Whether one runs or sleeps changes from moment to moment; one that is stopped stays so.
+    fn key(&self) -> (Option<String>, Vec<String>, Option<String>) {
+        let lasts = matches!(self.state.as_str(), "T" | "t" | "D" | "Z" | "X");
+        (lasts.then(|| self.state.clone()), self.stack.clone(), self.unseen.clone())
+    }
+
+    /// Who they are, and their state where it is remarkable.
+    fn who(&self) -> String {
+        let who = if self.ranks.len() == 1 { "rank" } else { "ranks" };
+        let state = match self.state.as_str() {
+            "T" => ", stopped by a signal",
+            "D" => ", in the kernel, which no signal ends",
+            "Z" | "X" => ", ended",
+            _ => "",
+        };
+        format!("{who} {}{state}:", ranges(&self.ranks))
+    }
+
+    /// On one line: who, and the innermost calls that have a name. Of compiled code that Python has called, one.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let named = self.stack.iter().filter(|line| !line.contains("+0x") && !line.starts_with("0x"));
+        let (python, compiled): (Vec<&String>, Vec<&String>) = named.partition(|line| has_line(line));
+        let most = if python.is_empty() { INNERMOST } else { 1 };
+        let calls = compiled.into_iter().take(most).chain(python).chain(&self.unseen).take(INNERMOST);
+        let calls: Vec<&str> = calls.map(String::as_str).collect();
+        format!("{} {}", self.who(), calls.join(" < "))
+    }
+
+    /// As people read it: who, and what they do.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = format!("{}\n", self.who());
+        for line in self.stack.iter().chain(&self.unseen) {
+            text.push_str(&format!("    {line}\n"));
+        }
+        text
+    }
+}
+
+/// Whether a call is in a file with lines, as Python's are: `f (train.py:3)`.
+fn has_line(call: &str) -> bool {
+    let line = call.strip_suffix(')').and_then(|call| call.rsplit_once(':')).map(|(_, line)| line);
+    line.is_some_and(|line| !line.is_empty() && line.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// Puts those together that do the same. The odd ones, which are fewest, come first.
+#[must_use]
+pub fn fold(all: impl IntoIterator<Item = Folded>) -> Vec<Folded> {
+    let mut groups: BTreeMap<_, Folded> = BTreeMap::new();
+    for one in all {
+        match groups.entry(one.key()) {
+            std::collections::btree_map::Entry::Vacant(entry) => {
+                entry.insert(one);
+            }
+            std::collections::btree_map::Entry::Occupied(mut entry) => {
+                entry.get_mut().ranks.extend(one.ranks)
+            }
+        }
+    }
+    let mut folded: Vec<Folded> = groups.into_values().collect();
+    folded.iter_mut().for_each(|group| group.ranks.sort_unstable());
+    folded.sort_by_key(|group| (group.ranks.len(), group.ranks.first().copied()));
+    folded
+}
+
+/// Numbers as people write them: `0-6, 9`.
+#[must_use]
+pub fn ranges(numbers: &[usize]) -> String {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_unstable();
+    sorted.dedup();
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for number in sorted {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ => runs.push((number, number)),
+        }
+    }
+    let run = |(first, last): &(usize, usize)| match last - first {
+        0 => first.to_string(),
+        1 => format!("{first}, {last}"),
+        _ => format!("{first}-{last}"),
+    };
+    runs.iter().map(run).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(rank: usize, state: &str, stack: &[&str]) -> Folded {
+        let stack = stack.iter().map(|&line| line.to_owned()).collect();
+        Folded { ranks: vec![rank], state: state.to_owned(), stack, unseen: None }
+    }
+
+    #[test]
+    fn the_odd_ones_come_first() {
+        let waiting = ["all_reduce (train.py:3)", "main (train.py:9)"];
+        let all = (0..8).map(|rank| match rank {
+            5 => at(rank, "S", &["acquire (lock.py:1)"]),
+            6 => at(rank, "T", &waiting),
+            _ => at(rank, if rank % 2 == 0 { "S" } else { "R" }, &waiting),
+        });
+        let folded = fold(all);
+        let who: Vec<String> = folded.iter().map(|group| ranges(&group.ranks)).collect();
+        assert_eq!(who, ["5", "6", "0-4, 7"]);
+        assert_eq!(folded[0].text(), "rank 5:\n    acquire (lock.py:1)\n");
+        assert!(folded[1].text().starts_with("rank 6, stopped by a signal:"));
+        assert!(folded[2].text().starts_with("ranks 0-4, 7:\n    all_reduce"));
+        let compiled =
+            ["libc.so.6+0x1 (libc.so.6)", "poll (libc.so.6)", "sock_recv (_socket.so)", "step (train.py:3)"];
+        assert_eq!(at(3, "S", &compiled).line(), "rank 3: poll (libc.so.6) < step (train.py:3)");
+        assert_eq!(at(3, "S", &compiled[..3]).line(), "rank 3: poll (libc.so.6) < sock_recv (_socket.so)");
+    }
+
+    #[test]
+    fn ranges_are_short() {
+        assert_eq!(ranges(&[]), "");
+        assert_eq!(ranges(&[3, 1, 2, 7, 9, 8, 20, 21]), "1-3, 7-9, 20, 21");
+    }
+}

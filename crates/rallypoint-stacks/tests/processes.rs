@@ -1,0 +1,84 @@
+//! Real processes: a Python in a lock, one that is stopped, a shell that waits for its child, one that is gone.
+
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rallypoint_stacks::{Folded, Process, fold, look};
+
+const LOCKED: &str = "
+import threading
+lock = threading.Lock()
+def stuck_in_a_lock():
+    lock.acquire()
+    print('here', flush=True)
+    lock.acquire()
+stuck_in_a_lock()
+";
+
+struct Kept(Child);
+
+impl Kept {
+    fn start(program: &str, args: &[&str]) -> Self {
+        let mut command = Command::new(program);
+        command.args(args).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "here\n");
+        std::thread::sleep(Duration::from_millis(100));
+        Kept(child)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // All of its group: a shell has started another.
+        let _ = Command::new("kill").args(["-KILL", "--", &format!("-{}", self.0.id())]).status();
+        let _ = self.0.wait();
+    }
+}
+
+fn text(process: &Process) -> String {
+    let main = process.main().unwrap_or_else(|| panic!("it has threads: {process}"));
+    main.frames.iter().map(|frame| format!("{frame}\n")).collect()
+}
+
+#[test]
+fn each_is_seen_or_named_within_the_time() {
+    let python = Kept::start("python3", &["-c", LOCKED]);
+    let stopped = Kept::start("python3", &["-c", LOCKED]);
+    let shell = Kept::start("sh", &["-c", "python3 -c \"$0\"; exit 3", LOCKED]);
+    let plain = Kept::start("sh", &["-c", "echo here; exec sleep 600"]);
+    let status = Command::new("kill").args(["-STOP", &stopped.0.id().to_string()]).status().unwrap();
+    assert!(status.success());
+    let pids = [python.0.id(), stopped.0.id(), shell.0.id(), plain.0.id(), u32::MAX >> 1];
+    let seen = look(&pids, Duration::from_secs(20));
+    let [python_seen, stopped_seen, shell_seen, plain_seen, gone] = &seen[..] else { panic!("one for each") };
+    for process in [python_seen, stopped_seen, shell_seen] {
+        assert!(text(process).contains("stuck_in_a_lock (<string>:7)"), "{process}");
+        assert!(process.unseen.is_empty(), "{process}");
+    }
+    // Below Python's calls is what it has called.
+    assert!(text(python_seen).lines().next().unwrap().contains("libc"), "{python_seen}");
+    assert_eq!(python_seen.main().unwrap().state, "S");
+    assert_eq!(stopped_seen.main().unwrap().state, "T");
+    assert_ne!(shell_seen.pid, shell.0.id(), "what it waits for was looked at");
+    assert!(plain_seen.unseen[0].starts_with("Python's frames:"), "{plain_seen}");
+    assert!(
+        !plain_seen.main().unwrap().frames.is_empty(),
+        "compiled code is seen all the same: {plain_seen}"
+    );
+    assert!(gone.unseen[0].contains("gone"), "{gone}");
+    let folded = fold(seen.iter().take(3).enumerate().map(|(rank, process)| Folded::of(rank, process)));
+    assert_eq!(folded[0].ranks, [1], "the one that is stopped is odd: {folded:?}");
+    assert_eq!(folded[1].ranks, [0, 2]);
+    // They were left as they were.
+    for (child, state) in [(&python, "S"), (&stopped, "T")] {
+        let seen = look(&[child.0.id()], Duration::from_secs(20));
+        assert_eq!(seen[0].main().unwrap().state, state);
+    }
+}

@@ -1,0 +1,81 @@
+"""A sign of progress, for the launcher that looks for workers that hang.
+
+``rallypoint run`` names a file for each worker in ``RALLYPOINT_HEARTBEAT_FILE``: 8 bytes that say what it is, a counter of 8
+bytes, and 8 for the process that beats. A beat is one number more in there, in memory that the file shares: no call of the
+system, so it may be in the innermost loop. The process that beats first is the worker. What it starts or forks, a data loader
+for example, beats for nobody.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import struct
+from collections.abc import Callable
+
+_VARIABLE = "RALLYPOINT_HEARTBEAT_FILE"
+_BEGINS = b"rpbeat1\n"
+_COUNTER = len(_BEGINS)
+_OWNER = _COUNTER + 8
+_SIZE = _OWNER + 8
+
+
+def heartbeat() -> None:
+    """Says that this worker makes progress: once a step is enough.
+
+    For ``rallypoint run --hang-timeout``. It takes less than a microsecond, may be called from any thread, and does nothing
+    where no launcher looks: under torchrun, or in a process that the worker has started or forked.
+    """
+    _beat()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _first() -> None:
+    """The first beat finds out whether this is a worker, and whose beats count."""
+    global _beat
+    _beat = _opened(os.environ.get(_VARIABLE, "")) or _nothing
+    _beat()
+
+
+def _opened(path: str) -> Callable[[], None] | None:
+    try:
+        with open(path, "r+b") as file:
+            shared = mmap.mmap(file.fileno(), _SIZE)
+    # None is named, or what is there is no such file.
+    except (OSError, ValueError):
+        return None
+    number = struct.Struct("<Q")
+    (owner,) = number.unpack_from(shared, _OWNER)
+    if shared[: len(_BEGINS)] != _BEGINS or (owner not in (0, os.getpid()) and _runs(owner)):
+        return None
+    number.pack_into(shared, _OWNER, os.getpid())
+    (count,) = number.unpack_from(shared, _COUNTER)
+    pack, following = number.pack_into, itertools.count(count + 1).__next__
+
+    def beat() -> None:
+        pack(shared, _COUNTER, following())
+
+    return beat
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _forget() -> None:
+    global _beat
+    _beat = _nothing
+
+
+_beat: Callable[[], None] = _first
+os.register_at_fork(after_in_child=_forget)
