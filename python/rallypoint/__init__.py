@@ -5,6 +5,8 @@
   asyncio. :class:`Round`, :class:`Member` and :class:`GroupChange` are what they are told.
 - :class:`EtcdServer`: an etcd for one machine, started and stopped from Python.
 - :class:`TcpStoreServer`: a store that clients of PyTorch's ``TCPStore`` meet at.
+- :func:`preemption`: whether a node is going to be taken away, for workers of ``rallypoint run``; :class:`Preemption` and
+  :class:`PreemptedNode` are what they are told.
 - :class:`Client`: keys and values of an etcd, to look into it.
 - :mod:`rallypoint.errors`: what can go wrong.
 - :mod:`rallypoint.torch`: the same for PyTorch, and the rendezvous backends of torchrun. It alone needs torch.
@@ -18,6 +20,7 @@ from rallypoint import errors
 from rallypoint.errors import RallypointError
 
 if TYPE_CHECKING:
+    from rallypoint._preemption import PreemptedNode, Preemption, preemption
     from rallypoint._rallypoint import (
         AsyncRendezvous,
         AsyncStore,
@@ -39,6 +42,8 @@ __all__ = [
     "EtcdServer",
     "GroupChange",
     "Member",
+    "PreemptedNode",
+    "Preemption",
     "RallypointError",
     "Rendezvous",
     "Round",
@@ -46,7 +51,9 @@ __all__ = [
     "TcpStoreServer",
     "__version__",
     "errors",
+    "preemption",
 ]
+_OF_PREEMPTION = ("PreemptedNode", "Preemption", "preemption")
 
 
 def __getattr__(name: str) -> Any:
@@ -54,9 +61,12 @@ def __getattr__(name: str) -> Any:
     # most programs that import torch want none of ours.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rallypoint import _rallypoint
+    if name in _OF_PREEMPTION:
+        from rallypoint import _preemption as module
+    else:
+        from rallypoint import _rallypoint as module
 
-    value = globals()[name] = getattr(_rallypoint, name)
+    value = globals()[name] = getattr(module, name)
     return value
 
 

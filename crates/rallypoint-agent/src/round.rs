@@ -29,6 +29,7 @@ use crate::group::{Group, Start};
 use crate::guard::GUARD_VARIABLE;
 use crate::logs::Attempt;
 use crate::notice::{Board, Notice};
+use crate::preemption::{self, Crew, Files, PREEMPTION_FILE, Watch};
 use crate::ranks::{IDENTICAL_VARIABLE, NodeWorkers, RankError, agree};
 use crate::server::{self, ServerNode};
 use crate::stop::StopListener;
@@ -92,6 +93,7 @@ pub(crate) async fn run(
         nodes: met.world_size,
         run_store: met.run_store.take(),
         decision: Decision::new(rules),
+        preemption: Watch::new(agent),
         heard: None,
         told_by_etcd: true,
         agent_store: served.is_some(),
@@ -134,6 +136,7 @@ pub(crate) async fn run(
     if served.is_some() {
         ServedStore::make_room(workers, places.len());
     }
+    round.crew(&met, &places);
     let mut group = round.start(&met, &places, attempt, stop)?;
     agent.enter(Phase::Running);
     agent.record(&group.started(agent.restarts()));
@@ -154,12 +157,14 @@ pub(crate) async fn run(
     fence.over(round.told_by_etcd && round.decision.is_known_to_be_over());
     let signal =
         if let Some(Verdict::Stop(signal)) = round.decision.verdict() { *signal } else { Signal::TERM };
-    let (mut asked_again, grace) = (stop.clone(), agent.spec().grace);
+    let (signal, grace) = round.preemption.stops_by(signal, agent.spec().grace);
+    let mut asked_again = stop.clone();
     // The others are told while the workers end, not after.
     let ((verdict, untold), ()) = tokio::join!(
         round.settle(first, &mut fence, stop),
         group.stop(signal, grace, asked_again.asked_again()),
     );
+    round.preemption.over();
     let failures = round.failures(&group);
     agent.record(&group.ended(agent.restarts(), &failures));
     if let Some(served) = &mut served {
@@ -192,6 +197,7 @@ struct Round<'a> {
     nodes: usize,
     run_store: Option<Arc<dyn Store>>,
     decision: Decision,
+    preemption: Watch<'a>,
     /// The last change of the group.
     heard: Option<GroupChange>,
     /// What other nodes told came through etcd, and not from themselves.
@@ -276,14 +282,7 @@ impl Round<'_> {
 
     /// The next change of the group that is not the last one again.
     async fn change(&mut self) -> GroupChange {
-        loop {
-            let change = self.handler().changed().await;
-            if self.heard.as_ref() != Some(&change) {
-                self.heard = Some(change.clone());
-                return change;
-            }
-            tokio::time::sleep(ASK_AGAIN).await;
-        }
+        next_change(self.agent.handler(), &mut self.heard).await
     }
 
     /// The round's store has failed. Where etcd has lost it with the rest of the round, the group is told.
@@ -325,6 +324,20 @@ impl Round<'_> {
         Ok(None)
     }
 
+    /// Makes what it takes to tell these workers of a preemption.
+    fn crew(&mut self, met: &Rendezvous, places: &[WorkerRanks]) {
+        let folder = self.agent.spec().preemption.folder.as_deref();
+        self.preemption.begin(Crew {
+            round: met.round,
+            node: met.rank,
+            host: self.name().to_owned(),
+            nodes: met.world_size,
+            ranks: places.iter().map(|place| place.rank).collect(),
+            files: Files::make(folder, met.round, places.len()),
+            board: preemption::Board::new(Arc::clone(&met.store), met.world_size),
+        });
+    }
+
     /// Starts the workers. There may be many, and the end may be asked for before all are: then the rest is not.
     fn start(
         &self,
@@ -350,6 +363,8 @@ impl Round<'_> {
             let mut environment =
                 environment(&common, place, &plan.error_file, |name| std::env::var_os(name))?;
             environment.extend(spec.environment.iter().cloned());
+            let file = self.preemption.file(place.local_rank);
+            environment.extend(file.map(|file| (PREEMPTION_FILE, file.into())));
             let local_rank = place.local_rank.to_string();
             let args = spec.args.iter().map(|arg| match arg.to_str() {
                 // Nothing else is: `$$` and the like belong to the program.
@@ -392,10 +407,13 @@ impl Round<'_> {
         while *self.decision.stage() == Stage::Working {
             let event = tokio::select! {
                 biased;
-                signal = stop.asked() => Event::Asked(signal),
-                finished = group.finished() => finished,
+                signal = self.preemption.until_end(stop) => Event::Asked(signal),
+                finished = group.finished() => match self.preemption.ended(group, finished) {
+                    Some(event) => event,
+                    None => continue,
+                },
                 notice = &mut told => Event::Notice(notice),
-                change = self.change() => self.with_reason(change, stop).await,
+                change = next_change(self.agent.handler(), &mut self.heard) => self.with_reason(change, stop).await,
                 notice = fence.told(None) => {
                     self.told_by_etcd = false;
                     warn!("etcd does not answer, and another node says: {}; stopping the workers", notice.in_short());
@@ -413,9 +431,11 @@ impl Round<'_> {
                 // Said before they are, as that may take a while.
                 warn!("{why}; stopping the workers");
             }
+            let event = self.preemption.means(event);
             self.decision.handle(event);
         }
         if *self.decision.stage() == Stage::Finishing {
+            self.preemption.finished();
             self.agent.enter(Phase::Finishing { nodes: self.nodes });
             self.finish(store, fence, stop).await;
         }
@@ -457,10 +477,10 @@ impl Round<'_> {
                 () = tokio::time::sleep_until(gives_up.unwrap_or(began)), if gives_up.is_some() => {
                     self.no_word(refusal.as_ref(), fence, stop).await
                 }
-                signal = stop.asked() => Event::Asked(signal),
+                signal = self.preemption.until_end(stop) => Event::Asked(signal),
                 notice = &mut told => Event::Notice(notice),
                 notice = fence.closed() => self.closed_by(notice),
-                change = self.change() => match change {
+                change = next_change(self.agent.handler(), &mut self.heard) => match change {
                     // Whoever closed it so had passed the barrier, which needs all. torchrun gives no reason, and
                     // what it closed may be heard of before the end of the barrier is.
                     GroupChange::Closed { reason }
@@ -509,6 +529,18 @@ impl Round<'_> {
             _ = stop.asked() => {}
         }
         Event::NoWord
+    }
+}
+
+/// The next change of the group that is not `heard`, the last one, again.
+async fn next_change(handler: &dyn RendezvousHandler, heard: &mut Option<GroupChange>) -> GroupChange {
+    loop {
+        let change = handler.changed().await;
+        if heard.as_ref() != Some(&change) {
+            *heard = Some(change.clone());
+            return change;
+        }
+        tokio::time::sleep(ASK_AGAIN).await;
     }
 }
 

@@ -18,6 +18,11 @@ pub(super) fn sentence(event: &EventRecord) -> String {
         What::Waiting { waiting, spares } => waiting_or_spare(*waiting, *spares),
         What::Leads => format!("{by} leads the run from now on"),
         What::Failed(failed) => failure(&by, failed),
+        What::Preempted { rank, signal, left_ms } => {
+            let until = left_ms.map(|left| format!(" within {} s", left.div_ceil(1000)));
+            let signal = plain(signal);
+            format!("node {rank} ({by}) is preempted by {signal}, and leaves{}", until.unwrap_or_default())
+        }
         What::Working => format!("the workers of round {round} were started"),
         What::Stopped { why } => format!("the workers of round {round} have ended: {}", plain(why)),
         What::Closed { reason } if by.is_empty() => {
