@@ -5,8 +5,8 @@
   asyncio. :class:`Round`, :class:`Member` and :class:`GroupChange` are what they are told.
 - :class:`EtcdServer`: an etcd for one machine, started and stopped from Python.
 - :class:`TcpStoreServer`: a store that clients of PyTorch's ``TCPStore`` meet at.
-- :func:`preemption`: whether a node is going to be taken away, for workers of ``rallypoint run``; :class:`Preemption` and
-  :class:`PreemptedNode` are what they are told.
+- :func:`preemption`: whether a node is going to be taken away, for workers of ``rallypoint run``, and :func:`saved`, what they
+  answer; :class:`Preemption` and :class:`PreemptedNode` are what they are told.
 - :class:`Client`: keys and values of an etcd, to look into it.
 - :mod:`rallypoint.errors`: what can go wrong.
 - :mod:`rallypoint.torch`: the same for PyTorch, and the rendezvous backends of torchrun. It alone needs torch.
@@ -14,13 +14,14 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rallypoint import errors
 from rallypoint.errors import RallypointError
 
 if TYPE_CHECKING:
-    from rallypoint._preemption import PreemptedNode, Preemption, preemption
+    from rallypoint._preemption import PreemptedNode, Preemption, preemption, saved
     from rallypoint._rallypoint import (
         AsyncRendezvous,
         AsyncStore,
@@ -52,8 +53,9 @@ __all__ = [
     "__version__",
     "errors",
     "preemption",
+    "saved",
 ]
-_OF_PREEMPTION = ("PreemptedNode", "Preemption", "preemption")
+_OF_PREEMPTION = ("PreemptedNode", "Preemption", "preemption", "saved")
 
 
 def __getattr__(name: str) -> Any:
@@ -61,11 +63,7 @@ def __getattr__(name: str) -> Any:
     # most programs that import torch want none of ours.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in _OF_PREEMPTION:
-        from rallypoint import _preemption as module
-    else:
-        from rallypoint import _rallypoint as module
-
+    module = import_module("rallypoint._preemption" if name in _OF_PREEMPTION else "rallypoint._rallypoint")
     value = globals()[name] = getattr(module, name)
     return value
 

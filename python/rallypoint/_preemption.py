@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 _VARIABLE = "RALLYPOINT_PREEMPTION_FILE"
@@ -44,32 +44,18 @@ class Preemption:
     """The node of this worker is one of them."""
     deadline: float | None
     """The earliest of theirs, as in :func:`time.time`; None if nobody knows."""
-    _path: str = field(repr=False, compare=False)
 
     @property
     def seconds_left(self) -> float | None:
         """The seconds until the deadline, 0 when it is over; None if nobody knows."""
         return None if self.deadline is None else max(0.0, self.deadline - time.time())
 
-    def saved(self) -> None:
-        """Say that this worker can be stopped without a loss: what it has is where the next one finds it.
-
-        When all workers of the run have said so, the node leaves, before the deadline, and the others meet again. A
-        worker that has said it may exit, with any code, or wait to be stopped. That is not the end of the run.
-        """
-        try:
-            with open(self._path + ".saved", "ab"):
-                pass
-        except OSError as error:
-            # The round may be over. If it is not, the node leaves at the deadline.
-            warnings.warn(f"cannot tell the launcher that this worker has saved: {error}", RuntimeWarning, stacklevel=2)
-
 
 def preemption() -> Preemption | None:
     """Say whether a node of the run is going to be taken away, and until when its workers can save.
 
     All workers of all nodes learn of it, each at its own moment, so let them agree on the step after which they save; see
-    ``examples/preemption.py``. To call this is to ask for that time: without it, workers get SIGTERM at once. So call it from
+    ``examples/preemption.py``, and say :func:`saved` then. To call this is to ask for that time: without it, workers get SIGTERM at once. So call it from
     the first step on. It takes about a microsecond, from any thread.
 
     Returns:
@@ -96,7 +82,26 @@ def preemption() -> Preemption | None:
         )
         for node in notice["nodes"]
     )
-    return Preemption(nodes=nodes, here=notice["here"], deadline=notice["deadline"], _path=_path)
+    return Preemption(nodes=nodes, here=notice["here"], deadline=notice["deadline"])
+
+
+def saved() -> None:
+    """Say that this worker can be stopped without a loss: what it has is where the next one finds it.
+
+    When all workers of the run have said so, the node that is preempted leaves, before its deadline, and the others meet
+    again. A worker that has said it may exit, with any code, or wait to be stopped; that is not the end of the run. Where no
+    node is preempted it means nothing.
+    """
+    if not _is_listening:
+        _listen()
+    if _path is None:
+        return
+    try:
+        with open(_path + ".saved", "ab"):
+            pass
+    except OSError as error:
+        # The round may be over. If it is not, the node leaves at its deadline.
+        warnings.warn(f"cannot tell the launcher that this worker has saved: {error}", RuntimeWarning, stacklevel=2)
 
 
 def _listen() -> None:
