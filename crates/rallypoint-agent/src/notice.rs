@@ -390,7 +390,9 @@ mod tests {
 
     #[tokio::test]
     async fn what_fails_after_somebody_left_or_met_again_may_follow_from_that() {
-        for what in [Notice::leaves(1, "host1", Leaving::Asked), Notice::regroups(1, "host1", "1 more".into())] {
+        for what in
+            [Notice::leaves(1, "host1", Leaving::Asked), Notice::regroups(1, "host1", "1 more".into())]
+        {
             let at = |millis| Notice { at: UNIX_EPOCH + Duration::from_millis(millis), ..what.clone() };
             for (first, second) in [(at(400), failed(0, 500)), (failed(0, 500), at(600))] {
                 let board = board(2);

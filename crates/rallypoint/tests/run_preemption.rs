@@ -7,19 +7,25 @@ mod launcher;
 use std::time::{Duration, Instant};
 
 use launcher::{Launcher, wait_until};
-use rallypoint_testkit::{Etcd, Version};
+use rallypoint_testkit::{Etcd, Version, torch_python};
 
 const PACKAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python");
 const TRAIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run_preemption.py");
+const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/preemption.py");
 const STEPS: &str = "4000";
 const PREEMPTIONS: usize = 20;
 
+/// One whose workers can import the package, and torch.
+fn launcher(args: &[&str]) -> Launcher {
+    Launcher::start_with(args, |command| {
+        command.env("PYTHONPATH", PACKAGE).env("PYTHONDONTWRITEBYTECODE", "1");
+        command.env("PYTHON_EXEC", torch_python());
+    })
+}
+
 fn node(endpoint: &str, nodes: &str, more: &[&str]) -> Launcher {
     let args = ["--nnodes", nodes, "--rdzv-id", "job", "--rdzv-endpoint", endpoint];
-    let conf = ["--rdzv-conf", "last_call_timeout=1"];
-    Launcher::start_with(&[&args[..], &conf[..], more].concat(), |command| {
-        command.env("PYTHONPATH", PACKAGE).env("PYTHONDONTWRITEBYTECODE", "1");
-    })
+    launcher(&[&args[..], more].concat())
 }
 
 /// What rank 0 said, in the order of the rounds.
@@ -46,12 +52,7 @@ fn a_run_of_four_goes_through_20_preemptions_and_ends_as_it_would_without() {
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (checkpoint, alone) = (at("checkpoint"), at("alone"));
     std::fs::write(format!("{alone}.hurry"), "").unwrap();
-    let reference = Launcher::start_with(
-        &["--standalone", "--worker-store", "rank0", TRAIN, &alone, STEPS],
-        |command| {
-            command.env("PYTHONPATH", PACKAGE).env("PYTHONDONTWRITEBYTECODE", "1");
-        },
-    );
+    let reference = launcher(&["--standalone", "--worker-store", "rank0", TRAIN, &alone, STEPS]);
     let etcd = Etcd::start(Version::V35);
     let endpoint = etcd.endpoint();
     let start = || node(&endpoint, "4", &["--worker-store", "rank0", TRAIN, &checkpoint, STEPS]);
@@ -90,6 +91,31 @@ fn a_run_of_four_goes_through_20_preemptions_and_ends_as_it_would_without() {
     training.saved.sort_unstable();
     assert_eq!(training.saved.len(), PREEMPTIONS, "{training:?}");
     assert_eq!(training.from[1..], training.saved, "each round begins where the last one was saved");
+}
+
+#[test]
+fn the_example_with_torch_saves_together_and_goes_on_from_there_with_who_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = folder.path().join("checkpoint").to_str().unwrap().to_owned();
+    let etcd = Etcd::start(Version::V35);
+    let start = || {
+        let train = [EXAMPLE, "--checkpoint", &checkpoint, "--steps", "150", "--pace", "0.02"];
+        node(&etcd.endpoint(), "1:2", &train)
+    };
+    let (mut stays, mut goes) = (start(), start());
+    wait_until("they train", || {
+        (stays.heard(": from step 0 with 2") || goes.heard(": from step 0 with 2")).then_some(())
+    });
+    goes.signal("TERM");
+    let ended = goes.ended().expect(143);
+    assert_eq!(ended.with("have saved; this node leaves").len(), 1, "{}", ended.text());
+    let stayed = stays.ended().expect(0);
+    let lines = [&ended.lines[..], &stayed.lines].concat();
+    let saved: Vec<&str> =
+        lines.iter().filter_map(|line| Some(line.split_once(": saved step ")?.1)).collect();
+    assert_eq!(saved.len(), 1, "{lines:#?}");
+    assert_eq!(stayed.with(&format!(": from step {} with 1 workers", saved[0])).len(), 1, "{lines:#?}");
+    assert_eq!(stayed.with("]: done after 150 steps: loss 0.0").len(), 1, "{lines:#?}");
 }
 
 /// Listens, tells what it is told, and says that it has saved; its data loader would tell of a signal.
@@ -168,7 +194,12 @@ fn all_that_are_warned_at_once_save_and_the_run_can_be_started_again() {
     }
     for node in nodes {
         let ended = node.ended().expect(128 + 10);
-        assert_eq!(ended.with("the workers of all nodes have saved; this node leaves").len(), 1, "{}", ended.text());
+        assert_eq!(
+            ended.with("the workers of all nodes have saved; this node leaves").len(),
+            1,
+            "{}",
+            ended.text()
+        );
         assert!(ended.text().contains("and leaves when its workers have saved"), "{}", ended.text());
     }
 }
@@ -179,7 +210,12 @@ fn a_worker_that_does_not_save_ends_at_the_deadline_or_when_it_is_asked_again() 
     let began = Instant::now();
     let mut late = Launcher::start(&["--preempt-grace", "2", "--", "sh", "-c", script]);
     let mut asked = Launcher::start(&["--preempt-grace", "3600", "--", "sh", "-c", script]);
-    let mut deaf = Launcher::start(&["--", "sh", "-c", "trap 'echo bye; exit' TERM; echo works; while :; do sleep 0.05; done"]);
+    let mut deaf = Launcher::start(&[
+        "--",
+        "sh",
+        "-c",
+        "trap 'echo bye; exit' TERM; echo works; while :; do sleep 0.05; done",
+    ]);
     for launcher in [&mut late, &mut asked, &mut deaf] {
         launcher.wait_for("works");
         launcher.signal("TERM");

@@ -4,9 +4,9 @@
 //! and then is there as a whole. Beside it the worker makes `.listening`, to get the time in which it can save, and `.saved`,
 //! when it has. Any program can do that.
 
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::fs;
 
 use tracing::{debug, warn};
 

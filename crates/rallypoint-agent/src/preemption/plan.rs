@@ -79,7 +79,8 @@ mod tests {
         assert_eq!(seconds(warned), Some((96, 120)));
         assert_eq!(seconds(Given { job_end: None, ..warned }), None, "nobody knows");
         // In the next round, 60 s later, the end is as near as it is.
-        let later = Given { since: Duration::from_secs(60), job_end: Some(Duration::from_secs(60)), ..warned };
+        let later =
+            Given { since: Duration::from_secs(60), job_end: Some(Duration::from_secs(60)), ..warned };
         assert_eq!(seconds(later), Some((36, 60)));
     }
 }

@@ -113,7 +113,10 @@ mod tests {
             serde_json::from_slice(&notice(&all, own, UNIX_EPOCH + Duration::from_secs(100))).unwrap()
         };
         assert_eq!((read(0)["here"].clone(), read(2)["here"].clone()), (false.into(), true.into()));
-        assert_eq!((read(0)["deadline"].clone(), read(0)["seconds_left"].clone()), (110.0.into(), 10.0.into()));
+        assert_eq!(
+            (read(0)["deadline"].clone(), read(0)["seconds_left"].clone()),
+            (110.0.into(), 10.0.into())
+        );
         assert_eq!(read(2)["nodes"].as_array().unwrap().len(), 3);
         assert_eq!(read(2)["nodes"][0]["ranks"], serde_json::json!([2]));
         assert_eq!(read(2)["nodes"][2]["deadline"], serde_json::Value::Null);
