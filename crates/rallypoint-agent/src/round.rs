@@ -1,5 +1,6 @@
 //! One round on one node: from the moment the nodes have met until they meet again, or never.
 
+mod crew;
 mod settle;
 
 use std::convert::Infallible;
@@ -29,7 +30,7 @@ use crate::group::{Group, Start};
 use crate::guard::GUARD_VARIABLE;
 use crate::logs::Attempt;
 use crate::notice::{Board, Notice};
-use crate::preemption::{self, Crew, Files, PREEMPTION_FILE, Watch};
+use crate::preemption::{PREEMPTION_FILE, Watch};
 use crate::ranks::{IDENTICAL_VARIABLE, NodeWorkers, RankError, agree};
 use crate::server::{self, ServerNode};
 use crate::stop::StopListener;
@@ -322,20 +323,6 @@ impl Round<'_> {
             self.decision.handle(event);
         }
         Ok(None)
-    }
-
-    /// Makes what it takes to tell these workers of a preemption.
-    fn crew(&mut self, met: &Rendezvous, places: &[WorkerRanks]) {
-        let folder = self.agent.spec().preemption.folder.as_deref();
-        self.preemption.begin(Crew {
-            round: met.round,
-            node: met.rank,
-            host: self.name().to_owned(),
-            nodes: met.world_size,
-            ranks: places.iter().map(|place| place.rank).collect(),
-            files: Files::make(folder, met.round, places.len()),
-            board: preemption::Board::new(Arc::clone(&met.store), met.world_size),
-        });
     }
 
     /// Starts the workers. There may be many, and the end may be asked for before all are: then the rest is not.

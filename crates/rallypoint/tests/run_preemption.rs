@@ -4,9 +4,10 @@
 
 mod launcher;
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use launcher::{Launcher, wait_until};
+use launcher::{Launcher, RALLYPOINT, wait_until};
 use rallypoint_testkit::{Etcd, Version, torch_python};
 
 const PACKAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python");
@@ -160,7 +161,7 @@ fn of_two_that_go_at_once_all_workers_are_told_and_who_stays_goes_on() {
         node.signal("TERM");
     }
     wait_until("all have heard of both", || {
-        (stays.count("is preempted by SIGTERM, and leaves within") == 2).then_some(())
+        (stays.count("is preempted by SIGTERM: its workers have ") == 2).then_some(())
     });
     std::fs::remove_file(&wait).unwrap();
     for node in nodes {
@@ -172,6 +173,10 @@ fn of_two_that_go_at_once_all_workers_are_told_and_who_stays_goes_on() {
     }
     stays.wait_for("leaves: it is preempted; meeting again");
     stays.wait_for("rank 0 of 1 works");
+    let events =
+        Command::new(RALLYPOINT).args(["events", "job", "--endpoint", &etcd.endpoint()]).output().unwrap();
+    let events = String::from_utf8(events.stdout).unwrap();
+    assert_eq!(events.matches("is preempted by SIGTERM: the workers have ").count(), 2, "{events}");
     stays.signal("TERM");
     let ended = stays.ended().expect(143);
     let told = ended.with("is told: ");
@@ -200,7 +205,11 @@ fn all_that_are_warned_at_once_save_and_the_run_can_be_started_again() {
             "{}",
             ended.text()
         );
-        assert!(ended.text().contains("and leaves when its workers have saved"), "{}", ended.text());
+        assert!(
+            ended.text().contains("is preempted by SIGUSR1\n"),
+            "nobody knows until when: {}",
+            ended.text()
+        );
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use rallypoint_core::text::plain;
 use rallypoint_core::time::millis;
 use serde::{Deserialize, Serialize};
 
@@ -29,12 +30,10 @@ impl Preempted {
 
     /// In a few words.
     pub(crate) fn in_short(&self) -> String {
-        let until = match self.left() {
-            Some(left) => format!("within {} s", left.as_secs_f64().round()),
-            None => "when its workers have saved".to_owned(),
-        };
+        let left =
+            self.left().map(|left| format!(": its workers have {} s to save", left.as_secs_f64().round()));
         let Preempted { node, host, signal, .. } = self;
-        format!("node {node} ({host}) is preempted by {signal}, and leaves {until}")
+        format!("node {node} ({}) is preempted by {}{}", plain(host), plain(signal), left.unwrap_or_default())
     }
 }
 
@@ -128,7 +127,7 @@ mod tests {
         assert_eq!((read.node, read.left()), (1, None));
         assert_eq!(
             who(2, Some(19_900)).in_short(),
-            "node 2 (h2) is preempted by SIGTERM, and leaves within 20 s"
+            "node 2 (h2) is preempted by SIGTERM: its workers have 20 s to save"
         );
     }
 }

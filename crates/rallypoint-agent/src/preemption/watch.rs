@@ -127,6 +127,9 @@ impl<'a> Watch<'a> {
     /// The workers have finished their work; there is nothing left to save.
     pub(crate) fn finished(&mut self) {
         self.finished = true;
+        if !self.heard.is_empty() {
+            let _ = self.tell.send(News::SavedHere);
+        }
     }
 
     /// This node goes, because it is taken away.
@@ -251,6 +254,9 @@ impl<'a> Watch<'a> {
                 self.saved = Saved::Waiting;
             }
         }
+        if self.finished {
+            let _ = self.tell.send(News::SavedHere);
+        }
         if let Some(signal) = notify {
             self.agent.workers().pass_on(signal);
         }
@@ -263,7 +269,7 @@ impl<'a> Watch<'a> {
             return None;
         }
         self.saved = Saved::Told;
-        info!("the workers of this node have saved");
+        info!("the workers of this node have {}", if self.finished { "finished" } else { "saved" });
         if crew.nodes == 1 {
             return self.take(News::AllSaved);
         }
@@ -297,7 +303,8 @@ impl<'a> Watch<'a> {
         group.forgive(&saved);
         if group.has_failed() {
             // Slurm signals every process there is; and a node that goes has nothing to settle with the others.
-            return Some(self.own.map_or(event, |own| Event::Asked(own.warning.signal)));
+            let goes = self.own.filter(|own| own.warning.ends || self.is_listened_to());
+            return Some(goes.map_or(event, |own| Event::Asked(own.warning.signal)));
         }
         if !group.has_ended() {
             return None;

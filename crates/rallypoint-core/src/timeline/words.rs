@@ -19,9 +19,8 @@ pub(super) fn sentence(event: &EventRecord) -> String {
         What::Leads => format!("{by} leads the run from now on"),
         What::Failed(failed) => failure(&by, failed),
         What::Preempted { rank, signal, left_ms } => {
-            let until = left_ms.map(|left| format!(" within {} s", left.div_ceil(1000)));
-            let signal = plain(signal);
-            format!("node {rank} ({by}) is preempted by {signal}, and leaves{}", until.unwrap_or_default())
+            let left = left_ms.map(|left| format!(": the workers have {} s to save", left.div_ceil(1000)));
+            format!("node {rank} ({by}) is preempted by {}{}", plain(signal), left.unwrap_or_default())
         }
         What::Working => format!("the workers of round {round} were started"),
         What::Stopped { why } => format!("the workers of round {round} have ended: {}", plain(why)),
