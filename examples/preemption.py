@@ -76,7 +76,7 @@ for step in range(begin, options.steps):
     if (step + 1) % options.ask_every == 0 and is_preempted():
         save(step + 1)
         # Each worker says it when its own part is on disk; the node leaves when all have.
-        rallypoint.saved()
+        rallypoint.preemption_saved()
         dist.destroy_process_group()
         sys.exit()
     if (step + 1) % options.save_every == 0:

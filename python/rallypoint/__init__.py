@@ -5,8 +5,8 @@
   asyncio. :class:`Round`, :class:`Member` and :class:`GroupChange` are what they are told.
 - :class:`EtcdServer`: an etcd for one machine, started and stopped from Python.
 - :class:`TcpStoreServer`: a store that clients of PyTorch's ``TCPStore`` meet at.
-- :func:`preemption`: whether a node is going to be taken away, for workers of ``rallypoint run``, and :func:`saved`, what they
-  answer; :class:`Preemption` and :class:`PreemptedNode` are what they are told.
+- :func:`preemption`: whether a node is going to be taken away, for workers of ``rallypoint run``, and :func:`preemption_saved`, what
+  they answer; :class:`Preemption` and :class:`PreemptedNode` are what they are told.
 - :class:`Client`: keys and values of an etcd, to look into it.
 - :mod:`rallypoint.errors`: what can go wrong.
 - :mod:`rallypoint.torch`: the same for PyTorch, and the rendezvous backends of torchrun. It alone needs torch.
@@ -21,7 +21,7 @@ from rallypoint import errors
 from rallypoint.errors import RallypointError
 
 if TYPE_CHECKING:
-    from rallypoint._preemption import PreemptedNode, Preemption, preemption, saved
+    from rallypoint._preemption import PreemptedNode, Preemption, preemption, preemption_saved
     from rallypoint._rallypoint import (
         AsyncRendezvous,
         AsyncStore,
@@ -53,9 +53,9 @@ __all__ = [
     "__version__",
     "errors",
     "preemption",
-    "saved",
+    "preemption_saved",
 ]
-_OF_PREEMPTION = ("PreemptedNode", "Preemption", "preemption", "saved")
+_OF_PREEMPTION = ("PreemptedNode", "Preemption", "preemption", "preemption_saved")
 
 
 def __getattr__(name: str) -> Any:

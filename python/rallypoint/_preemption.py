@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _VARIABLE = "RALLYPOINT_PREEMPTION_FILE"
+_TO_BE_TOLD = 5.0
 _path: str | None = None
 _is_listening = False
 
@@ -55,7 +56,7 @@ def preemption() -> Preemption | None:
     """Say whether a node of the run is going to be taken away, and until when its workers can save.
 
     All workers of all nodes learn of it, each at its own moment, so let them agree on the step after which they save; see
-    ``examples/preemption.py``, and say :func:`saved` then. To call this is to ask for that time: without it, workers get SIGTERM at once. So call it from
+    ``examples/preemption.py``, and say :func:`preemption_saved` then. To call this is to ask for that time: without it, workers get SIGTERM at once. So call it from
     the first step on. It takes about a microsecond, from any thread.
 
     Returns:
@@ -85,17 +86,25 @@ def preemption() -> Preemption | None:
     return Preemption(nodes=nodes, here=notice["here"], deadline=notice["deadline"])
 
 
-def saved() -> None:
+def preemption_saved() -> None:
     """Say that this worker can be stopped without a loss: what it has is where the next one finds it.
 
-    When all workers of the run have said so, the node that is preempted leaves, before its deadline, and the others meet
-    again. A worker that has said it may exit, with any code, or wait to be stopped; that is not the end of the run. Where no
-    node is preempted it means nothing.
+    It is the last thing a worker does in a preemption, not something for every checkpoint. When all workers of the run have
+    said so, the node that is preempted leaves, before its deadline, and the others meet again. A worker that has said it
+    may exit, with any code, or wait to be stopped; that is not the end of the run. Where ``rallypoint run`` has not started
+    the program it does nothing.
     """
     if not _is_listening:
         _listen()
     if _path is None:
         return
+    # A worker may know of it from another one, a moment before its own node does; longer, where etcd is away.
+    end = time.monotonic() + _TO_BE_TOLD
+    while not os.access(_path, os.F_OK):
+        if time.monotonic() > end:
+            warnings.warn("this worker says that it has saved, and no node is known to be preempted", RuntimeWarning, stacklevel=2)
+            break
+        time.sleep(0.01)
     try:
         with open(_path + ".saved", "ab"):
             pass

@@ -30,7 +30,7 @@ def test_outside_of_a_launcher_there_is_none_and_nothing_is_loaded_for_it():
         import sys
         import rallypoint
         assert rallypoint.preemption() is None
-        rallypoint.saved()
+        rallypoint.preemption_saved()
         print([name for name in ("torch", "rallypoint._rallypoint") if name in sys.modules])
     """
     assert said(program(code)) == "[]\n"
@@ -49,8 +49,8 @@ def test_a_worker_is_told_who_goes_until_when_and_says_that_it_has_saved(tmp_pat
             pass
         assert rallypoint.preemption() == told
         print(json.dumps([dataclasses.asdict(told), told.seconds_left]), flush=True)
-        rallypoint.saved()
-        rallypoint.saved()
+        rallypoint.preemption_saved()
+        rallypoint.preemption_saved()
     """
     worker = program(code, RALLYPOINT_PREEMPTION_FILE=str(file))
     assert worker.stdout is not None and worker.stdout.readline() == "\n"
@@ -108,7 +108,7 @@ def test_under_a_launcher_a_worker_that_listens_saves_before_it_is_stopped():
             time.sleep(0.01)
         (node,) = told.nodes
         print("told", told.here, node.node_rank, node.ranks, node.signal, told.seconds_left > 10, flush=True)
-        rallypoint.saved()
+        rallypoint.preemption_saved()
         time.sleep(600)
     """
     command = [sys.executable, "-m", "rallypoint", "run", "--standalone", "--nproc-per-node=2", "--", sys.executable, "-c", worker]

@@ -41,7 +41,7 @@ def preemption() -> None:
         assert_type(told.nodes, "tuple[rallypoint.PreemptedNode, ...]")
         assert_type(told.seconds_left, "float | None")
         assert_type([node.ranks for node in told.nodes if node.here], "list[tuple[int, ...]]")
-        rallypoint.saved()
+        rallypoint.preemption_saved()
 
 
 def rendezvous() -> None:

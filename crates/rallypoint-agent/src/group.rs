@@ -75,8 +75,8 @@ pub(crate) struct Group {
     endings: mpsc::UnboundedReceiver<(usize, Exit, SystemTime)>,
     /// Those of workers that were told to end are not failures.
     stopping: bool,
-    /// They have saved and ended; what comes next is not theirs to say.
-    parked: bool,
+    /// That all have ended is no success before this moment; none: that it is one.
+    parked: Option<Instant>,
     /// Whether what left its worker's group becomes a child of this process.
     adopts: bool,
     running: Workers,
@@ -139,7 +139,7 @@ impl Group {
             workers: Vec::new(),
             endings,
             stopping: false,
-            parked: false,
+            parked: None,
             adopts: false,
             running,
             memory_kills,
@@ -176,7 +176,10 @@ impl Group {
             if self.has_failed() {
                 return Event::Failed;
             }
-            if self.has_ended() && !self.parked {
+            if self.has_ended() {
+                if let Some(until) = self.parked {
+                    tokio::time::sleep_until(until).await;
+                }
                 return Event::Succeeded;
             }
             self.next_ending().await;
@@ -200,9 +203,9 @@ impl Group {
         }
     }
 
-    /// That all have ended is no success: they have saved, and are to be started again.
-    pub(crate) fn park(&mut self) {
-        self.parked = true;
+    /// That all have ended is no success for now: they have saved, and are to be started again.
+    pub(crate) fn park(&mut self, time: Duration) {
+        self.parked = Some(Instant::now() + time);
     }
 
     async fn next_ending(&mut self) {

@@ -69,7 +69,7 @@ for step in range(begin, steps):
         if rank == 0:
             save(step + 1, weight)
             print(f"saved step {step + 1}", flush=True)
-        rallypoint.saved()
+        rallypoint.preemption_saved()
         sys.exit()
     # Until the test has done its part.
     if not os.path.exists(f"{checkpoint}.hurry"):

@@ -117,7 +117,7 @@ rallypoint.preemption()
 print('it works', flush=True)
 while (told := rallypoint.preemption()) is None:
     time.sleep(0.05)
-rallypoint.saved()
+rallypoint.preemption_saved()
 time.sleep(600)
 ";
 

@@ -23,6 +23,8 @@ use crate::timeline::Keep;
 
 /// How often it is looked whether workers have saved. Nothing tells of it on every file system.
 const LOOK: Duration = Duration::from_millis(50);
+/// Workers that have saved and ended may know of a preemption that their node is told of so much later.
+const TO_BE_TOLD: Duration = Duration::from_secs(10);
 
 /// The workers of a round, as this node knows them.
 #[derive(Debug)]
@@ -295,12 +297,11 @@ impl<'a> Watch<'a> {
     /// What it means that workers have ended: whoever has saved may, whatever its exit code, and has not finished its work
     /// by that. None: the round goes on.
     pub(crate) fn ended(&mut self, group: &mut Group, event: Event) -> Option<Event> {
-        if self.heard.is_empty() {
-            return Some(event);
-        }
         let files = self.crew.as_ref().and_then(|crew| crew.files.as_ref());
         let saved = files.map(Files::saved_by_now).unwrap_or_default();
-        group.forgive(&saved);
+        if !self.heard.is_empty() {
+            group.forgive(&saved);
+        }
         if group.has_failed() {
             // Slurm signals every process there is; and a node that goes has nothing to settle with the others.
             let goes = self.own.filter(|own| own.warning.ends || self.is_listened_to());
@@ -312,7 +313,13 @@ impl<'a> Watch<'a> {
         if !saved.contains(&true) {
             return Some(Event::Succeeded);
         }
-        group.park();
+        // They may know of it from other workers, before this node does.
+        let silent = self.agent.handler().contact().is_some_and(|contact| contact.is_silent());
+        if self.heard.is_empty() && self.saved == Saved::Told && !silent {
+            warn!("the workers have said that they have saved, and no node is preempted: they have finished");
+            return Some(Event::Succeeded);
+        }
+        group.park(TO_BE_TOLD);
         let _ = self.tell.send(News::SavedHere);
         None
     }
