@@ -139,6 +139,7 @@ pub(crate) async fn run(
     }
     round.crew(&met, &places);
     let mut group = round.start(&met, &places, attempt, stop)?;
+    round.preemption.started();
     agent.enter(Phase::Running);
     agent.record(&group.started(agent.restarts()));
     agent.timeline().note(one_of_all(met.rank), met.round, What::Working);
@@ -362,7 +363,7 @@ impl Round<'_> {
                 program: &spec.program,
                 args: args.collect(),
                 environment,
-                without: &[GUARD_VARIABLE],
+                without: &[GUARD_VARIABLE, PREEMPTION_FILE],
                 place: place.clone(),
                 prefix: spec.prefix.of(place, &spec.role, agent.host()),
                 cpus: spec.cpus.get(place.local_rank).cloned().unwrap_or_default(),

@@ -76,6 +76,8 @@ pub(crate) struct Watch<'a> {
     agent: &'a Agent,
     /// None while there are no workers.
     crew: Option<Crew>,
+    /// When all of them had been started.
+    started: Option<SystemTime>,
     /// The workers have finished their work.
     finished: bool,
     seen: Stop,
@@ -94,6 +96,7 @@ impl<'a> Watch<'a> {
         Watch {
             agent,
             crew: None,
+            started: None,
             finished: false,
             seen: Stop::No,
             heard: Vec::new(),
@@ -119,6 +122,11 @@ impl<'a> Watch<'a> {
             });
         }
         self.crew = Some(crew);
+    }
+
+    /// They have been started, or those that were before the end was asked for.
+    pub(crate) fn started(&mut self) {
+        self.started = Some(SystemTime::now());
     }
 
     /// The file that tells a worker of preemptions.
@@ -175,7 +183,8 @@ impl<'a> Watch<'a> {
         let Some(crew) = self.crew.as_ref().filter(|_| !self.finished || self.own.is_some()) else {
             return at_once;
         };
-        if warning.ends && !self.is_listened_to() {
+        let too_early = self.started.is_none_or(|started| warning.at < started);
+        if warning.ends && (too_early || !self.is_listened_to()) {
             return at_once;
         }
         let (settings, shutdown) = (&self.agent.spec().preemption, self.agent.spec().grace);
