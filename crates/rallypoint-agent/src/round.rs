@@ -284,7 +284,7 @@ impl Round<'_> {
 
     /// The next change of the group that is not the last one again.
     async fn change(&mut self) -> GroupChange {
-        next_change(self.agent.handler(), &mut self.heard).await
+        next_change(self.agent.handler(), &mut self.heard, None).await
     }
 
     /// The round's store has failed. Where etcd has lost it with the rest of the round, the group is told.
@@ -393,15 +393,19 @@ impl Round<'_> {
         let (restarts_return, server_gone) = (restarts_return(self.agent), server_gone(self.agent));
         tokio::pin!(told, restarts_return, server_gone);
         while *self.decision.stage() == Stage::Working {
+            let saving = self.preemption.saves_until();
             let event = tokio::select! {
                 biased;
-                signal = self.preemption.until_end(stop) => Event::Asked(signal),
+                ends = self.preemption.turn(stop) => match ends {
+                    Some(signal) => Event::Asked(signal),
+                    None => continue,
+                },
                 finished = group.finished() => match self.preemption.ended(group, finished) {
                     Some(event) => event,
                     None => continue,
                 },
                 notice = &mut told => Event::Notice(notice),
-                change = next_change(self.agent.handler(), &mut self.heard) => self.with_reason(change, stop).await,
+                change = next_change(self.agent.handler(), &mut self.heard, saving) => self.with_reason(change, stop).await,
                 notice = fence.told(None) => {
                     self.told_by_etcd = false;
                     warn!("etcd does not answer, and another node says: {}; stopping the workers", notice.in_short());
@@ -443,6 +447,7 @@ impl Round<'_> {
         let mut gives_up: Option<Instant> = None;
         let mut refusal: Option<StoreError> = None;
         while *self.decision.stage() == Stage::Finishing {
+            let saving = self.preemption.saves_until();
             let event = tokio::select! {
                 biased;
                 done = &mut done, if gives_up.is_none() => match done {
@@ -465,10 +470,13 @@ impl Round<'_> {
                 () = tokio::time::sleep_until(gives_up.unwrap_or(began)), if gives_up.is_some() => {
                     self.no_word(refusal.as_ref(), fence, stop).await
                 }
-                signal = self.preemption.until_end(stop) => Event::Asked(signal),
+                ends = self.preemption.turn(stop) => match ends {
+                    Some(signal) => Event::Asked(signal),
+                    None => continue,
+                },
                 notice = &mut told => Event::Notice(notice),
                 notice = fence.closed() => self.closed_by(notice),
-                change = next_change(self.agent.handler(), &mut self.heard) => match change {
+                change = next_change(self.agent.handler(), &mut self.heard, saving) => match change {
                     // Whoever closed it so had passed the barrier, which needs all. torchrun gives no reason, and
                     // what it closed may be heard of before the end of the barrier is.
                     GroupChange::Closed { reason }
@@ -520,11 +528,17 @@ impl Round<'_> {
     }
 }
 
-/// The next change of the group that is not `heard`, the last one, again.
-async fn next_change(handler: &dyn RendezvousHandler, heard: &mut Option<GroupChange>) -> GroupChange {
+/// The next change of the group that is not `heard`, the last one, again. Until workers have saved, nobody gets in.
+async fn next_change(
+    handler: &dyn RendezvousHandler,
+    heard: &mut Option<GroupChange>,
+    saving: Option<SystemTime>,
+) -> GroupChange {
     loop {
         let change = handler.changed().await;
-        if heard.as_ref() != Some(&change) {
+        let later = matches!(change, GroupChange::Waiting { .. })
+            && saving.is_some_and(|until| SystemTime::now() < until);
+        if !later && heard.as_ref() != Some(&change) {
             *heard = Some(change.clone());
             return change;
         }

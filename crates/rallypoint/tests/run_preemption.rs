@@ -186,7 +186,40 @@ fn of_two_that_go_at_once_all_workers_are_told_and_who_stays_goes_on() {
 }
 
 #[test]
-fn all_that_are_warned_at_once_save_and_the_run_can_be_started_again() {
+fn who_wants_to_get_in_waits_until_all_have_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let wait = folder.path().join("wait");
+    std::fs::write(&wait, "").unwrap();
+    let etcd = Etcd::start(Version::V35);
+    let start = || {
+        let args = ["--nnodes", "1:3", "--rdzv-id", "job", "--rdzv-conf", "last_call_timeout=2"];
+        let more = ["--rdzv-endpoint", &etcd.endpoint(), "--", "sh", "-c", SAVES];
+        Launcher::start_with(&[&args[..], &more[..]].concat(), |command| {
+            command.env("WAIT", &wait);
+        })
+    };
+    let (mut stays, mut goes) = (start(), start());
+    for node in [&mut stays, &mut goes] {
+        node.wait_for("of 2 works");
+    }
+    goes.signal("TERM");
+    stays.wait_for("is preempted by SIGTERM");
+    let mut comes = start();
+    comes.wait_for("up to 3 may come");
+    // Long enough for the others to be told of it.
+    std::thread::sleep(Duration::from_millis(700));
+    std::fs::remove_file(&wait).unwrap();
+    let ended = goes.ended().expect(143);
+    assert_eq!(ended.with("have saved; this node leaves").len(), 1, "{}", ended.text());
+    for mut node in [stays, comes] {
+        node.wait_for("starting workers round=2 ");
+        node.wait_for("of 2 works");
+        node.signal("TERM");
+    }
+}
+
+#[test]
+fn all_that_are_warned_at_once_save_and_end_with_the_code_of_the_warning() {
     let endpoint = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     // The server is in one of them.
     let signal = ["--preempt-signal", "SIGUSR1"];

@@ -147,33 +147,33 @@ impl<'a> Watch<'a> {
         self.own.is_some()
     }
 
-    /// Waits until this node is to end, and tells its workers of whatever preemption there is meanwhile; the signal. May be
+    /// Until when workers may be saving, if that is known. Who wants to get in waits for as long: the nodes meet again anyway.
+    pub(crate) fn saves_until(&self) -> Option<SystemTime> {
+        self.heard.iter().filter_map(|heard| heard.deadline).max()
+    }
+
+    /// Waits for the next thing that happens, and acts on it; the signal by which this node is to end, if it is. May be
     /// dropped and called again.
-    pub(crate) async fn until_end(&mut self, stop: &mut StopListener) -> Signal {
-        loop {
-            let deadline = self.own.and_then(|own| own.deadline).map(|(save, _)| save);
-            let over = async {
-                match deadline {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
-            let ends = tokio::select! {
-                biased;
-                stop = stop.other_than(self.seen) => {
-                    self.seen = stop;
-                    match stop {
-                        Stop::No => None,
-                        Stop::Preempted(warning) => self.warned(warning),
-                        Stop::InOrder(signal) | Stop::Now(signal) => Some(signal),
-                    }
-                }
-                Some(news) = self.news.recv() => self.take(news),
-                () = over => self.deadline(),
-            };
-            if let Some(signal) = ends {
-                return signal;
+    pub(crate) async fn turn(&mut self, stop: &mut StopListener) -> Option<Signal> {
+        let deadline = self.own.and_then(|own| own.deadline).map(|(save, _)| save);
+        let over = async {
+            match deadline {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
             }
+        };
+        tokio::select! {
+            biased;
+            stop = stop.other_than(self.seen) => {
+                self.seen = stop;
+                match stop {
+                    Stop::No => None,
+                    Stop::Preempted(warning) => self.warned(warning),
+                    Stop::InOrder(signal) | Stop::Now(signal) => Some(signal),
+                }
+            }
+            Some(news) = self.news.recv() => self.take(news),
+            () = over => self.deadline(),
         }
     }
 
@@ -243,7 +243,8 @@ impl<'a> Watch<'a> {
             }
             News::SavedHere => self.saved_here(),
             News::AllSaved => {
-                let own = self.own?;
+                // Who has finished waits for the others to finish, or for the deadline.
+                let own = self.own.filter(|_| !self.finished)?;
                 info!("the workers of all nodes have saved; this node leaves");
                 Some(own.warning.signal)
             }
