@@ -257,13 +257,17 @@ fn a_worker_that_does_not_save_ends_at_the_deadline_or_when_it_is_asked_again() 
         "-c",
         "trap 'echo bye; exit' TERM; echo works; while :; do sleep 0.05; done",
     ]);
-    for launcher in [&mut late, &mut asked, &mut deaf] {
+    // It comes to the end of its work in that time.
+    let script = r#"f=$RALLYPOINT_PREEMPTION_FILE; : >$f.listening; echo works; while ! [ -e $f ]; do sleep 0.05; done"#;
+    let mut done = Launcher::start(&["--", "sh", "-c", script]);
+    for launcher in [&mut late, &mut asked, &mut deaf, &mut done] {
         launcher.wait_for("works");
     }
     let signalled = Instant::now();
-    for launcher in [&late, &asked, &deaf] {
+    for launcher in [&late, &asked, &deaf, &done] {
         launcher.signal("TERM");
     }
+    done.ended().expect(0);
     asked.wait_for("is preempted by SIGTERM");
     let ended = deaf.ended().expect(143);
     assert_eq!(ended.with("bye").len(), 1, "{}", ended.text());
