@@ -377,6 +377,19 @@ mod tests {
         assert_eq!(board.all_answered().await, failed(2, 300));
     }
 
+    #[test]
+    fn why_a_node_leaves_is_read_also_by_versions_that_know_less() {
+        for why in [Leaving::Asked, Leaving::Preempted, Leaving::Killed] {
+            let notice = Notice { at: UNIX_EPOCH, ..Notice::leaves(1, "host1", why) };
+            assert_eq!(Notice::read(&notice.write()), Some(notice));
+        }
+        let earlier = br#"{"node":1,"at_ms":0,"host":"host1","worker":null}"#;
+        assert_eq!(
+            Notice::read(earlier).map(|notice| notice.in_short()),
+            Some("node 1 (host1) leaves".into())
+        );
+    }
+
     #[tokio::test]
     async fn a_node_that_does_not_answer_is_waited_for() {
         let board = board(2);
