@@ -5,6 +5,8 @@
   asyncio. :class:`Round`, :class:`Member` and :class:`GroupChange` are what they are told.
 - :class:`EtcdServer`: an etcd for one machine, started and stopped from Python.
 - :class:`TcpStoreServer`: a store that clients of PyTorch's ``TCPStore`` meet at.
+- :func:`preemption`: whether a node is going to be taken away, for workers of ``rallypoint run``, and :func:`preemption_saved`, what
+  they answer; :class:`Preemption` and :class:`PreemptedNode` are what they are told.
 - :class:`Client`: keys and values of an etcd, to look into it.
 - :func:`heartbeat`: a worker's sign that it makes progress, for ``rallypoint run --hang-timeout``.
 - :mod:`rallypoint.errors`: what can go wrong.
@@ -13,6 +15,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rallypoint import errors
@@ -20,6 +23,7 @@ from rallypoint._heartbeat import heartbeat
 from rallypoint.errors import RallypointError
 
 if TYPE_CHECKING:
+    from rallypoint._preemption import PreemptedNode, Preemption, preemption, preemption_saved
     from rallypoint._rallypoint import (
         AsyncRendezvous,
         AsyncStore,
@@ -41,6 +45,8 @@ __all__ = [
     "EtcdServer",
     "GroupChange",
     "Member",
+    "PreemptedNode",
+    "Preemption",
     "RallypointError",
     "Rendezvous",
     "Round",
@@ -49,7 +55,10 @@ __all__ = [
     "__version__",
     "errors",
     "heartbeat",
+    "preemption",
+    "preemption_saved",
 ]
+_OF_PREEMPTION = ("PreemptedNode", "Preemption", "preemption", "preemption_saved")
 
 
 def __getattr__(name: str) -> Any:
@@ -57,9 +66,8 @@ def __getattr__(name: str) -> Any:
     # most programs that import torch want none of ours.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rallypoint import _rallypoint
-
-    value = globals()[name] = getattr(_rallypoint, name)
+    module = import_module("rallypoint._preemption" if name in _OF_PREEMPTION else "rallypoint._rallypoint")
+    value = globals()[name] = getattr(module, name)
     return value
 
 

@@ -18,7 +18,7 @@ import rallypoint
 PACKAGE = pathlib.Path(rallypoint.__file__).parent
 PROGRAM = pathlib.Path(__file__).parent / "typed_program.py"
 # Made by other operations, and not by a call of the class.
-MADE_ELSEWHERE = {"AsyncRendezvous", "AsyncStore", "GroupChange", "Member", "Round"}
+MADE_ELSEWHERE = {"AsyncRendezvous", "AsyncStore", "GroupChange", "Member", "PreemptedNode", "Preemption", "Round"}
 
 
 def public_names(module: str) -> list[str]:

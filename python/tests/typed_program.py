@@ -34,6 +34,16 @@ async def async_store() -> None:
         await store.set("key", "value")
 
 
+def preemption() -> None:
+    told = rallypoint.preemption()
+    assert_type(told, "rallypoint.Preemption | None")
+    if told is not None:
+        assert_type(told.nodes, "tuple[rallypoint.PreemptedNode, ...]")
+        assert_type(told.seconds_left, "float | None")
+        assert_type([node.ranks for node in told.nodes if node.here], "list[tuple[int, ...]]")
+        rallypoint.preemption_saved()
+
+
 def rendezvous() -> None:
     with rallypoint.Rendezvous("etcd1:2379", "job", 2, 4, last_call_timeout=5, rank_policy="hint", rank_hint=3) as node:
         met = node.next_rendezvous()

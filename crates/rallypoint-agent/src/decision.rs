@@ -270,7 +270,7 @@ mod tests {
 
     use super::*;
     use crate::failure::{Exit, Failure};
-    use crate::notice::Restarts;
+    use crate::notice::{Leaving, Restarts};
 
     const OURS: usize = 1;
     const THEIRS: usize = 2;
@@ -292,7 +292,7 @@ mod tests {
     }
 
     fn leaves() -> Notice {
-        Notice { at: SystemTime::UNIX_EPOCH, ..Notice::leaves(THEIRS, "host2", false) }
+        Notice { at: SystemTime::UNIX_EPOCH, ..Notice::leaves(THEIRS, "host2", Leaving::Asked) }
     }
 
     fn died() -> GroupChange {

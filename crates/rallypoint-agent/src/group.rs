@@ -82,6 +82,8 @@ pub(crate) struct Group {
     endings: mpsc::UnboundedReceiver<(usize, Exit, SystemTime)>,
     /// Those of workers that were told to end are not failures.
     stopping: bool,
+    /// That all have ended is no success before this moment; none: that it is one.
+    parked: Option<Instant>,
     /// Whether what left its worker's group becomes a child of this process.
     adopts: bool,
     running: Workers,
@@ -148,6 +150,7 @@ impl Group {
             workers: Vec::new(),
             endings,
             stopping: false,
+            parked: None,
             adopts: false,
             running,
             memory_kills,
@@ -205,14 +208,39 @@ impl Group {
     /// Waits until one has failed or all have succeeded. May be dropped and called again.
     pub(crate) async fn finished(&mut self) -> Event {
         loop {
-            if self.workers.iter().any(|worker| worker.failed) {
+            if self.has_failed() {
                 return Event::Failed;
             }
-            if self.workers.iter().all(|worker| worker.ended.is_some()) {
+            if self.has_ended() {
+                if let Some(until) = self.parked {
+                    tokio::time::sleep_until(until).await;
+                }
                 return Event::Succeeded;
             }
             self.next_ending().await;
         }
+    }
+
+    /// Whether one has failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.workers.iter().any(|worker| worker.failed)
+    }
+
+    /// Whether all have ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.workers.iter().all(|worker| worker.ended.is_some())
+    }
+
+    /// Those for which this is true, by local rank, may end with any code.
+    pub(crate) fn forgive(&mut self, may: &[bool]) {
+        for worker in &mut self.workers {
+            worker.failed &= !may.get(worker.place.local_rank).copied().unwrap_or(false);
+        }
+    }
+
+    /// That all have ended is no success for now: they have saved, and are to be started again.
+    pub(crate) fn park(&mut self, time: Duration) {
+        self.parked = Some(Instant::now() + time);
     }
 
     async fn next_ending(&mut self) {

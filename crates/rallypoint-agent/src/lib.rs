@@ -25,7 +25,7 @@
 //! - [`Agent`]: the loop. It is told to end through a [`Stopper`] and returns an [`Outcome`].
 //! - `decision`: what to do when something happens, and what it costs. `round`: what happens in one round, and how that
 //!   is done. `notice`: how nodes tell each other of failures. `fence`: how a node that is cut off from etcd learns
-//!   that its round is over. `budget`: the restarts that are left. `words`: what is said of it.
+//!   that its round is over. `preemption`: a node that is taken away, and the time to save. `budget`: the restarts that are left. `words`: what is said of it.
 //! - [`Health`]: a node that is not fit does not meet the others; `reachability`: nor do those that cannot reach each other.
 //! - `hang`: who stopped first, where none makes progress, and what workers do. `progress`: their signs of it.
 //! - `group`: the workers of one round, started and stopped together; each is a process group of its own.
@@ -61,6 +61,7 @@ mod memory;
 mod notice;
 mod output;
 mod patience;
+mod preemption;
 mod prefix;
 mod progress;
 mod ranks;
@@ -94,6 +95,7 @@ pub use health::settings::{HEALTH_OPTIONS, HealthSettings, list as list_of_check
 pub use health::{DEFAULT_HEALTH_INTERVAL, DEFAULT_HEALTH_TIMEOUT, Health, WhenUnhealthy};
 pub use logs::{LogDir, LogError, LogSettings, Logs};
 pub use output::{Console, Stream};
+pub use preemption::{PREEMPTION_FILE, PreemptionSettings};
 pub use prefix::{Prefix, UnknownMacro};
 pub use progress::{HEARTBEAT_VARIABLE, Heartbeats};
 /// The checks of a node's health.
@@ -107,7 +109,7 @@ pub use rustix::process::Signal;
 pub use server::{SERVER_ENDED, ServerNode};
 pub use signals::{AT_ONCE, KNOWN_SIGNALS, UnknownSignal, is_ignored, outlive_file_limit, parse_signals};
 pub use spec::{DEFAULT_EXIT_BARRIER_TIMEOUT, DEFAULT_GRACE, DEFAULT_MAX_DEPARTURES, WorkerSpec};
-pub use stop::{Stop, StopListener, Stopper};
+pub use stop::{Stop, StopListener, Stopper, Warning};
 pub use streams::{StreamChoice, StreamChoiceError, Streams};
 pub use time::rfc3339;
 pub use words::{change as describe_change, gone};

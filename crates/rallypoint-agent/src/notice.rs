@@ -52,10 +52,21 @@ pub(crate) struct Restarts {
 pub(crate) enum What {
     /// A worker failed.
     Failed(Box<Failure>),
-    /// The node was told to end; or its command was killed, and it ends before it is killed, too.
-    Leaves { host: String, killed: bool },
+    /// The node ends.
+    Leaves { host: String, why: Leaving },
     /// The node stops its workers because the group changed, for this reason.
     Regroups { host: String, why: String },
+}
+
+/// Why a node leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// It was told to end.
+    Asked,
+    /// It is taken away, and its workers had time to save.
+    Preempted,
+    /// Its command was killed, and it ends before it is killed, too.
+    Killed,
 }
 
 /// The same, as it is written.
@@ -71,6 +82,9 @@ struct Record {
     /// The node leaves because it was killed.
     #[serde(default)]
     killed: bool,
+    /// The node leaves because it is taken away.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    preempted: bool,
     /// Why the node meets again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     regroups: Option<String>,
@@ -100,9 +114,9 @@ impl Notice {
         Notice { node, at, what: What::Failed(Box::new(failure)), restarts }
     }
 
-    /// This node was told to end, or was killed.
-    pub(crate) fn leaves(node: usize, host: &str, killed: bool) -> Self {
-        let what = What::Leaves { host: host.to_owned(), killed };
+    /// This node ends.
+    pub(crate) fn leaves(node: usize, host: &str, why: Leaving) -> Self {
+        let what = What::Leaves { host: host.to_owned(), why };
         Notice { node, at: SystemTime::now(), what, restarts: None }
     }
 
@@ -152,8 +166,11 @@ impl Notice {
     pub(crate) fn in_short(&self) -> String {
         match &self.what {
             What::Failed(failure) => failure.in_short(),
-            What::Leaves { host, killed: false } => format!("node {} ({host}) leaves", self.node),
-            What::Leaves { host, killed: true } => format!("node {} ({host}) was killed", self.node),
+            What::Leaves { host, why: Leaving::Asked } => format!("node {} ({host}) leaves", self.node),
+            What::Leaves { host, why: Leaving::Preempted } => {
+                format!("node {} ({host}) leaves: it is preempted", self.node)
+            }
+            What::Leaves { host, why: Leaving::Killed } => format!("node {} ({host}) was killed", self.node),
             What::Regroups { host, why } => format!("node {} ({host}) says: {why}", self.node),
         }
     }
@@ -163,15 +180,17 @@ impl From<Notice> for Record {
     fn from(notice: Notice) -> Self {
         let at_ms = notice.at_ms();
         let (node, restarts) = (notice.node, notice.restarts);
-        let (worker, killed, regroups) = (None, false, None);
+        let (killed, preempted, regroups) = (false, false, None);
+        let of = |host| Record { node, at_ms, host, worker: None, restarts, killed, preempted, regroups };
         match notice.what {
-            What::Leaves { host, killed } => Record { node, at_ms, host, worker, restarts, killed, regroups },
-            What::Regroups { host, why } => {
-                Record { node, at_ms, host, worker, restarts, killed, regroups: Some(why) }
+            What::Leaves { host, why } => {
+                let (killed, preempted) = (why == Leaving::Killed, why == Leaving::Preempted);
+                Record { killed, preempted, ..of(host) }
             }
+            What::Regroups { host, why } => Record { regroups: Some(why), ..of(host) },
             What::Failed(failure) => {
-                let (host, worker) = (failure.host.clone(), Some(WorkerRecord::of(&failure)));
-                Record { node, at_ms, host, worker, restarts, killed, regroups }
+                let worker = Some(WorkerRecord::of(&failure));
+                Record { worker, ..of(failure.host) }
             }
         }
     }
@@ -179,12 +198,15 @@ impl From<Notice> for Record {
 
 impl From<Record> for Notice {
     fn from(record: Record) -> Self {
-        let Record { node, at_ms, host, worker, restarts, killed, regroups } = record;
+        let Record { node, at_ms, host, worker, restarts, killed, preempted, regroups } = record;
         let at = UNIX_EPOCH + Duration::from_millis(at_ms);
         let what = match (worker, regroups) {
             (Some(worker), _) => What::Failed(Box::new(worker.failure(host, at))),
             (None, Some(why)) => What::Regroups { host, why },
-            (None, None) => What::Leaves { host, killed },
+            (None, None) => {
+                let why = if preempted { Leaving::Preempted } else { Leaving::Asked };
+                What::Leaves { host, why: if killed { Leaving::Killed } else { why } }
+            }
         };
         Notice { node, at, what, restarts }
     }
@@ -376,6 +398,19 @@ mod tests {
         assert_eq!(record["worker"]["signal"], 9);
     }
 
+    #[test]
+    fn why_a_node_leaves_is_read_also_by_versions_that_know_less() {
+        for why in [Leaving::Asked, Leaving::Preempted, Leaving::Killed] {
+            let notice = Notice { at: UNIX_EPOCH, ..Notice::leaves(1, "host1", why) };
+            assert_eq!(Notice::read(&notice.write()), Some(notice));
+        }
+        let earlier = br#"{"node":1,"at_ms":0,"host":"host1","worker":null}"#;
+        assert_eq!(
+            Notice::read(earlier).map(|notice| notice.in_short()),
+            Some("node 1 (host1) leaves".into())
+        );
+    }
+
     #[tokio::test]
     async fn a_node_that_does_not_answer_is_waited_for() {
         let board = board(2);
@@ -389,7 +424,9 @@ mod tests {
 
     #[tokio::test]
     async fn what_fails_after_somebody_left_or_met_again_may_follow_from_that() {
-        for what in [Notice::leaves(1, "host1", false), Notice::regroups(1, "host1", "1 more".into())] {
+        for what in
+            [Notice::leaves(1, "host1", Leaving::Asked), Notice::regroups(1, "host1", "1 more".into())]
+        {
             let at = |millis| Notice { at: UNIX_EPOCH + Duration::from_millis(millis), ..what.clone() };
             for (first, second) in [(at(400), failed(0, 500)), (failed(0, 500), at(600))] {
                 let board = board(2);

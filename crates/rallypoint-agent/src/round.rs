@@ -1,5 +1,6 @@
 //! One round on one node: from the moment the nodes have met until they meet again, or never.
 
+mod crew;
 mod fit;
 mod settle;
 
@@ -31,6 +32,7 @@ use crate::guard::GUARD_VARIABLE;
 use crate::hang::HangWatch;
 use crate::logs::Attempt;
 use crate::notice::{Board, Notice};
+use crate::preemption::{PREEMPTION_FILE, Watch};
 use crate::progress::HEARTBEAT_VARIABLE;
 use crate::ranks::{IDENTICAL_VARIABLE, NodeWorkers, RankError, agree};
 use crate::server::{self, ServerNode};
@@ -95,6 +97,7 @@ pub(crate) async fn run(
         nodes: met.world_size,
         run_store: met.run_store.take(),
         decision: Decision::new(rules),
+        preemption: Watch::new(agent),
         heard: None,
         told_by_etcd: true,
         agent_store: served.is_some(),
@@ -141,7 +144,9 @@ pub(crate) async fn run(
     if served.is_some() {
         ServedStore::make_room(workers, places.len());
     }
+    round.crew(&met, &places);
     let mut group = round.start(&met, &places, attempt, stop)?;
+    round.preemption.started();
     agent.enter(Phase::Running);
     agent.record(&group.started(agent.restarts()));
     agent.timeline().note(one_of_all(met.rank), met.round, What::Working);
@@ -169,7 +174,8 @@ pub(crate) async fn run(
     let looks = round.failure(first.as_ref());
     let signal =
         if let Some(Verdict::Stop(signal)) = round.decision.verdict() { *signal } else { Signal::TERM };
-    let (mut asked_again, grace) = (stop.clone(), agent.spec().grace);
+    let (signal, grace) = round.preemption.stops_by(signal, agent.spec().grace);
+    let mut asked_again = stop.clone();
     // The others are told while the workers end, not after.
     let ((verdict, untold), ()) = tokio::join!(round.settle(first, &mut fence, stop), async {
         // Of a hang it is known what they do.
@@ -179,6 +185,7 @@ pub(crate) async fn run(
         drop(hangs);
         group.stop(signal, grace, asked_again.asked_again()).await;
     },);
+    round.preemption.over();
     let failures = round.failures(&group);
     agent.record(&group.ended(agent.restarts(), &failures));
     if let Some(served) = &mut served {
@@ -211,6 +218,7 @@ struct Round<'a> {
     nodes: usize,
     run_store: Option<Arc<dyn Store>>,
     decision: Decision,
+    preemption: Watch<'a>,
     /// The last change of the group.
     heard: Option<GroupChange>,
     /// What other nodes told came through etcd, and not from themselves.
@@ -295,14 +303,7 @@ impl Round<'_> {
 
     /// The next change of the group that is not the last one again.
     async fn change(&mut self) -> GroupChange {
-        loop {
-            let change = self.handler().changed().await;
-            if self.heard.as_ref() != Some(&change) {
-                self.heard = Some(change.clone());
-                return change;
-            }
-            tokio::time::sleep(ASK_AGAIN).await;
-        }
+        next_change(self.agent.handler(), &mut self.heard, None).await
     }
 
     /// The round's store has failed. Where etcd has lost it with the rest of the round, the group is told.
@@ -371,6 +372,8 @@ impl Round<'_> {
             let heartbeat = spec.hang.heartbeats.as_ref().and_then(|beats| beats.file(place.local_rank).ok());
             environment.extend(heartbeat.iter().map(|file| (HEARTBEAT_VARIABLE, file.into())));
             environment.extend(spec.environment.iter().cloned());
+            let file = self.preemption.file(place.local_rank);
+            environment.extend(file.map(|file| (PREEMPTION_FILE, file.into())));
             let local_rank = place.local_rank.to_string();
             let args = spec.args.iter().map(|arg| match arg.to_str() {
                 // Nothing else is: `$$` and the like belong to the program.
@@ -381,7 +384,7 @@ impl Round<'_> {
                 program: &spec.program,
                 args: args.collect(),
                 environment,
-                without: &[GUARD_VARIABLE],
+                without: &[GUARD_VARIABLE, PREEMPTION_FILE],
                 place: place.clone(),
                 prefix: spec.prefix.of(place, &spec.role, agent.host()),
                 cpus: spec.cpus.get(place.local_rank).cloned().unwrap_or_default(),
@@ -413,12 +416,19 @@ impl Round<'_> {
         let (restarts_return, server_gone) = (restarts_return(self.agent), server_gone(self.agent));
         tokio::pin!(told, restarts_return, server_gone);
         while *self.decision.stage() == Stage::Working {
+            let saving = self.preemption.saves_until();
             let event = tokio::select! {
                 biased;
-                signal = stop.asked() => Event::Asked(signal),
-                finished = group.finished() => finished,
+                ends = self.preemption.turn(stop) => match ends {
+                    Some(signal) => Event::Asked(signal),
+                    None => continue,
+                },
+                finished = group.finished() => match self.preemption.ended(group, finished) {
+                    Some(event) => event,
+                    None => continue,
+                },
                 notice = &mut told => Event::Notice(notice),
-                change = self.change() => self.with_reason(change, stop).await,
+                change = next_change(self.agent.handler(), &mut self.heard, saving) => self.with_reason(change, stop).await,
                 notice = fence.told(None) => {
                     self.told_by_etcd = false;
                     warn!("etcd does not answer, and another node says: {}; stopping the workers", notice.in_short());
@@ -440,9 +450,11 @@ impl Round<'_> {
                 // Said before they are, as that may take a while.
                 warn!("{why}; stopping the workers");
             }
+            let event = self.preemption.means(event);
             self.decision.handle(event);
         }
         if *self.decision.stage() == Stage::Finishing {
+            self.preemption.finished();
             self.agent.enter(Phase::Finishing { nodes: self.nodes });
             self.finish(store, fence, stop).await;
         }
@@ -462,6 +474,7 @@ impl Round<'_> {
         let mut gives_up: Option<Instant> = None;
         let mut refusal: Option<StoreError> = None;
         while *self.decision.stage() == Stage::Finishing {
+            let saving = self.preemption.saves_until();
             let event = tokio::select! {
                 biased;
                 done = &mut done, if gives_up.is_none() => match done {
@@ -484,10 +497,13 @@ impl Round<'_> {
                 () = tokio::time::sleep_until(gives_up.unwrap_or(began)), if gives_up.is_some() => {
                     self.no_word(refusal.as_ref(), fence, stop).await
                 }
-                signal = stop.asked() => Event::Asked(signal),
+                ends = self.preemption.turn(stop) => match ends {
+                    Some(signal) => Event::Asked(signal),
+                    None => continue,
+                },
                 notice = &mut told => Event::Notice(notice),
                 notice = fence.closed() => self.closed_by(notice),
-                change = self.change() => match change {
+                change = next_change(self.agent.handler(), &mut self.heard, saving) => match change {
                     // Whoever closed it so had passed the barrier, which needs all. torchrun gives no reason, and
                     // what it closed may be heard of before the end of the barrier is.
                     GroupChange::Closed { reason }
@@ -536,6 +552,24 @@ impl Round<'_> {
             _ = stop.asked() => {}
         }
         Event::NoWord
+    }
+}
+
+/// The next change of the group that is not `heard`, the last one, again. Until workers have saved, nobody gets in.
+async fn next_change(
+    handler: &dyn RendezvousHandler,
+    heard: &mut Option<GroupChange>,
+    saving: Option<SystemTime>,
+) -> GroupChange {
+    loop {
+        let change = handler.changed().await;
+        let later = matches!(change, GroupChange::Waiting { .. })
+            && saving.is_some_and(|until| SystemTime::now() < until);
+        if !later && heard.as_ref() != Some(&change) {
+            *heard = Some(change.clone());
+            return change;
+        }
+        tokio::time::sleep(ASK_AGAIN).await;
     }
 }
 

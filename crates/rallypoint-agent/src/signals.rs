@@ -38,6 +38,12 @@ pub fn parse_signals(names: &str) -> Result<Vec<Signal>, UnknownSignal> {
     named.map(find).collect()
 }
 
+/// What a signal is called.
+pub(crate) fn name_of(signal: Signal) -> String {
+    let known = KNOWN_SIGNALS.iter().find(|(_, known)| *known == signal);
+    known.map_or_else(|| format!("signal {}", signal.as_raw()), |(name, _)| (*name).to_owned())
+}
+
 /// Makes a write past the limit of a file's size (`ulimit -f`) an error of that write, where SIGXFSZ would end this process.
 /// It is handled rather than ignored: what this process starts is to have what the process itself was started with, and a
 /// handler does not outlive `exec`. A Python ignores it for itself alone. To be called in a runtime.

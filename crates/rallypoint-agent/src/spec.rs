@@ -8,6 +8,7 @@ use crate::decision::WhenExhausted;
 use crate::environment::DEFAULT_SIGNALS;
 use crate::group::Interactive;
 use crate::hang::HangSpec;
+use crate::preemption::PreemptionSettings;
 use crate::prefix::Prefix;
 use crate::worker_store::WorkerStore;
 
@@ -48,6 +49,8 @@ pub struct WorkerSpec {
     pub max_etcd_outage: Option<Duration>,
     /// From SIGTERM to SIGKILL.
     pub grace: Duration,
+    /// What happens when this node, or another one, is going to be taken away.
+    pub preemption: PreemptionSettings,
     /// When the workers have finished, how long an etcd that does not answer is waited for before that is a success.
     pub exit_barrier_timeout: Duration,
     /// The signals that workers are told about; see [`DEFAULT_SIGNALS`](crate::DEFAULT_SIGNALS).
@@ -83,6 +86,7 @@ impl WorkerSpec {
             fence_timeout: None,
             max_etcd_outage: None,
             grace: DEFAULT_GRACE,
+            preemption: PreemptionSettings::default(),
             exit_barrier_timeout: DEFAULT_EXIT_BARRIER_TIMEOUT,
             signals: DEFAULT_SIGNALS.to_owned(),
             virtual_local_rank: false,

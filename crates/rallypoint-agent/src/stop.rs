@@ -1,4 +1,6 @@
-//! Being told to end: in good order first, at once if asked again.
+//! Being told to end: with time to save, in good order, or at once.
+
+use std::time::SystemTime;
 
 use rustix::process::Signal;
 use tokio::sync::watch;
@@ -8,10 +10,23 @@ use tokio::sync::watch;
 pub enum Stop {
     /// Nothing: go on.
     No,
+    /// This node is going to be taken away: its workers may save first.
+    Preempted(Warning),
     /// End in good order: the workers get this signal.
     InOrder(Signal),
     /// End at once.
     Now(Signal),
+}
+
+/// That this node is going to be taken away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Warning {
+    /// The signal that said so.
+    pub signal: Signal,
+    /// When it came.
+    pub at: SystemTime,
+    /// Where nobody listens, it asks for the end. If not, it is only passed on there.
+    pub ends: bool,
 }
 
 /// Tells an agent to end.
@@ -28,7 +43,7 @@ impl Stopper {
     /// Asks for the end in good order. Whether it is news; if not, nothing changes.
     pub fn ask(&self, signal: Signal) -> bool {
         self.0.send_if_modified(|stop| {
-            let news = *stop == Stop::No;
+            let news = matches!(stop, Stop::No | Stop::Preempted(_));
             if news {
                 *stop = Stop::InOrder(signal);
             }
@@ -36,14 +51,30 @@ impl Stopper {
         })
     }
 
+    /// Says that this node is going to be taken away. Whether it is news: a signal that asks for the end is, after one
+    /// that does not.
+    pub fn preempt(&self, signal: Signal, ends: bool) -> bool {
+        self.0.send_if_modified(|stop| {
+            let news = match stop {
+                Stop::No => true,
+                Stop::Preempted(before) => ends && !before.ends,
+                Stop::InOrder(_) | Stop::Now(_) => false,
+            };
+            if news {
+                *stop = Stop::Preempted(Warning { signal, at: SystemTime::now(), ends });
+            }
+            news
+        })
+    }
+
     /// Asks for the end at once, where it was asked for before.
     pub fn hurry(&self) {
-        self.0.send_if_modified(|stop| match *stop {
-            Stop::InOrder(signal) => {
+        self.0.send_if_modified(|stop| match stop.end() {
+            Some(signal) if !matches!(stop, Stop::Now(_)) => {
                 *stop = Stop::Now(signal);
                 true
             }
-            Stop::No | Stop::Now(_) => false,
+            _ => false,
         });
     }
 
@@ -54,6 +85,18 @@ impl Stopper {
     }
 }
 
+impl Stop {
+    /// The signal that asks for the end, if one does.
+    fn end(self) -> Option<Signal> {
+        match self {
+            Stop::No | Stop::Preempted(Warning { ends: false, .. }) => None,
+            Stop::Preempted(Warning { signal, .. }) | Stop::InOrder(signal) | Stop::Now(signal) => {
+                Some(signal)
+            }
+        }
+    }
+}
+
 /// The agent's side of a [`Stopper`].
 #[derive(Debug, Clone)]
 pub struct StopListener(watch::Receiver<Stop>);
@@ -61,15 +104,25 @@ pub struct StopListener(watch::Receiver<Stop>);
 impl StopListener {
     /// Whether the end was asked for.
     pub(crate) fn is_asked(&self) -> bool {
-        *self.0.borrow() != Stop::No
+        self.0.borrow().end().is_some()
     }
 
-    /// Waits until the end is asked for; the signal that did.
+    /// Waits until the end is asked for; the signal that did. Where no workers run, a preemption asks for it too.
     pub async fn asked(&mut self) -> Signal {
-        match self.0.wait_for(|stop| *stop != Stop::No).await.as_deref() {
-            Ok(Stop::InOrder(signal) | Stop::Now(signal)) => *signal,
+        let asked = self.0.wait_for(|stop| stop.end().is_some()).await;
+        match asked.ok().and_then(|stop| stop.end()) {
+            Some(signal) => signal,
             // Nobody is left to ask.
-            Ok(Stop::No) | Err(_) => std::future::pending().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Waits until something else is asked for.
+    pub(crate) async fn other_than(&mut self, seen: Stop) -> Stop {
+        let other = self.0.wait_for(|stop| *stop != seen).await.map(|stop| *stop);
+        match other {
+            Ok(stop) => stop,
+            Err(_) => std::future::pending().await,
         }
     }
 
@@ -78,5 +131,27 @@ impl StopListener {
         if self.0.wait_for(|stop| matches!(stop, Stop::Now(_))).await.is_err() {
             std::future::pending::<()>().await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_asked_for_only_grows() {
+        let stopper = Stopper::default();
+        let stop = stopper.listen();
+        assert!(stopper.preempt(Signal::USR1, false));
+        assert!(!stop.is_asked(), "it only warns");
+        stopper.hurry();
+        assert!(!stop.is_asked(), "there is no end to hurry to");
+        assert!(stopper.preempt(Signal::TERM, true));
+        assert!(stop.is_asked());
+        assert!(!stopper.preempt(Signal::USR1, false) && !stopper.preempt(Signal::TERM, true));
+        assert!(stopper.ask(Signal::INT), "Ctrl-C does not wait for anybody");
+        assert!(!stopper.ask(Signal::TERM) && !stopper.preempt(Signal::TERM, true));
+        stopper.hurry();
+        assert_eq!(*stop.0.borrow(), Stop::Now(Signal::INT));
     }
 }

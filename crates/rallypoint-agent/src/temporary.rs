@@ -4,7 +4,7 @@
 //! could remove the folder, and the next launcher of the same user finds it without a holder.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -19,6 +19,8 @@ const NAMED: [&str; 3] = ["TMPDIR", "TEMP", "TMP"];
 
 /// Where a folder can be that is in memory, and not on a disk.
 const MEMORY: &str = "/dev/shm";
+/// How often it is tried to make a folder that others take away.
+const TRIES: usize = 8;
 
 /// A folder that has an owner for as long as this is there.
 #[derive(Debug)]
@@ -54,8 +56,11 @@ fn asked_for(variable: &str) -> Option<PathBuf> {
 
 /// A name in the system's temporary folder that nobody else has.
 pub(crate) fn name() -> PathBuf {
-    let name = format!("{PREFIX}{}_{:08x}", std::process::id(), fastrand::u32(..));
-    base().join(name)
+    base().join(unique())
+}
+
+fn unique() -> String {
+    format!("{PREFIX}{}_{:08x}", std::process::id(), fastrand::u32(..))
 }
 
 /// The place in memory for what is to be as quick as that, by the name of a launcher's folder. None where there is none, or
@@ -68,9 +73,22 @@ pub fn in_memory(folder: &Path) -> Option<PathBuf> {
 
 /// Makes the folder, and holds it.
 pub fn hold(folder: &Path) -> io::Result<Held> {
-    let name = folder.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-    // Nobody looks for this one. It gets its name when it is locked, so that it is never seen without its owner.
-    let new = folder.with_file_name(format!(".{}", name.display()));
+    // Another launcher may look for folders without an owner just before this one is locked, and take it for one.
+    let again = |error: &io::Error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotFound);
+    let mut held = hold_once(folder);
+    for _ in 0..TRIES {
+        if !held.as_ref().is_err_and(again) {
+            break;
+        }
+        held = hold_once(folder);
+    }
+    held
+}
+
+fn hold_once(folder: &Path) -> io::Result<Held> {
+    // It gets its name when it is locked, so that it is never seen without its owner. Until then it has one that no other
+    // try has: who takes that one away is not done yet, perhaps.
+    let new = folder.with_file_name(format!(".{}", unique()));
     fs::create_dir(&new)?;
     let held = lock_in(&new).and_then(|lock| {
         fs::rename(&new, folder)?;
@@ -144,6 +162,28 @@ mod tests {
         for other in ["rallypoint_12", "rallypoint_logs_0123abcd", "rallypoint__0123abcd", "x_12_0123abcd"] {
             assert!(!is_name(other), "{other}");
         }
+    }
+
+    #[test]
+    fn launchers_that_start_and_look_at_once_all_have_their_folders() {
+        let parent = tempfile::tempdir().unwrap();
+        let user = geteuid().as_raw();
+        std::thread::scope(|scope| {
+            for launcher in 0..4 {
+                let parent = parent.path();
+                scope.spawn(move || {
+                    for run in 0..200 {
+                        let folder = parent.join(format!("{PREFIX}{launcher}_{run:08x}"));
+                        let held = hold(&folder).unwrap();
+                        sweep(parent, user);
+                        assert!(folder.join(LOCK).exists());
+                        disk::remove_here(&folder);
+                        drop(held);
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0, "nothing is left");
     }
 
     #[test]

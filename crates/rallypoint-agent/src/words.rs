@@ -146,18 +146,18 @@ pub(crate) fn came_back(max: u32, seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::notice::Restarts;
+    use crate::notice::{Leaving, Restarts};
 
     #[test]
     fn who_hears_of_a_failure_is_told_whether_it_goes_on() {
         let told = |left, leaves| {
             let restarts = Some(Restarts { left, max: 2, leaves });
-            after(&Notice { restarts, ..Notice::leaves(1, "host1", false) })
+            after(&Notice { restarts, ..Notice::leaves(1, "host1", Leaving::Asked) })
         };
         assert_eq!(told(1, false), "meeting again");
         assert_eq!(told(0, false), "node 1 has no restarts left (--max-restarts 2): the run ends");
         assert!(told(0, true).ends_with("leaves if the others can go on without it; meeting again"));
-        assert_eq!(after(&Notice::leaves(1, "host1", false)), "meeting again");
+        assert_eq!(after(&Notice::leaves(1, "host1", Leaving::Asked)), "meeting again");
     }
 
     #[test]

@@ -42,6 +42,11 @@ impl Workers {
         spared.into_iter().map(|(rank, _)| rank).collect()
     }
 
+    /// Whether a worker has a handler for the signal.
+    pub(crate) fn handle(&self, signal: Signal) -> bool {
+        self.lock().workers.iter().any(|(_, pid)| is_handled(*pid, signal))
+    }
+
     /// Stops the workers where they are, or lets them go on. Whether that is news.
     pub fn pause(&self, pause: bool) -> bool {
         let mut running = self.lock();

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use launcher::{Launcher, RALLYPOINT};
-use rallypoint_testkit::{Etcd, Slurm, Version};
+use rallypoint_testkit::{Etcd, Slurm, Version, torch_python};
 
 /// What srun starts, a launcher for each node.
 fn srun(slurm: &Slurm, args: &[&str]) -> Launcher {
@@ -106,6 +106,42 @@ fn a_job_whose_time_is_up_ends_in_good_order() {
     }
     let output = slurm.output(&job);
     assert!(!output.contains("SIGKILL") && output.contains("ending in good order"), "{output}");
+}
+
+/// Asks, and has no handler: Slurm signals every process there is.
+const SAVES: &str = "
+import time
+import rallypoint
+
+rallypoint.preemption()
+print('it works', flush=True)
+while (told := rallypoint.preemption()) is None:
+    time.sleep(0.05)
+rallypoint.preemption_saved()
+time.sleep(600)
+";
+
+#[test]
+fn a_job_that_is_warned_saves_and_its_script_can_tell() {
+    let Some(slurm) = Slurm::start(2, 700) else { return };
+    let worker = slurm.folder().join("saves.py");
+    std::fs::write(&worker, SAVES).unwrap();
+    let package = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python");
+    let script = format!(
+        "export PYTHONPATH={package} PYTHON_EXEC={}\nsrun {RALLYPOINT} run {}\necho srun ended with $?",
+        torch_python().display(),
+        worker.display()
+    );
+    let job = slurm.submit(&["--nodes=2", "--ntasks-per-node=1"], &script);
+    for rank in 0..2 {
+        slurm.wait_for_output(&job, &format!("[{rank}]: it works"));
+    }
+    // As `--signal=USR1@120` does, two minutes before the end.
+    slurm.ask("scancel", &["--signal=USR1", &job]);
+    slurm.wait_for_end(&job);
+    let output = slurm.output(&job);
+    assert!(output.contains("srun ended with 138"), "{output}");
+    assert_eq!(output.matches("have saved; this node leaves").count(), 2, "{output}");
 }
 
 #[test]

@@ -77,8 +77,8 @@ fn compare(rank: &str, theirs: &BTreeMap<String, String>, ours: &BTreeMap<String
     for name in names {
         let (theirs, ours) = (theirs.get(name), ours.get(name));
         match name.as_str() {
-            // The test's own, to find processes by.
-            "RALLYPOINT_TEST_MARK" => {}
+            // The test's own, to find processes by; and ours, which torchrun has nothing like.
+            "RALLYPOINT_TEST_MARK" | "RALLYPOINT_PREEMPTION_FILE" => {}
             "MASTER_PORT" => {
                 for port in [theirs, ours] {
                     assert!(

@@ -286,6 +286,7 @@ mod tests {
     use super::super::peers::{Peer, Reach};
     use super::super::wire::{ANSWER, read_answer};
     use super::*;
+    use crate::notice::Leaving;
 
     async fn hears(whereabouts: &Whereabouts) -> Option<(Answer, Option<News>)> {
         match Reach::read(&whereabouts.write()).await {
@@ -329,7 +330,7 @@ mod tests {
 
         let news = |at, closes| {
             let at = SystemTime::UNIX_EPOCH + Duration::from_secs(at);
-            News { notice: Notice { at, ..Notice::leaves(0, "a", false) }, closes }
+            News { notice: Notice { at, ..Notice::leaves(0, "a", Leaving::Asked) }, closes }
         };
         let notes = second.notes();
         notes.learn(news(3, false));

@@ -11,7 +11,7 @@ use super::{ASK_AGAIN, LOSS_IS_TOLD, Round};
 use crate::decision::{Cause, Event, Stage, Verdict, WhenExhausted};
 use crate::failure::{Exit, Failure};
 use crate::fence::Fence;
-use crate::notice::{Notice, Restarts};
+use crate::notice::{Leaving, Notice, Restarts};
 use crate::stop::StopListener;
 use crate::words;
 
@@ -50,12 +50,17 @@ impl Round<'_> {
     }
 
     /// This node as the others know it: several may be on one machine.
-    fn name(&self) -> &str {
+    pub(super) fn name(&self) -> &str {
         self.handler().node_name().unwrap_or(self.agent.host())
     }
 
     fn leave(&self, signal: Signal) -> Notice {
-        Notice::leaves(self.decision.rules().node, self.name(), signal == Signal::KILL)
+        let why = match signal {
+            Signal::KILL => Leaving::Killed,
+            _ if self.preemption.is_own() => Leaving::Preempted,
+            _ => Leaving::Asked,
+        };
+        Notice::leaves(self.decision.rules().node, self.name(), why)
     }
 
     /// What this node tells the others before it stops its workers, where none of them failed: theirs may fail with those.

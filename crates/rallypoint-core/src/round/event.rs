@@ -89,6 +89,16 @@ pub enum What {
     Leads,
     /// A worker of this node has failed, as the first in the group.
     Failed(Box<Failed>),
+    /// This node is going to be taken away; the workers of all nodes may save before.
+    Preempted {
+        /// Its place in the round.
+        rank: usize,
+        /// The name of the signal that said so.
+        signal: String,
+        /// How long they have, where that is known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        left_ms: Option<u64>,
+    },
     /// The workers of the round were started.
     Working,
     /// The workers of the round have ended.

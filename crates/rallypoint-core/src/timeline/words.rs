@@ -18,6 +18,10 @@ pub(super) fn sentence(event: &EventRecord) -> String {
         What::Waiting { waiting, spares } => waiting_or_spare(*waiting, *spares),
         What::Leads => format!("{by} leads the run from now on"),
         What::Failed(failed) => failure(&by, failed),
+        What::Preempted { rank, signal, left_ms } => {
+            let left = left_ms.map(|left| format!(": the workers have {} s to save", left.div_ceil(1000)));
+            format!("node {rank} ({by}) is preempted by {}{}", plain(signal), left.unwrap_or_default())
+        }
         What::Working => format!("the workers of round {round} were started"),
         What::Stopped { why } => format!("the workers of round {round} have ended: {}", plain(why)),
         What::Closed { reason } if by.is_empty() => {

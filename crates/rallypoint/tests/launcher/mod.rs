@@ -157,6 +157,12 @@ impl Launcher {
         self.said.iter().any(|line| line.contains(part))
     }
 
+    /// How many lines it has said with this in them.
+    pub(crate) fn count(&mut self, part: &str) -> usize {
+        self.said.extend(self.lines.try_iter());
+        self.said.iter().filter(|line| line.contains(part)).count()
+    }
+
     /// Forgets what was said, so that `wait_for` waits for something new.
     pub(crate) fn forget(&mut self) {
         while let Ok(line) = self.lines.try_recv() {

@@ -12,14 +12,14 @@ use super::options::{self, Run};
 use super::timer;
 use crate::cli::exit::{NODE, Problem, chain};
 
-/// Makes the folder that goes with the launcher, if it is needed, and removes those of launchers that could not.
-fn hold_folder(folder: &Path, needed: bool) -> Option<Held> {
+/// Makes the folder that goes with the launcher, and removes those of launchers that could not.
+fn hold_folder(folder: &Path) -> Option<Held> {
     let beside = folder.to_owned();
     // Nobody waits for it. Without a thread for it the next one does it.
     let _ = std::thread::Builder::new()
         .name("temporary".to_owned())
         .spawn(move || temporary::sweep_beside(&beside));
-    needed.then(|| temporary::hold(folder).ok()).flatten()
+    temporary::hold(folder).ok()
 }
 
 fn log_dir(options: &Run, guarded: &Guarded) -> LogDir {
@@ -43,8 +43,8 @@ pub(crate) fn open(
     workers: usize,
 ) -> Result<(Logs, Option<Held>), Problem> {
     let dir = log_dir(options, guarded);
-    let needed = matches!(dir, LogDir::Temporary(_)) || timer::are_asked_for();
-    let temporary = needed || (options.log_dir.is_none() && matches!(dir, LogDir::Kept(_)));
+    let named = matches!(dir, LogDir::Temporary(_)) || timer::are_asked_for();
+    let temporary = named || (options.log_dir.is_none() && matches!(dir, LogDir::Kept(_)));
     if let Some((variable, folder)) = temporary.then(temporary::passed_over).flatten() {
         let base = temporary::base();
         warn!(
@@ -53,8 +53,8 @@ pub(crate) fn open(
             base.display()
         );
     }
-    // Where it cannot be made, that is told by whoever needs it.
-    let held = hold_folder(guarded.folder(), needed);
+    // Workers are told of preemptions there. Where it cannot be made, that is told by whoever needs it.
+    let held = hold_folder(guarded.folder());
     Ok((logs(options, dir, run_id, workers)?, held))
 }
 

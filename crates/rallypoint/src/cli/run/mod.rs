@@ -11,6 +11,7 @@ pub(super) mod limits;
 pub(super) mod meet;
 mod numa;
 mod options;
+mod preempt;
 mod program;
 mod progress;
 mod room;
@@ -132,7 +133,7 @@ pub(super) fn run(options: &Run) -> u8 {
         error_file::keep(&error_file::of_problem(&problem));
         problem.code
     });
-    runtime.block_on(last_words(&terminal, &stopper, orders.grace));
+    runtime.block_on(last_words(&terminal, &stopper, grace(options).unwrap_or(DEFAULT_GRACE)));
     runtime.shutdown_background();
     if guarded.alone() {
         name_left(&guarded.clean_up());
@@ -181,7 +182,9 @@ fn orders(options: &Run) -> Result<Orders, Problem> {
     // The keys of a terminal that a worker has are the worker's.
     let ends =
         ends.into_iter().filter(|signal| !(interactive(options) && signals::terminals(*signal))).collect();
-    Ok(Orders { ends, grace: grace(options)?, on_terminal: interactive(options) })
+    // All that the workers may have until they are gone.
+    let grace = grace(options)?.max(options.preempt.grace().unwrap_or_default());
+    Ok(Orders { ends, grace, on_terminal: interactive(options) })
 }
 
 /// Whether a worker has the terminal.
@@ -210,7 +213,11 @@ async fn launch(
     stopper: &Stopper,
 ) -> Result<u8, Problem> {
     let workers = Workers::default();
-    signals::listen(&orders.ends, interactive(options), stopper, guarded, &workers);
+    let variable = |name: &str| std::env::var(name).ok();
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let around = Surroundings { variable: &variable, host: &host };
+    let preempts = options.preempt.signals(around);
+    signals::listen(&orders.ends, &preempts, interactive(options), stopper, guarded, &workers);
     tokio::spawn(signals::follow(guarded.clone(), workers.clone(), options.monitor_interval.0));
     for (flag, why) in checks::without_effect(options) {
         warn!("{} has no effect: {why}", named(flag, &options.variables));
@@ -227,13 +234,11 @@ async fn launch(
         );
     }
     let mut options = options.clone();
-    let variable = |name: &str| std::env::var(name).ok();
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let around = Surroundings { variable: &variable, host: &host };
     let scheduled = scheduler::take(&mut options, around)?;
     scheduled.said.iter().for_each(|said| info!("{said}"));
     scheduled.warned.iter().for_each(|warned| warn!("{warned}"));
-    let mut spec = spec(&options, orders.grace)?;
+    let mut spec = spec(&options)?;
+    spec.preemption = options.preempt.settings(around);
     let launched_in = scheduler::launched_in(around);
     spec.environment.extend(launched_in.map(|place| (scheduler::LAUNCHED_IN, place.into())));
     spec.interactive = options.interactive_rank.map(|local_rank| Interactive {
@@ -254,7 +259,8 @@ async fn launch(
     let health = options.health.take(&options.variables, &mut meet)?;
     check_parameters(options, &meet, &run_id)?;
     let telemetry = Telemetry::start(options, &mut meet).await?;
-    let (logs, _held) = files::open(options, guarded, &run_id, spec.local_world_size)?;
+    let (logs, held) = files::open(options, guarded, &run_id, spec.local_world_size)?;
+    spec.preemption.folder = held.as_ref().map(|_| guarded.folder().to_owned());
     let kept = logs.kept().map(Path::to_owned);
     if let (None, Some(kept)) = (&options.log_dir, &kept) {
         info!("without --log-dir, the workers' log files are kept in {}", kept.display());
@@ -339,7 +345,7 @@ async fn launch(
     code
 }
 
-fn spec(options: &Run, grace: Duration) -> Result<WorkerSpec, Problem> {
+fn spec(options: &Run) -> Result<WorkerSpec, Problem> {
     let (program, args) =
         options.command.split_first().ok_or_else(|| Problem::usage("there is no program"))?;
     let program =
@@ -358,7 +364,7 @@ fn spec(options: &Run, grace: Duration) -> Result<WorkerSpec, Problem> {
     spec.max_departures = options.max_departures;
     spec.fence_timeout = options.fence_timeout.map(|seconds| seconds.0);
     spec.max_etcd_outage = options.max_etcd_outage.map(|seconds| seconds.0);
-    spec.grace = grace;
+    spec.grace = grace(options)?;
     spec.exit_barrier_timeout = options.exit_barrier_timeout.0;
     spec.signals.clone_from(&options.signals_to_handle);
     spec.virtual_local_rank = options.virtual_local_rank;

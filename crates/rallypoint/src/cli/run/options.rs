@@ -13,6 +13,7 @@ use rallypoint_traces::Endpoint;
 use super::hang::Hang;
 use super::health::HealthOptions;
 use super::numa::Mode;
+use super::preempt::Preempt;
 use super::worker_store::StoreServer;
 use crate::cli::LogFormat;
 use crate::cli::connection::Connection;
@@ -203,6 +204,8 @@ pub(crate) struct Run {
         help_heading = "Workers"
     )]
     pub(crate) shutdown_timeout: Option<Seconds>,
+    #[command(flatten)]
+    pub(crate) preempt: Preempt,
     /// When this node's workers have finished and etcd does not answer, this node ends with success after so long. Nobody
     /// says then whether the other nodes have finished.
     #[arg(

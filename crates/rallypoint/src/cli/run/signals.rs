@@ -13,9 +13,10 @@ const LULL: Duration = Duration::from_secs(1);
 pub(crate) const SHORTEST_LOOK: Duration = Duration::from_millis(10);
 
 /// Acts on signals from now on. Those in `ends` ask for the end in good order; SIGUSR1 and SIGUSR2 are passed on to the
-/// workers, and others do nothing.
+/// workers, and others do nothing. Those in `preempts` also say that this node is going to be taken away.
 pub(crate) fn listen(
     ends: &[Signal],
+    preempts: &[Signal],
     interactive: bool,
     stopper: &Stopper,
     guarded: &Guarded,
@@ -31,6 +32,7 @@ pub(crate) fn listen(
             continue;
         }
         let asks = ends.contains(&number) || (interactive && terminals(number));
+        let preempts = preempts.contains(&number);
         let (stopper, guarded, workers) = (stopper.clone(), guarded.clone(), workers.clone());
         let mut passed: Option<Instant> = None;
         // A terminal that is closed tells of it more than once.
@@ -51,7 +53,9 @@ pub(crate) fn listen(
             } else if terminals(number) && workers.on_terminal() {
                 debug!("{name} is the worker's on the terminal");
             } else if asks {
-                if stopper.ask(number) {
+                // Whether there is time to save, the agent knows.
+                let news = if preempts { stopper.preempt(number, true) } else { stopper.ask(number) };
+                if news {
                     info!("{name}: ending in good order{haste}");
                 } else if interactive && terminals(number) {
                     // The command does not count those of a terminal that a worker has.
@@ -61,6 +65,11 @@ pub(crate) fn listen(
                 if passed.replace(Instant::now()).is_none_or(|passed| passed.elapsed() > LULL) {
                     pass_on(name, number, &workers);
                 }
+                if preempts {
+                    stopper.preempt(number, false);
+                }
+            } else if preempts {
+                stopper.preempt(number, false);
             } else {
                 info!("{name} is not one of --signals-to-handle: going on");
             }
