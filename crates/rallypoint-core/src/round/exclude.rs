@@ -184,9 +184,10 @@ impl ChangeExclusions {
 
     fn look(&self, reply: TxnReply) -> Stage {
         let mut results = reply.results.into_iter();
-        let (round, standing) = match (results.next(), results.next()) {
-            (Some(OpReply::Got(Some(round))), Some(OpReply::Found(standing))) => (round, standing),
-            _ => return Stage::Done(Ok(ExclusionOutcome::NoRun)),
+        let (Some(OpReply::Got(Some(round))), Some(OpReply::Found(standing))) =
+            (results.next(), results.next())
+        else {
+            return Stage::Done(Ok(ExclusionOutcome::NoRun));
         };
         let record: Box<RoundRecord> = match parse(&round) {
             Ok(record) => Box::new(record),

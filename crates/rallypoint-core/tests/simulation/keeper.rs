@@ -96,8 +96,7 @@ impl World {
     /// Whether etcd has it that a node of this name is kept out.
     pub(crate) fn is_kept_out(&self, id: &str) -> bool {
         let prefix = self.keys.exclusions();
-        let kept_out = self.etcd.prefix(&prefix).any(|entry| keeps_out(&entry.value, id));
-        kept_out
+        self.etcd.prefix(&prefix).any(|entry| keeps_out(&entry.value, id))
     }
 }
 

@@ -127,7 +127,8 @@ impl Roster {
         // Of a round that was lost all members ask for another one anyway.
         let others = self.members.keys().filter(|id| !last.state_lost && !last.members.contains_key(*id));
         for id in others {
-            if self.class(id) == Class::Running {
+            // Also who is kept out: what it wanted before it has had.
+            if self.class_if_let_in(id) == Class::Running {
                 excluded.push(id.clone());
             }
         }
