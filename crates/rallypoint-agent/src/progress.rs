@@ -38,7 +38,9 @@ impl Heartbeats {
     pub fn open(folder: &Path) -> io::Result<Self> {
         let in_memory = temporary::in_memory(folder);
         // A disk that hangs must not make a heart stop.
-        if let Some((folder, held)) = in_memory.and_then(|path| Some((path.clone(), temporary::hold(&path).ok()?))) {
+        if let Some((folder, held)) =
+            in_memory.and_then(|path| Some((path.clone(), temporary::hold(&path).ok()?)))
+        {
             return Ok(Heartbeats { folder, _held: Some(held) });
         }
         let folder = folder.join("heartbeat");

@@ -166,17 +166,14 @@ pub(crate) async fn run(
         if let Some(Verdict::Stop(signal)) = round.decision.verdict() { *signal } else { Signal::TERM };
     let (mut asked_again, grace) = (stop.clone(), agent.spec().grace);
     // The others are told while the workers end, not after.
-    let ((verdict, untold), ()) = tokio::join!(
-        round.settle(first, &mut fence, stop),
-        async {
-            // Of a hang it is known what they do.
-            if let Some(why) = looks {
-                hangs.before_stop(&why).await;
-            }
-            drop(hangs);
-            group.stop(signal, grace, asked_again.asked_again()).await;
-        },
-    );
+    let ((verdict, untold), ()) = tokio::join!(round.settle(first, &mut fence, stop), async {
+        // Of a hang it is known what they do.
+        if let Some(why) = looks {
+            hangs.before_stop(&why).await;
+        }
+        drop(hangs);
+        group.stop(signal, grace, asked_again.asked_again()).await;
+    },);
     let failures = round.failures(&group);
     agent.record(&group.ended(agent.restarts(), &failures));
     if let Some(served) = &mut served {

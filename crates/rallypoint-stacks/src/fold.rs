@@ -91,12 +91,8 @@ fn has_line(call: &str) -> bool {
 pub fn fold(all: impl IntoIterator<Item = Folded>) -> Vec<Folded> {
     let mut groups: BTreeMap<_, Folded> = BTreeMap::new();
     for one in all {
-        match groups.entry(one.key()) {
-            std::collections::btree_map::Entry::Vacant(entry) => {
-                entry.insert(one);
-            }
-            std::collections::btree_map::Entry::Occupied(mut entry) => entry.get_mut().ranks.extend(one.ranks),
-        }
+        let (key, ranks) = (one.key(), one.ranks.clone());
+        groups.entry(key).or_insert_with(|| Folded { ranks: Vec::new(), ..one }).ranks.extend(ranks);
     }
     let mut folded: Vec<Folded> = groups.into_values().collect();
     folded.iter_mut().for_each(|group| group.ranks.sort_unstable());
@@ -148,7 +144,8 @@ mod tests {
         assert_eq!(folded[0].text(), "rank 5:\n    acquire (lock.py:1)\n");
         assert!(folded[1].text().starts_with("rank 6, stopped by a signal:"));
         assert!(folded[2].text().starts_with("ranks 0-4, 7:\n    all_reduce"));
-        let compiled = ["libc.so.6+0x1 (libc.so.6)", "poll (libc.so.6)", "sock_recv (_socket.so)", "step (train.py:3)"];
+        let compiled =
+            ["libc.so.6+0x1 (libc.so.6)", "poll (libc.so.6)", "sock_recv (_socket.so)", "step (train.py:3)"];
         assert_eq!(at(3, "S", &compiled).line(), "rank 3: poll (libc.so.6) < step (train.py:3)");
         assert_eq!(at(3, "S", &compiled[..3]).line(), "rank 3: poll (libc.so.6) < sock_recv (_socket.so)");
     }

@@ -25,7 +25,8 @@ fn task(pid: u32, id: u32) -> Option<Task> {
     let folder = format!("/proc/{pid}/task/{id}");
     let (name, state) = stat(&fs::read_to_string(format!("{folder}/stat")).ok()?)?;
     let channel = fs::read_to_string(format!("{folder}/wchan")).ok();
-    let wait_channel = channel.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty() && text != "0");
+    let wait_channel =
+        channel.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty() && text != "0");
     Some(Task { id, name, state, wait_channel })
 }
 

@@ -77,7 +77,8 @@ pub fn look(pids: &[u32], time: Duration) -> Vec<Process> {
             None => under_way -= 1,
         }
     }
-    let late = |pid| Process::unseen(pid, format!("it could not be looked at within {} s", time.as_secs_f64()));
+    let late =
+        |pid| Process::unseen(pid, format!("it could not be looked at within {} s", time.as_secs_f64()));
     found.into_iter().zip(pids).map(|(process, pid)| process.unwrap_or_else(|| late(*pid))).collect()
 }
 

@@ -32,9 +32,9 @@ fn mapping(line: &str) -> Option<Mapping> {
     let path = fields.nth(2)?.trim_start();
     let hex = |text: &str| u64::from_str_radix(text, 16).ok();
     let (start, end) = range.split_once('-')?;
-    (rights.contains('x') && path.starts_with('/') && !path.ends_with(" (deleted)"))
-        .then_some(())
-        .and_then(|()| Some(Mapping { range: hex(start)?..hex(end)?, offset: hex(offset)?, path: path.to_owned() }))
+    (rights.contains('x') && path.starts_with('/') && !path.ends_with(" (deleted)")).then_some(()).and_then(
+        |()| Some(Mapping { range: hex(start)?..hex(end)?, offset: hex(offset)?, path: path.to_owned() }),
+    )
 }
 
 /// The files of all processes that are looked at: workers have the same, and some are large.
@@ -131,11 +131,11 @@ impl Library {
 fn functions(elf: &Elf<'_>) -> Vec<(Range<u64>, SymbolIndex, Table)> {
     let all = elf.symbols().map(|symbol| (symbol, Table::All));
     let exported = elf.dynamic_symbols().map(|symbol| (symbol, Table::Exported));
-    let named = all.chain(exported).filter(|(symbol, _)| symbol.kind() == SymbolKind::Text && symbol.size() > 0);
+    let named =
+        all.chain(exported).filter(|(symbol, _)| symbol.kind() == SymbolKind::Text && symbol.size() > 0);
     let code = |address: u64, size: u64| address..address.saturating_add(size);
-    let mut functions: Vec<_> = named
-        .map(|(symbol, table)| (code(symbol.address(), symbol.size()), symbol.index(), table))
-        .collect();
+    let mut functions: Vec<_> =
+        named.map(|(symbol, table)| (code(symbol.address(), symbol.size()), symbol.index(), table)).collect();
     functions.sort_by_key(|(code, ..)| code.start);
     functions
 }
@@ -213,7 +213,10 @@ mod tests {
                     7f30-7f40 r-xp 00000000 00:00 0    [vdso]\n\
                     7f40-7f50 rwxp 00000000 00:00 0 \n";
         let found = mappings(maps);
-        assert_eq!(found, [Mapping { range: 0x7f00..0x7f10, offset: 0x1000, path: "/lib/a b.so".to_owned() }]);
+        assert_eq!(
+            found,
+            [Mapping { range: 0x7f00..0x7f10, offset: 0x1000, path: "/lib/a b.so".to_owned() }]
+        );
     }
 
     #[test]

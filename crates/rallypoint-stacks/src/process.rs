@@ -107,8 +107,11 @@ pub(crate) fn look(pid: u32, libraries: &Libraries, deadline: Instant, tell: &dy
         };
         tasks.iter().map(thread).collect()
     };
-    let process = |unseen: &[String], compiled: &HashMap<u32, Vec<Frame>>| {
-        Process { pid, threads: threads(compiled), more_threads, unseen: unseen.to_vec() }
+    let process = |unseen: &[String], compiled: &HashMap<u32, Vec<Frame>>| Process {
+        pid,
+        threads: threads(compiled),
+        more_threads,
+        unseen: unseen.to_vec(),
     };
     let late = unseen.iter().cloned().chain(["frames of compiled code: there was no time".to_owned()]);
     tell(process(&late.collect::<Vec<_>>(), &HashMap::new()));
@@ -186,7 +189,8 @@ mod tests {
         let python = vec![frame("step", Some(3)), frame("<module>", Some(9))];
         let compiled = ["read", "sock_recv", "_PyEval_EvalFrameDefault", "Py_RunMain", "main"];
         let compiled: Vec<Frame> = compiled.iter().map(|name| frame(name, None)).collect();
-        let names = |frames: &[Frame]| frames.iter().map(|it| it.function.clone()).collect::<Vec<_>>().join(" ");
+        let names =
+            |frames: &[Frame]| frames.iter().map(|it| it.function.clone()).collect::<Vec<_>>().join(" ");
         assert_eq!(names(&merged(compiled.clone(), python.clone())), "read sock_recv step <module>");
         assert_eq!(merged(compiled.clone(), Vec::new()), compiled);
         assert_eq!(names(&merged(compiled[..2].to_vec(), python.clone())), "read step <module>");

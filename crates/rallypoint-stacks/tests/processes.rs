@@ -68,7 +68,10 @@ fn each_is_seen_or_named_within_the_time() {
     assert_eq!(stopped_seen.main().unwrap().state, "T");
     assert_ne!(shell_seen.pid, shell.0.id(), "what it waits for was looked at");
     assert!(plain_seen.unseen[0].starts_with("Python's frames:"), "{plain_seen}");
-    assert!(!plain_seen.main().unwrap().frames.is_empty(), "compiled code is seen all the same: {plain_seen}");
+    assert!(
+        !plain_seen.main().unwrap().frames.is_empty(),
+        "compiled code is seen all the same: {plain_seen}"
+    );
     assert!(gone.unseen[0].contains("gone"), "{gone}");
     let folded = fold(seen.iter().take(3).enumerate().map(|(rank, process)| Folded::of(rank, process)));
     assert_eq!(folded[0].ranks, [1], "the one that is stopped is odd: {folded:?}");

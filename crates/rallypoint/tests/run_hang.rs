@@ -115,15 +115,30 @@ fn the_one_that_hangs_is_named_by_all_nodes_and_all_start_again() {
         for (node, ended) in ended.iter().enumerate() {
             let ours = node == hung / workers;
             let named = ended.with(&format!("rank {hung} on "));
-            assert!(named.iter().any(|line| line.contains("hung: no progress for ")), "{way}: {}", ended.text());
-            assert!(ended.with(" hung: ").iter().all(|line| line.contains(&format!("rank {hung} on "))), "nobody else is");
+            assert!(
+                named.iter().any(|line| line.contains("hung: no progress for ")),
+                "{way}: {}",
+                ended.text()
+            );
+            assert!(
+                ended.with(" hung: ").iter().all(|line| line.contains(&format!("rank {hung} on "))),
+                "nobody else is"
+            );
             // It costs the node with that worker a restart, and the others nothing.
             assert_eq!(ended.with("; starting again").len(), usize::from(ours), "{way}: {}", ended.text());
             assert_eq!(ended.with("; meeting again").len(), usize::from(!ours), "{way}: {}", ended.text());
             assert_eq!(ended.with("]: again").len(), workers);
             let stack = ended.with(&format!(" rank {hung}"));
-            assert!(stack.iter().any(|line| line.contains(shown)), "{way}: its stack is shown: {}", ended.text());
-            assert!(!ended.with("all_reduce (").is_empty(), "{way}: and what the others do: {}", ended.text());
+            assert!(
+                stack.iter().any(|line| line.contains(shown)),
+                "{way}: its stack is shown: {}",
+                ended.text()
+            );
+            assert!(
+                !ended.with("all_reduce (").is_empty(),
+                "{way}: and what the others do: {}",
+                ended.text()
+            );
         }
         let logs = folder.path().join(format!("logs{}", hung / workers));
         let whole: Vec<String> =
@@ -167,12 +182,14 @@ fn slow_workers_are_left_alone_and_an_operator_sees_what_they_do() {
         ["--hang-timeout", "1"],
         ["--log-dir", logs.to_str().unwrap()],
     ];
-    let mut node =
-        Launcher::start(&[&args.concat()[..], &[train.to_str().unwrap(), end.to_str().unwrap()][..]].concat());
+    let mut node = Launcher::start(
+        &[&args.concat()[..], &[train.to_str().unwrap(), end.to_str().unwrap()][..]].concat(),
+    );
     node.wait_for("step 5");
     let ask = |more: &[&str]| {
         let mut command = Command::new(RALLYPOINT);
-        let output = command.args(["stacks", "job", "--endpoint", &server.endpoint]).args(more).output().unwrap();
+        let output =
+            command.args(["stacks", "job", "--endpoint", &server.endpoint]).args(more).output().unwrap();
         let text = String::from_utf8([&output.stdout[..], &output.stderr[..]].concat()).unwrap();
         (output.status.code(), text)
     };
@@ -192,7 +209,10 @@ fn slow_workers_are_left_alone_and_an_operator_sees_what_they_do() {
     // Before the other was stopped, it was looked at.
     assert_eq!(ended.with("when it was stopped, rank 0: ").len(), 1, "{}", ended.text());
     let seen = files(&logs, "stacks.txt");
-    assert!(seen.iter().any(|file| std::fs::read_to_string(file).unwrap().contains("when rank 1 on ")), "{seen:?}");
+    assert!(
+        seen.iter().any(|file| std::fs::read_to_string(file).unwrap().contains("when rank 1 on ")),
+        "{seen:?}"
+    );
     let (code, text) = ask(&[]);
     assert_eq!(code, Some(1), "it is over: {text}");
 }

@@ -187,7 +187,11 @@ impl Inquiries {
     }
 
     /// The answers of all nodes, or after so long of those that have answered, by their places.
-    pub(crate) async fn answers(&self, number: u64, time: Duration) -> Result<Vec<Option<Answer>>, StoreError> {
+    pub(crate) async fn answers(
+        &self,
+        number: u64,
+        time: Duration,
+    ) -> Result<Vec<Option<Answer>>, StoreError> {
         let all = key(number, "/all");
         let is_late = match self.store.wait(&[&all], Some(time)).await {
             Ok(()) => false,
@@ -196,7 +200,8 @@ impl Inquiries {
         };
         let keys: Vec<Vec<u8>> = (0..self.nodes).map(|node| key(number, &format!("/node/{node}"))).collect();
         let there: Vec<usize> = if is_late {
-            let known: std::collections::HashSet<Vec<u8>> = self.store.list_keys().await?.into_iter().collect();
+            let known: std::collections::HashSet<Vec<u8>> =
+                self.store.list_keys().await?.into_iter().collect();
             (0..self.nodes).filter(|node| known.contains(&keys[*node])).collect()
         } else {
             (0..self.nodes).collect()
@@ -235,7 +240,11 @@ fn json(value: &impl Serialize) -> Vec<u8> {
 
 /// Asks all nodes of a round what their workers do, and waits for so long; by their places, with none for a node that has not
 /// answered. For operators: `store` is the round's.
-pub async fn ask_stacks(store: &dyn Store, nodes: usize, time: Duration) -> Result<Vec<Option<Answer>>, StoreError> {
+pub async fn ask_stacks(
+    store: &dyn Store,
+    nodes: usize,
+    time: Duration,
+) -> Result<Vec<Option<Answer>>, StoreError> {
     let inquiries = Inquiries::new(store, nodes);
     let number = inquiries.open_next(&Asked::new(None, true)).await?;
     inquiries.answers(number, time).await

@@ -63,14 +63,20 @@ struct Case<'a> {
     alike: usize,
 }
 
+/// Whom a step of the search leaves.
+type Fits<'a> = dyn Fn(&Case<'_>) -> bool + 'a;
+
 /// Finds who stopped first.
 pub(crate) fn judge(answers: &[Answer], limits: Limits) -> Finding {
     let stacks = fold(answers.iter().flat_map(|answer| answer.stacks.iter().cloned()));
-    let nobody = |why: String, again: Duration| Finding::Nobody { why, again: again.max(Duration::from_secs(1)) };
+    let nobody =
+        |why: String, again: Duration| Finding::Nobody { why, again: again.max(Duration::from_secs(1)) };
     let mut cases: Vec<Case<'_>> = Vec::new();
     let mut starting: Vec<usize> = Vec::new();
     let mut youngest: Option<(Duration, usize)> = None;
-    for (answer, worker) in answers.iter().flat_map(|answer| answer.workers.iter().map(move |it| (answer, it))) {
+    for (answer, worker) in
+        answers.iter().flat_map(|answer| answer.workers.iter().map(move |it| (answer, it)))
+    {
         let rank = worker.rank;
         match worker.state {
             WorkerState::Paused => return nobody(format!("rank {rank} is paused"), limits.timeout / 2),
@@ -103,7 +109,11 @@ pub(crate) fn judge(answers: &[Answer], limits: Limits) -> Finding {
     }
     // Where some beat, all are expected to: the others have not come that far.
     if cases.iter().any(|case| case.beats.is_some()) && !starting.is_empty() {
-        let why = format!("{} {} shown no sign yet (--hang-start-timeout bounds that)", whose(&starting), has(&starting));
+        let why = format!(
+            "{} {} shown no sign yet (--hang-start-timeout bounds that)",
+            whose(&starting),
+            has(&starting)
+        );
         return nobody(why, half);
     }
     if !cases.iter().any(|case| case.silent >= limits.timeout) {
@@ -138,16 +148,26 @@ fn first(mut cases: Vec<Case<'_>>) -> (Option<Case<'_>>, String) {
     let most = cases.iter().filter_map(|case| case.beats).max();
     let longest = cases.iter().map(|case| case.silent).max().unwrap_or_default();
     let state = |case: &Case<'_>, state: &str| case.stack.is_some_and(|stack| stack.state == state);
-    let steps: [(&dyn Fn(&Case<'_>) -> bool, String); 5] = [
+    let steps: [(&Fits<'_>, String); 5] = [
         (&|case| state(case, "T"), "it is stopped by a signal".to_owned()),
         (&|case| state(case, "D"), "it waits in the kernel".to_owned()),
         (
             // Who does not count cannot be compared.
             &|case| case.beats.is_some_and(|beats| Some(beats) == fewest && fewest < most),
-            format!("its {} {} the fewest", fewest.unwrap_or(0), if fewest == Some(1) { "heartbeat is" } else { "heartbeats are" }),
+            format!(
+                "its {} {} the fewest",
+                fewest.unwrap_or(0),
+                if fewest == Some(1) { "heartbeat is" } else { "heartbeats are" }
+            ),
         ),
-        (&|case| longest.saturating_sub(case.silent) <= CLEARLY, "it has been silent for the longest".to_owned()),
-        (&|case| case.stack.is_some_and(|stack| !stack.stack.is_empty() && !waits(stack)), "it is in no collective, and others are".to_owned()),
+        (
+            &|case| longest.saturating_sub(case.silent) <= CLEARLY,
+            "it has been silent for the longest".to_owned(),
+        ),
+        (
+            &|case| case.stack.is_some_and(|stack| !stack.stack.is_empty() && !waits(stack)),
+            "it is in no collective, and others are".to_owned(),
+        ),
     ];
     for (fits, said) in steps {
         if narrow(&mut cases, fits) {
@@ -163,11 +183,14 @@ fn first(mut cases: Vec<Case<'_>>) -> (Option<Case<'_>>, String) {
         let unlike = all - cases.len();
         why = Some(format!("its stack differs from that of {}", count(unlike, "other")));
     }
-    (cases.first().copied(), why.unwrap_or_else(|| "nothing tells it from the others; it is the first of them".to_owned()))
+    (
+        cases.first().copied(),
+        why.unwrap_or_else(|| "nothing tells it from the others; it is the first of them".to_owned()),
+    )
 }
 
 /// Leaves those that fit, if some do and others do not. Whether that was so.
-fn narrow<'a>(cases: &mut Vec<Case<'a>>, fits: &dyn Fn(&Case<'a>) -> bool) -> bool {
+fn narrow(cases: &mut Vec<Case<'_>>, fits: &Fits<'_>) -> bool {
     let fit = cases.iter().filter(|case| fits(case)).count();
     let tells = fit > 0 && fit < cases.len();
     if tells {
@@ -193,7 +216,7 @@ mod tests {
 
     /// A node of two ranks.
     fn node(node: usize, workers: [Worker; 2]) -> Answer {
-        Answer { node, host: format!("h{node}"), workers: workers.to_vec(), stacks: Vec::new() }
+        Answer { node, host: format!("h{node}"), workers: workers.into(), stacks: Vec::new() }
     }
 
     fn worker(rank: usize, beats: u64, silent: u64) -> Worker {
@@ -252,14 +275,16 @@ mod tests {
     #[test]
     fn who_has_beaten_less_often_stopped_first_whatever_the_clocks_say() {
         hung(&table([(42, 61), (42, 60), (41, 60), (42, 62)]), 2, "its 41 heartbeats are the fewest");
-        let answers = stacks(table([(42, 61), (42, 60), (41, 60), (42, 62)]), [LOCKED, WAITING, WAITING, WAITING]);
+        let answers =
+            stacks(table([(42, 61), (42, 60), (41, 60), (42, 62)]), [LOCKED, WAITING, WAITING, WAITING]);
         hung(&answers, 2, "heartbeats");
     }
 
     #[test]
     fn who_has_been_silent_for_clearly_longer_stopped_first_and_a_second_does_not_tell() {
         hung(&table([(0, 61), (0, 90), (0, 60), (0, 62)]), 1, "silent for the longest");
-        let answers = stacks(table([(0, 62), (0, 61), (0, 60), (0, 61)]), [WAITING, WAITING, WAITING, LOCKED]);
+        let answers =
+            stacks(table([(0, 62), (0, 61), (0, 60), (0, 61)]), [WAITING, WAITING, WAITING, LOCKED]);
         hung(&answers, 3, "in no collective");
     }
 
@@ -273,7 +298,8 @@ mod tests {
 
     #[test]
     fn a_process_that_is_stopped_keeps_all_others() {
-        let answers = stacks(table([(7, 61), (7, 90), (6, 61), (7, 61)]), [("T", WAITING.1), LOCKED, WAITING, WAITING]);
+        let answers =
+            stacks(table([(7, 61), (7, 90), (6, 61), (7, 61)]), [("T", WAITING.1), LOCKED, WAITING, WAITING]);
         hung(&answers, 0, "stopped by a signal");
         let answers = stacks(table([(7, 61); 4]), [WAITING, WAITING, ("D", "read (disk.py:1)"), WAITING]);
         hung(&answers, 2, "in the kernel");
@@ -286,12 +312,14 @@ mod tests {
         let mut answers = table([(7, 61); 4]);
         answers[1].workers[0].state = WorkerState::Paused;
         nobody(&answers, LIMITS, "rank 2 is paused");
-        let begun = vec![node(0, [worker(0, 1, 90), worker(1, 1, 90)]), node(1, [worker(2, 1, 90), starting(3, 95)])];
+        let begun =
+            vec![node(0, [worker(0, 1, 90), worker(1, 1, 90)]), node(1, [worker(2, 1, 90), starting(3, 95)])];
         nobody(&begun, LIMITS, "rank 3 has shown no sign yet");
         let limited = Limits { start: Some(Duration::from_secs(95)), ..LIMITS };
         assert!(matches!(judge(&begun, limited), Finding::Hung { rank: 3, .. }));
         // Those who never say anything are not expected to, where nobody beats.
-        let printing = vec![node(0, [worker(0, 0, 90), starting(1, 95)]), node(1, [starting(2, 95), starting(3, 95)])];
+        let printing =
+            vec![node(0, [worker(0, 0, 90), starting(1, 95)]), node(1, [starting(2, 95), starting(3, 95)])];
         hung(&printing, 0, "the only one");
     }
 

@@ -24,8 +24,8 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 pub(crate) use self::autopsy::Subject;
-use self::inquiry::{Asked, Hung, Inquiries, Verdict};
 pub use self::inquiry::{Answer, Worker, WorkerState, ask_stacks};
+use self::inquiry::{Asked, Hung, Inquiries, Verdict};
 use self::judge::{Finding, Limits, judge};
 use crate::failure::{ErrorRecord, Exit};
 use crate::progress::{Heartbeats, Progress, Sample, sample};
@@ -290,7 +290,8 @@ impl Watching {
         let mut answer = self.answer(Vec::new());
         let looks = asked.node.is_none() || self.look_before >= LookBefore::Hangs;
         if asked.stacks && looks {
-            let why = if asked.node.is_some() { "when the run made no progress" } else { "as an operator asked" };
+            let why =
+                if asked.node.is_some() { "when the run made no progress" } else { "as an operator asked" };
             answer.stacks = autopsy::look(&self.subjects, LOOK, why).await;
         }
         if let Err(error) = self.inquiries.answer(number, answer).await {
@@ -375,7 +376,12 @@ impl Watching {
                 // The one that stopped comes before those that are as odd.
                 stacks.sort_by_key(|stack| !stack.ranks.contains(&rank));
                 stacks.truncate(MOST_TOLD);
-                Verdict { hung: Some(Hung { rank, node, host, silent_ms: millis(silent) }), why, stacks, unheard }
+                Verdict {
+                    hung: Some(Hung { rank, node, host, silent_ms: millis(silent) }),
+                    why,
+                    stacks,
+                    unheard,
+                }
             }
             Finding::Nobody { why, .. } => Verdict { why, unheard, ..Verdict::default() },
         };
@@ -398,7 +404,8 @@ fn hanging(hung: &Hung, verdict: &Verdict) -> Hanging {
 
 /// Those who have answered, and who has not.
 fn heard(answers: Vec<Option<Answer>>) -> (Vec<Answer>, Vec<usize>) {
-    let unheard = answers.iter().enumerate().filter(|(_, answer)| answer.is_none()).map(|(node, _)| node).collect();
+    let unheard =
+        answers.iter().enumerate().filter(|(_, answer)| answer.is_none()).map(|(node, _)| node).collect();
     (answers.into_iter().flatten().collect(), unheard)
 }
 

@@ -19,8 +19,8 @@ mod translate;
 pub use handler::NativeHandler;
 pub(crate) use identity::local_address;
 pub use operator::{
-    LastRound, Missing, NodeState, NodeStatus, RunRow, RunState, RunStatus, Unreadable, ask_leases, close, events,
-    events_prefix, last_round, list, row, runs, status,
+    LastRound, Missing, NodeState, NodeStatus, RunRow, RunState, RunStatus, Unreadable, ask_leases, close,
+    events, events_prefix, last_round, list, row, runs, status,
 };
 pub use rallypoint_core::round::{Lost, MasterRecord, RankPolicy, RunSettings, Why, default_lease};
 pub use rallypoint_core::timeline::{Event, Span, SpanKind, Summary, spans};

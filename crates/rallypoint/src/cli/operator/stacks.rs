@@ -76,7 +76,10 @@ impl Seen {
     fn new(round: &LastRound, answers: Vec<Option<Answer>>, wanted: &[usize]) -> Self {
         let name = |node: usize| {
             let member = round.members.iter().find(|member| member.rank == node);
-            member.map_or_else(|| format!("node {node}"), |member| format!("node {node} ({})", plain(&member.node)))
+            member.map_or_else(
+                || format!("node {node}"),
+                |member| format!("node {node} ({})", plain(&member.node)),
+            )
         };
         let silent = answers.iter().enumerate().filter(|(_, answer)| answer.is_none());
         let unheard = silent.map(|(node, _)| name(node)).collect();

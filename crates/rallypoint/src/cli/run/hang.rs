@@ -68,7 +68,9 @@ impl Hang {
             Ok(heartbeats) => Some(Arc::new(heartbeats)),
             Err(error) => {
                 let folder = guarded.folder().display();
-                warn!("workers have no place for their heartbeats, and are judged by their output: {folder}: {error}");
+                warn!(
+                    "workers have no place for their heartbeats, and are judged by their output: {folder}: {error}"
+                );
                 None
             }
         };
