@@ -12,6 +12,10 @@ from rallypoint import errors
 from rallypoint.torch import EtcdStore
 
 
+def worker() -> None:
+    rallypoint.heartbeat()
+
+
 def store() -> None:
     with rallypoint.Store("etcd1:2379", "/job", timeout=60, cacert=Path("ca.pem"), user="u", password="p") as store:
         assert_type(store, rallypoint.Store)

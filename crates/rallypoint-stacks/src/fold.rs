@@ -91,14 +91,8 @@ fn has_line(call: &str) -> bool {
 pub fn fold(all: impl IntoIterator<Item = Folded>) -> Vec<Folded> {
     let mut groups: BTreeMap<_, Folded> = BTreeMap::new();
     for one in all {
-        match groups.entry(one.key()) {
-            std::collections::btree_map::Entry::Vacant(entry) => {
-                entry.insert(one);
-            }
-            std::collections::btree_map::Entry::Occupied(mut entry) => {
-                entry.get_mut().ranks.extend(one.ranks)
-            }
-        }
+        let (key, ranks) = (one.key(), one.ranks.clone());
+        groups.entry(key).or_insert_with(|| Folded { ranks: Vec::new(), ..one }).ranks.extend(ranks);
     }
     let mut folded: Vec<Folded> = groups.into_values().collect();
     folded.iter_mut().for_each(|group| group.ranks.sort_unstable());

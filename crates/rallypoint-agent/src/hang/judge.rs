@@ -63,6 +63,9 @@ struct Case<'a> {
     alike: usize,
 }
 
+/// Whom a step of the search leaves.
+type Fits<'a> = dyn Fn(&Case<'_>) -> bool + 'a;
+
 /// Finds who stopped first.
 pub(crate) fn judge(answers: &[Answer], limits: Limits) -> Finding {
     let stacks = fold(answers.iter().flat_map(|answer| answer.stacks.iter().cloned()));
@@ -145,7 +148,7 @@ fn first(mut cases: Vec<Case<'_>>) -> (Option<Case<'_>>, String) {
     let most = cases.iter().filter_map(|case| case.beats).max();
     let longest = cases.iter().map(|case| case.silent).max().unwrap_or_default();
     let state = |case: &Case<'_>, state: &str| case.stack.is_some_and(|stack| stack.state == state);
-    let steps: [(&dyn Fn(&Case<'_>) -> bool, String); 5] = [
+    let steps: [(&Fits<'_>, String); 5] = [
         (&|case| state(case, "T"), "it is stopped by a signal".to_owned()),
         (&|case| state(case, "D"), "it waits in the kernel".to_owned()),
         (
@@ -187,7 +190,7 @@ fn first(mut cases: Vec<Case<'_>>) -> (Option<Case<'_>>, String) {
 }
 
 /// Leaves those that fit, if some do and others do not. Whether that was so.
-fn narrow<'a>(cases: &mut Vec<Case<'a>>, fits: &dyn Fn(&Case<'a>) -> bool) -> bool {
+fn narrow(cases: &mut Vec<Case<'_>>, fits: &Fits<'_>) -> bool {
     let fit = cases.iter().filter(|case| fits(case)).count();
     let tells = fit > 0 && fit < cases.len();
     if tells {
@@ -213,7 +216,7 @@ mod tests {
 
     /// A node of two ranks.
     fn node(node: usize, workers: [Worker; 2]) -> Answer {
-        Answer { node, host: format!("h{node}"), workers: workers.to_vec(), stacks: Vec::new() }
+        Answer { node, host: format!("h{node}"), workers: workers.into(), stacks: Vec::new() }
     }
 
     fn worker(rank: usize, beats: u64, silent: u64) -> Worker {
