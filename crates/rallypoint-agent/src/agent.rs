@@ -11,6 +11,7 @@ use rustix::process::Signal;
 use tokio::sync::watch;
 
 use crate::budget::Budget;
+use crate::crash_loop::CrashLoop;
 use crate::events::{Events, WorkerEvent, WorkerState};
 use crate::failure::FailureReport;
 use crate::fence::Witness;
@@ -107,6 +108,7 @@ pub struct Agent {
     /// As the handler has them.
     metrics: Metrics,
     health: Option<Health>,
+    crash_loop: CrashLoop,
 }
 
 impl Agent {
@@ -143,6 +145,7 @@ impl Agent {
             untold: None,
             metrics: Metrics::default(),
             health: None,
+            crash_loop: CrashLoop::default(),
         }
     }
 

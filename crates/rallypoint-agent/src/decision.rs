@@ -43,6 +43,8 @@ pub enum WhenExhausted {
     Close,
     /// It leaves, where the others can go on without it.
     Leave,
+    /// It leaves in the same way, and is kept out of the run from then on.
+    Exclude,
 }
 
 /// What happened.
@@ -239,8 +241,8 @@ impl Decision {
             Some(notice) if notice.node != self.rules.node => regroup(0, Cause::Other(notice)),
             // Its own, even if it could not tell anybody.
             _ if self.rules.restarts_left > 0 => regroup(1, Cause::Own),
-            _ if self.rules.when_exhausted == WhenExhausted::Leave => Stage::Exhausted,
-            _ => Stage::Over(Verdict::Close),
+            _ if self.rules.when_exhausted == WhenExhausted::Close => Stage::Over(Verdict::Close),
+            _ => Stage::Exhausted,
         }
     }
 }

@@ -241,6 +241,9 @@ pub struct FailureReport {
     pub restarts: u32,
     /// The `--max-restarts` of the node whose worker failed first, if it has none left.
     pub used_up: Option<u32>,
+    /// How many rounds in a row had failed, if the run was given up for that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failed_rounds: Option<u32>,
     /// The failure that came first, wherever that was.
     pub first: Failure,
     /// What failed after it on this node.
@@ -254,12 +257,19 @@ impl FailureReport {
         // What stands here says more than what was told of it.
         let own = ours.iter().position(|failure| failure.rank == first.rank);
         let first = own.map_or(first, |at| ours.remove(at));
-        FailureReport { run_id: run_id.to_owned(), restarts, used_up: None, first, followed: ours }
+        let (run_id, used_up, failed_rounds) = (run_id.to_owned(), None, None);
+        FailureReport { run_id, restarts, used_up, failed_rounds, first, followed: ours }
     }
 
     /// The node whose worker failed first had so many restarts, and none is left.
     pub(crate) fn used_up(mut self, max_restarts: Option<u32>) -> Self {
         self.used_up = max_restarts;
+        self
+    }
+
+    /// The run was given up after so many rounds that failed.
+    pub(crate) fn in_a_row(mut self, rounds: u32) -> Self {
+        self.failed_rounds = Some(rounds);
         self
     }
 
@@ -284,6 +294,12 @@ impl fmt::Display for FailureReport {
         }
         if let Some(max) = self.used_up {
             writeln!(f, "  restarts    none left on its node (--max-restarts {max})")?;
+        }
+        if let Some(rounds) = self.failed_rounds {
+            writeln!(
+                f,
+                "  rounds      {rounds} in a row have failed soon after their start (--max-failed-rounds)"
+            )?;
         }
         if let Some(error) = &first.error {
             let what = if matches!(first.exit, Exit::Hung(_)) { "known by  " } else { "error     " };

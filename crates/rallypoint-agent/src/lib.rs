@@ -25,7 +25,7 @@
 //! - [`Agent`]: the loop. It is told to end through a [`Stopper`] and returns an [`Outcome`].
 //! - `decision`: what to do when something happens, and what it costs. `round`: what happens in one round, and how that
 //!   is done. `notice`: how nodes tell each other of failures. `fence`: how a node that is cut off from etcd learns
-//!   that its round is over. `preemption`: a node that is taken away, and the time to save. `budget`: the restarts that are left. `words`: what is said of it.
+//!   that its round is over. `preemption`: a node that is taken away, and the time to save. `budget`: the restarts that are left. `crash_loop`: rounds that fail one after the other. `words`: what is said of it.
 //! - [`Health`]: a node that is not fit does not meet the others; `reachability`: nor do those that cannot reach each other.
 //! - `hang`: who stopped first, where none makes progress, and what workers do. `progress`: their signs of it.
 //! - `group`: the workers of one round, started and stopped together; each is a process group of its own.
@@ -40,6 +40,7 @@
 mod affinity;
 mod agent;
 mod budget;
+mod crash_loop;
 mod decision;
 mod descendants;
 pub mod disk;
@@ -81,6 +82,7 @@ mod workers;
 
 pub use affinity::allowed_cpus;
 pub use agent::{Agent, Outcome, Phase, Success};
+pub use crash_loop::FailedRounds;
 pub use decision::WhenExhausted;
 pub use environment::{Common, DEFAULT_SIGNALS, NoGpu, WorkerRanks, environment};
 pub use error::AgentError;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::time::Duration;
 
+use crate::crash_loop::FailedRounds;
 use crate::decision::WhenExhausted;
 use crate::environment::DEFAULT_SIGNALS;
 use crate::group::Interactive;
@@ -38,7 +39,11 @@ pub struct WorkerSpec {
     pub restarts_return_after: Option<Duration>,
     /// What happens when there is none left.
     pub when_exhausted: WhenExhausted,
-    /// With [`WhenExhausted::Leave`], how many nodes of the run may leave so. The next one closes it.
+    /// With [`WhenExhausted::Exclude`], for how long this node is kept out. None: for as long as the run lives.
+    pub exclude_for: Option<Duration>,
+    /// How many rounds in a row may fail soon after their start before the run is closed. None: any number.
+    pub max_failed_rounds: Option<FailedRounds>,
+    /// With [`WhenExhausted::Leave`] and [`WhenExhausted::Exclude`], how many nodes of the run may leave so. The next one closes it.
     pub max_departures: u32,
     /// Who serves the store that the workers meet at, where this node has rank 0.
     pub worker_store: WorkerStore,
@@ -81,6 +86,8 @@ impl WorkerSpec {
             max_restarts: 0,
             restarts_return_after: None,
             when_exhausted: WhenExhausted::Close,
+            exclude_for: None,
+            max_failed_rounds: None,
             max_departures: DEFAULT_MAX_DEPARTURES,
             worker_store: WorkerStore::Agent,
             fence_timeout: None,

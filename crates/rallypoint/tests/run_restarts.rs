@@ -134,3 +134,42 @@ fn a_program_that_fails_everywhere_does_not_take_the_nodes_down_one_by_one() {
     let left: Vec<&str> = keys.split_whitespace().filter(|key| !key.contains("/event/")).collect();
     assert_eq!(left, ["rallypoint/job/group/round"], "nothing is left of the count");
 }
+
+#[test]
+fn a_node_that_fails_too_often_is_kept_out_also_when_it_is_started_again() {
+    let etcd = Etcd::start(Version::V35);
+    let endpoint = etcd.endpoint();
+    let bad = || {
+        let run = ["--nnodes", "2:3", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint];
+        let conf = ["--rdzv-conf", "last_call_timeout=2,lease_timeout=60,node_id=bad"];
+        let fails = ["--max-restarts", "1", "--when-exhausted", "exclude", "--", "sh", "-c", "exit 9"];
+        Launcher::start(&[&run[..], &conf[..], &fails[..]].concat())
+    };
+    let first = bad();
+    let good = [(); 2]
+        .map(|()| node(&etcd, "2:3", &[], "echo of $WORLD_SIZE; [ $WORLD_SIZE = 3 ] && sleep 600; sleep 5"));
+    let ended = first.ended().expect(1);
+    assert!(
+        ended.text().contains("this node is kept out of the run: its workers failed first 2 times"),
+        "{}",
+        ended.text()
+    );
+    let again = bad().ended().expect(7);
+    assert!(again.text().contains("its workers failed first 2 times"), "{}", again.text());
+    for node in good {
+        let ended = node.ended().expect(0);
+        assert!(!ended.with("of 2").is_empty(), "{}", ended.text());
+    }
+}
+
+#[test]
+fn rounds_that_fail_one_after_the_other_end_the_run_whoever_has_restarts_left() {
+    let etcd = Etcd::start(Version::V35);
+    let most = ["--max-restarts", "50", "--max-failed-rounds", "3"];
+    let nodes = [(); 2].map(|()| node(&etcd, "2", &most, "echo attempt; exit 9"));
+    for node in nodes {
+        let ended = node.ended().expect(1);
+        assert!(ended.text().contains("3 in a row have failed"), "{}", ended.text());
+        assert_eq!(ended.with("attempt").len(), 3, "{}", ended.text());
+    }
+}

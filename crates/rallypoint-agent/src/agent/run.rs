@@ -244,12 +244,22 @@ impl Agent {
                     self.restarts += cost;
                     self.metrics.restarts_left(self.budget.left());
                     self.metrics.restarted(regroup.name());
+                    let failed_first = match &regroup {
+                        Cause::Own => true,
+                        Cause::Other(notice) => notice.is_failure(),
+                        Cause::Group(_) | Cause::CutOff(_) => false,
+                    };
+                    let rules = self.spec.max_failed_rounds;
+                    let in_a_row = self.crash_loop.round_is_over(rules, over.ran, failed_first);
                     let of_group = matches!(&regroup, Cause::Group(change) if change.is_a_loss());
                     let leaver = match &regroup {
                         Cause::Other(notice) if notice.is_leave() => Some(notice.node),
                         _ => None,
                     };
                     let (words, report) = self.regroups(regroup, over.failures);
+                    if let (Some(rounds), Some(report)) = (in_a_row, &report) {
+                        return Ok(failed(report.clone().in_a_row(rounds)));
+                    }
                     if !over.ran.is_zero() {
                         let stopped = What::Stopped { why: words.clone() };
                         self.timeline.note(round::one_of_all(rank), round, stopped);

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use rallypoint_core::text::plain;
 use rallypoint_health::{Check, Checks, Sick, Surroundings};
-use rallypoint_rendezvous::{Rendezvous, RendezvousError, RendezvousHandler};
+use rallypoint_rendezvous::{ExclusionOutcome, Rendezvous, RendezvousError, RendezvousHandler, Whom};
 use tracing::{info, warn};
 
 /// How long one check may take: less than the last call, in which the others wait for a node that meets them again.
@@ -35,6 +35,8 @@ pub enum WhenUnhealthy {
     Wait,
     /// It ends.
     End,
+    /// It ends, and is kept out of the run, for so long or for as long as the run lives.
+    Exclude(Option<Duration>),
 }
 
 impl FromStr for WhenUnhealthy {
@@ -44,7 +46,8 @@ impl FromStr for WhenUnhealthy {
         match text {
             "wait" => Ok(WhenUnhealthy::Wait),
             "end" => Ok(WhenUnhealthy::End),
-            _ => Err(format!("{text:?} is neither wait nor end")),
+            "exclude" => Ok(WhenUnhealthy::Exclude(None)),
+            _ => Err(format!("{text:?} is none of wait, end and exclude")),
         }
     }
 }
@@ -104,11 +107,16 @@ impl Health {
                     found = self.found_while_waiting() => sick = found,
                 }
             }
-            let problems = || sick.iter().map(|sick| plain(&sick.in_short())).collect();
+            let problems = || sick.iter().map(|sick| plain(&sick.in_short())).collect::<Vec<_>>();
             let unhealthy =
                 || RendezvousError::Unhealthy { run_id: handler.run_id().to_owned(), problems: problems() };
-            if self.when_unhealthy == WhenUnhealthy::End {
-                return Err(unhealthy());
+            match self.when_unhealthy {
+                WhenUnhealthy::Wait => {}
+                WhenUnhealthy::End => return Err(unhealthy()),
+                WhenUnhealthy::Exclude(time) => {
+                    exclude(handler, &problems().join("; "), time).await;
+                    return Err(unhealthy());
+                }
             }
             if sick != told {
                 let again = self.interval.as_secs_f64();
@@ -152,5 +160,16 @@ impl Health {
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Keeps this node out of its run. An etcd that does not take it, or a backend that has no place for it, is told of, and that is
+/// all: the node goes anyhow.
+pub(crate) async fn exclude(handler: &dyn RendezvousHandler, reason: &str, time: Option<Duration>) {
+    let Some(node) = handler.node_name() else { return };
+    match handler.exclude(Whom::Node(node.to_owned()), reason, time).await {
+        Ok(ExclusionOutcome::Done) => warn!("this node is kept out of the run: {reason}"),
+        Ok(outcome) => warn!("this node cannot be kept out of the run: {outcome:?}"),
+        Err(error) => warn!("this node cannot be kept out of the run: {error}"),
     }
 }

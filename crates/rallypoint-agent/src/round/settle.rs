@@ -11,6 +11,7 @@ use super::{ASK_AGAIN, LOSS_IS_TOLD, Round};
 use crate::decision::{Cause, Event, Stage, Verdict, WhenExhausted};
 use crate::failure::{Exit, Failure};
 use crate::fence::Fence;
+use crate::health::exclude;
 use crate::notice::{Leaving, Notice, Restarts};
 use crate::stop::StopListener;
 use crate::words;
@@ -25,7 +26,7 @@ impl Round<'_> {
         let restarts = Restarts {
             left: rules.restarts_left,
             max: self.agent.spec().max_restarts,
-            leaves: rules.when_exhausted == WhenExhausted::Leave,
+            leaves: rules.when_exhausted != WhenExhausted::Close,
         };
         Notice::failed(rules.node, failure, Some(restarts))
     }
@@ -185,6 +186,9 @@ impl Round<'_> {
         match spared.unwrap_or_else(|_| Err("etcd does not answer".to_owned())) {
             Ok(()) => {
                 warn!("this node's restarts are used up: it leaves, and the others go on");
+                if self.agent.spec().when_exhausted == WhenExhausted::Exclude {
+                    self.exclude_itself().await;
+                }
                 // They need not wait until its workers have stopped.
                 let left = self.handler().leave().await;
                 debug!(?left, "the others were told");
@@ -195,6 +199,13 @@ impl Round<'_> {
                 false
             }
         }
+    }
+
+    /// Keeps this node out of the run, so that it does not come again when somebody starts it again.
+    async fn exclude_itself(&self) {
+        let spec = self.agent.spec();
+        let reason = format!("its workers failed first {} times", u64::from(spec.max_restarts) + 1);
+        exclude(self.handler(), &reason, spec.exclude_for).await;
     }
 
     async fn departs(&self) -> Result<(), String> {

@@ -38,7 +38,8 @@ pub(crate) struct HealthOptions {
         allow_negative_numbers = true
     )]
     health_check_interval: Option<Seconds>,
-    /// What a node does that fails: wait until it passes, or end with 6. If it is not given, wait.
+    /// What a node does that fails: wait until it passes, end with 6, or end and be kept out of the run. If it is not given,
+    /// wait.
     #[arg(long, env = "RALLYPOINT_WHEN_UNHEALTHY", value_name = "WHAT")]
     when_unhealthy: Option<When>,
 }
@@ -50,6 +51,8 @@ enum When {
     Wait,
     /// It ends with 6.
     End,
+    /// It ends with 6, and is kept out of the run, also if it is started again: see --exclude-for.
+    Exclude,
 }
 
 fn help() -> String {
@@ -65,7 +68,12 @@ fn help() -> String {
 
 impl HealthOptions {
     /// The settings. The options of the backend, which are for torchrun, mean the same as the flags; flags come first.
-    pub(crate) fn take(&self, variables: &[Variable], meet: &mut Meet) -> Result<HealthSettings, Problem> {
+    pub(crate) fn take(
+        &self,
+        variables: &[Variable],
+        exclude_for: Option<Seconds>,
+        meet: &mut Meet,
+    ) -> Result<HealthSettings, Problem> {
         let wrong = |error: String| Problem::usage(format!("{FLAG}: {error}"));
         let mut settings = HealthSettings::take(&mut meet.config)
             .map_err(|error| Problem::usage(format!("--rdzv-conf: {error}")))?;
@@ -92,8 +100,13 @@ impl HealthOptions {
         let when = self.when_unhealthy.map(|when| match when {
             When::Wait => WhenUnhealthy::Wait,
             When::End => WhenUnhealthy::End,
+            When::Exclude => WhenUnhealthy::Exclude(None),
         });
-        settings.when_unhealthy = when.or(settings.when_unhealthy);
+        let when = when.or(settings.when_unhealthy);
+        settings.when_unhealthy = when.map(|when| match when {
+            WhenUnhealthy::Exclude(_) => WhenUnhealthy::Exclude(exclude_for.map(|Seconds(time)| time)),
+            when => when,
+        });
         Ok(settings)
     }
 }

@@ -32,8 +32,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rallypoint_agent::{
-    Agent, Console, DEFAULT_GRACE, Events, Guarded, Interactive, Orders, Outcome, Part, Prefix, Stopper,
-    Stream, WorkerSpec, Workers, allowed_cpus, parse_signals,
+    Agent, Console, DEFAULT_GRACE, Events, FailedRounds, Guarded, Interactive, Orders, Outcome, Part, Prefix,
+    Stopper, Stream, WorkerSpec, Workers, allowed_cpus, parse_signals,
 };
 use rallypoint_core::time::bounded;
 use rallypoint_etcd::ErrorKind;
@@ -256,7 +256,7 @@ async fn launch(
         warn!("{} has no effect: {why}", named(flag, &options.variables));
     }
     let run_id = run_id(options, alone)?;
-    let health = options.health.take(&options.variables, &mut meet)?;
+    let health = options.health.take(&options.variables, options.exclude_for, &mut meet)?;
     check_parameters(options, &meet, &run_id)?;
     let telemetry = Telemetry::start(options, &mut meet).await?;
     let (logs, held) = files::open(options, guarded, &run_id, spec.local_world_size)?;
@@ -361,6 +361,9 @@ fn spec(options: &Run) -> Result<WorkerSpec, Problem> {
     spec.max_restarts = options.max_restarts;
     spec.restarts_return_after = options.restarts_return_after.map(|seconds| seconds.0);
     spec.when_exhausted = options.when_exhausted.into();
+    spec.exclude_for = options.exclude_for.map(|seconds| seconds.0);
+    let within = options.failed_round_time.0;
+    spec.max_failed_rounds = options.max_failed_rounds.map(|most| FailedRounds { most, within });
     spec.max_departures = options.max_departures;
     spec.fence_timeout = options.fence_timeout.map(|seconds| seconds.0);
     spec.max_etcd_outage = options.max_etcd_outage.map(|seconds| seconds.0);

@@ -164,7 +164,31 @@ pub(crate) struct Run {
         help_heading = "Workers"
     )]
     pub(crate) when_exhausted: Exhausted,
-    /// With --when-exhausted leave: how many nodes of the whole run may leave so. The next one closes the run.
+    /// With --when-exhausted exclude and --when-unhealthy exclude: for how long this node is kept out. If it is not given, for
+    /// as long as the run lives.
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        env = "RALLYPOINT_EXCLUDE_FOR",
+        value_name = "SECONDS",
+        help_heading = "Workers"
+    )]
+    pub(crate) exclude_for: Option<Seconds>,
+    /// So many rounds in a row whose workers fail soon after their start end the run, whoever has restarts left. If it is not
+    /// given, restarts alone count.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true, env = "RALLYPOINT_MAX_FAILED_ROUNDS", value_name = "N", help_heading = "Workers")]
+    pub(crate) max_failed_rounds: Option<u32>,
+    /// With --max-failed-rounds: what soon is.
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        env = "RALLYPOINT_FAILED_ROUND_TIME",
+        value_name = "SECONDS",
+        default_value = "60",
+        help_heading = "Workers"
+    )]
+    pub(crate) failed_round_time: Seconds,
+    /// With --when-exhausted leave or exclude: how many nodes of the whole run may leave so. The next one closes the run.
     #[arg(long, allow_negative_numbers = true, env = "RALLYPOINT_MAX_DEPARTURES", value_name = "N", default_value_t = DEFAULT_MAX_DEPARTURES, help_heading = "Workers")]
     pub(crate) max_departures: u32,
     /// When neither etcd nor the other nodes answer this node for so long, it stops its workers: the others may have gone
@@ -495,6 +519,8 @@ pub(crate) enum Exhausted {
     Close,
     /// The node leaves, where the others can go on without it; otherwise the run is closed.
     Leave,
+    /// The same, and the node is kept out of the run, also if it is started again: see --exclude-for.
+    Exclude,
 }
 
 impl From<Exhausted> for WhenExhausted {
@@ -502,6 +528,7 @@ impl From<Exhausted> for WhenExhausted {
         match exhausted {
             Exhausted::Close => WhenExhausted::Close,
             Exhausted::Leave => WhenExhausted::Leave,
+            Exhausted::Exclude => WhenExhausted::Exclude,
         }
     }
 }
