@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::etcd::Entry;
+use super::etcd::{Entry, Op};
 use super::keys::Keys;
 use super::record::{RECORD_VERSION, json, number, parse};
 use crate::text::{brief, count, list, plain};
@@ -105,8 +105,8 @@ impl Exclusion {
         format!("{} ({})", self.whom, plain(&self.reason))
     }
 
-    pub(super) fn put(&self, keys: &Keys, lease: i64) -> super::etcd::Op {
-        super::etcd::Op::Put { key: keys.exclusion(&self.whom), value: json(self), lease }
+    pub(super) fn put(&self, keys: &Keys, lease: i64) -> Op {
+        Op::Put { key: keys.exclusion(&self.whom), value: json(self), lease }
     }
 }
 

@@ -4,6 +4,7 @@
 mod claims;
 mod member;
 mod racks;
+mod room;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use self::member::Fate;
 pub(super) use self::member::{Asked, Member};
 use self::racks::Racks;
+use self::room::Segments;
 use super::super::etcd::Entry;
 use super::super::exclusion::Exclusions;
 use super::super::record::{Lost, NAMED_LOSSES, News, NodeRecord, Wants, Why, parse};
@@ -47,12 +49,6 @@ pub(super) struct Roster {
     counted_before: usize,
     /// etcd has lost what it had of the round: its members meet again.
     state_lost: bool,
-}
-
-#[derive(Debug)]
-struct Segments {
-    ready: Racks,
-    newcomers: Racks,
 }
 
 /// What a leader knows of the last round when it begins.
@@ -107,10 +103,7 @@ impl Roster {
             seated: HashMap::new(),
             unnamed: 0,
             counts: [0; CLASSES],
-            segments: settings
-                .policy
-                .segment_size()
-                .map(|size| Segments { ready: Racks::new(size), newcomers: Racks::new(size) }),
+            segments: settings.policy.segment_size().map(Segments::new),
             exclusions: Exclusions::default(),
             missing: BTreeSet::new(),
             lost: Vec::new(),
@@ -159,25 +152,11 @@ impl Roster {
         self.count_all();
     }
 
-    /// Who is kept out from now on. Members who are, the group has lost. It is counted anew for all, and seldom.
-    pub(super) fn keep_out(&mut self, exclusions: &Exclusions) {
-        self.exclusions = exclusions.clone();
-        self.count_all();
-        self.look_at_all();
-    }
-
-    /// Whether a node is kept out of the run.
-    pub(super) fn is_kept_out(&self, id: &str) -> bool {
-        let host = self.nodes.get(id).map_or("", |node| node.record.host.as_str());
-        self.exclusions.of(id, host).is_some()
-    }
-
     fn count_all(&mut self) {
         self.counts = [0; CLASSES];
         self.missing.clear();
         if let Some(segments) = &mut self.segments {
-            segments.ready.clear();
-            segments.newcomers.clear();
+            segments.clear();
         }
         let others = self.nodes.keys().filter(|id| !self.members.contains_key(*id));
         let ids: Vec<String> = self.members.keys().chain(others).cloned().collect();
@@ -282,17 +261,6 @@ impl Roster {
             self.missing.insert(id.to_owned());
         } else {
             self.missing.remove(id);
-        }
-    }
-
-    /// Counts one that is ready for the next round by its rack.
-    fn count_rack(&mut self, id: &str, class: Class, count: fn(&mut Racks, &str)) {
-        let (Some(segments), Some(node)) = (&mut self.segments, self.nodes.get(id)) else { return };
-        if matches!(class, Class::Survivor | Class::Newcomer) {
-            count(&mut segments.ready, &node.record.rack);
-        }
-        if class == Class::Newcomer {
-            count(&mut segments.newcomers, &node.record.rack);
         }
     }
 
@@ -538,25 +506,6 @@ impl Roster {
             _ => false,
         };
         self.gone.iter().filter(|lost| !is_back(&lost.node)).cloned().collect()
-    }
-
-    /// Nodes that a round could be formed of now: all that are ready, or those of them that make whole segments.
-    pub(super) fn seatable(&self) -> usize {
-        let seatable = self.segments.as_ref().map_or(self.joined(), |segments| segments.ready.in_segments());
-        seatable.min(self.settings.max_nodes)
-    }
-
-    /// Newcomers that the next round has a use for, and the others.
-    fn useful(&self) -> (usize, usize) {
-        let newcomers = self.count(Class::Newcomer);
-        let room = self.settings.max_nodes.saturating_sub(self.survivors() + self.outstanding());
-        // The segments of a whole group are whole: others come to it only as whole ones. While nodes meet, whoever is
-        // there may yet make one.
-        let useful = match &self.segments {
-            Some(segments) if self.is_whole() && !self.plan.is_empty() => segments.newcomers.in_segments(),
-            _ => newcomers,
-        };
-        (useful.min(room), newcomers - useful.min(room))
     }
 
     /// What the members should know.
