@@ -1,8 +1,8 @@
 //! Who stopped first. No clock, no store: a table of all ranks goes in, and one name comes out, the same on whichever node.
 //!
 //! In synchronous training all ranks stop when one does. So everybody is silent, and the one to be found is what the others
-//! wait for: a process that is stopped; who has beaten less often; who has been silent for clearly longer; who is not in a
-//! collective, where the others are; whose stack is like nobody's.
+//! wait for: a process that is stopped; who has beaten less often; who has been silent for clearly longer; who waits for
+//! no other, in a collective or for its GPU, where the others do; whose stack is like nobody's.
 
 use std::time::Duration;
 
@@ -15,8 +15,9 @@ use super::inquiry::{Answer, WorkerState};
 /// than this has not clearly been silent for longer.
 const CLEARLY: Duration = Duration::from_secs(2);
 
-/// What of a stack shows that its process waits for others: names of functions, and of files, in lower case.
-const WAITS: [&str; 12] = [
+/// What of a stack shows that its process waits for others: names of functions, and of files, in lower case. A collective on
+/// GPUs is waited for where the program waits for its GPU, so that is the same.
+const WAITS: [&str; 15] = [
     "torch/distributed",
     "torch\\distributed",
     "allreduce",
@@ -29,6 +30,9 @@ const WAITS: [&str; 12] = [
     "processgroup",
     "gloo::",
     "nccl",
+    "libcuda",
+    "libamdhip",
+    "torch/cuda",
 ];
 /// So many of the innermost calls are looked at for that.
 const INNERMOST: usize = 12;
@@ -166,7 +170,7 @@ fn first(mut cases: Vec<Case<'_>>) -> (Option<Case<'_>>, String) {
         ),
         (
             &|case| case.stack.is_some_and(|stack| !stack.stack.is_empty() && !waits(stack)),
-            "it is in no collective, and others are".to_owned(),
+            "it waits for no other, and others do".to_owned(),
         ),
     ];
     for (fits, said) in steps {
@@ -285,7 +289,11 @@ mod tests {
         hung(&table([(0, 61), (0, 90), (0, 60), (0, 62)]), 1, "silent for the longest");
         let answers =
             stacks(table([(0, 62), (0, 61), (0, 60), (0, 61)]), [WAITING, WAITING, WAITING, LOCKED]);
-        hung(&answers, 3, "in no collective");
+        hung(&answers, 3, "waits for no other");
+        // As seen on a GPU: a collective of NCCL is waited for by waiting for the GPU.
+        let gpu = ("S", "cuCtxSynchronize_v2 (libcuda.so.580.159.04)");
+        let answers = stacks(table([(7, 61); 4]), [gpu, LOCKED, gpu, gpu]);
+        hung(&answers, 1, "waits for no other");
     }
 
     #[test]
@@ -327,7 +335,7 @@ mod tests {
     fn who_has_ended_is_not_judged() {
         let mut answers = table([(7, 61), (7, 61), (3, 90), (7, 61)]);
         answers[1].workers[0].state = WorkerState::Ended;
-        hung(&stacks(answers, [WAITING, WAITING, WAITING, LOCKED]), 3, "in no collective");
+        hung(&stacks(answers, [WAITING, WAITING, WAITING, LOCKED]), 3, "waits for no other");
     }
 
     #[test]
