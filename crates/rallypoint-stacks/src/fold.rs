@@ -40,10 +40,12 @@ impl Folded {
         Folded { ranks: vec![rank], state, stack, unseen }
     }
 
-    /// Whether two do the same. Whether one runs or sleeps changes from moment to moment; one that is stopped stays so.
+    /// Whether two do the same. Whether one runs or sleeps changes from moment to moment, and so does where it is in code that has
+    /// no names; one that is stopped stays so.
     fn key(&self) -> (Option<String>, Vec<String>, Option<String>) {
         let lasts = matches!(self.state.as_str(), "T" | "t" | "D" | "Z" | "X");
-        (lasts.then(|| self.state.clone()), self.stack.clone(), self.unseen.clone())
+        let named = self.stack.iter().filter(|call| has_name(call)).cloned().collect();
+        (lasts.then(|| self.state.clone()), named, self.unseen.clone())
     }
 
     /// Who they are, and their state where it is remarkable.
@@ -61,7 +63,7 @@ impl Folded {
     /// On one line: who, and the innermost calls that have a name. Of compiled code that Python has called, one.
     #[must_use]
     pub fn line(&self) -> String {
-        let named = self.stack.iter().filter(|line| !line.contains("+0x") && !line.starts_with("0x"));
+        let named = self.stack.iter().filter(|call| has_name(call));
         let (python, compiled): (Vec<&String>, Vec<&String>) = named.partition(|line| has_line(line));
         let most = if python.is_empty() { INNERMOST } else { 1 };
         let calls = compiled.into_iter().take(most).chain(python).chain(&self.unseen).take(INNERMOST);
@@ -78,6 +80,11 @@ impl Folded {
         }
         text
     }
+}
+
+/// Whether it is known which function a call is in.
+fn has_name(call: &str) -> bool {
+    !call.contains("+0x") && !call.starts_with("0x")
 }
 
 /// Whether a call is in a file with lines, as Python's are: `f (train.py:3)`.
@@ -136,7 +143,8 @@ mod tests {
         let all = (0..8).map(|rank| match rank {
             5 => at(rank, "S", &["acquire (lock.py:1)"]),
             6 => at(rank, "T", &waiting),
-            _ => at(rank, if rank % 2 == 0 { "S" } else { "R" }, &waiting),
+            _ if rank % 2 == 0 => at(rank, "S", &waiting),
+            _ => at(rank, "R", &[&["libcuda.so+0x1f (libcuda.so)"], &waiting[..]].concat()),
         });
         let folded = fold(all);
         let who: Vec<String> = folded.iter().map(|group| ranges(&group.ranks)).collect();
