@@ -63,7 +63,7 @@ pub(crate) async fn run(
     let watching = thread::Builder::new().name("health-check".to_owned()).spawn(move || {
         let _ = done.send(watched.wait(child));
     });
-    let started = [out, err].into_iter().flatten().collect::<Result<Vec<_>, _>>().and_then(|_| watching);
+    let started = [out, err].into_iter().flatten().collect::<Result<Vec<_>, _>>().and(watching);
     if let Err(error) = started {
         return Err(Failed::new(format!("no thread can be started for it: {error}")));
     }

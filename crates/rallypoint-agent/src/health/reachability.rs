@@ -202,11 +202,8 @@ async fn call_node(store: &dyn Store, node: usize, limit: Duration) -> Result<()
         patience::wait(store, at.as_bytes()).await?;
         store.get(at.as_bytes()).await
     });
-    let place = match place.await {
-        Ok(Ok(place)) => place,
-        // It has not said where it listens: it does not take part, or etcd is silent. Neither is its port's fault.
-        Ok(Err(_)) | Err(_) => return Ok(()),
-    };
+    // It has not said where it listens: it does not take part, or etcd is silent. Neither is its port's fault.
+    let Ok(Ok(place)) = place.await else { return Ok(()) };
     let place = String::from_utf8_lossy(&place).into_owned();
     let Some((place, nonce)) = place.split_once(' ') else { return Ok(()) };
     let called = tokio::time::timeout(limit, async {
