@@ -1,6 +1,7 @@
 """Trains a small model on CPUs, and saves when a node is going to be taken away: no step is lost by a preemption.
 
-    rallypoint run --nnodes 4 --rdzv-endpoint etcd1:2379 --rdzv-id job1 examples/preemption.py --checkpoint model.pt
+    rallypoint run --nnodes 4 --rdzv-endpoint etcd1:2379 --rdzv-id job1 examples/preemption.py --checkpoint model.pt \\
+        --steps 600 --pace 0.1
 
 Then take a node away, `kill -TERM` its launcher, and start another in its place. docs/preemption.md tells the rest.
 """
@@ -20,7 +21,7 @@ rallypoint.preemption()
 parser = argparse.ArgumentParser()
 parser.add_argument("--checkpoint", required=True, help="a file that all nodes can reach")
 parser.add_argument("--steps", type=int, default=60)
-parser.add_argument("--save-every", type=int, default=1000, help="steps between checkpoints, where nothing happens")
+parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints, where nothing happens")
 parser.add_argument("--ask-every", type=int, default=1, help="steps between asking all workers for a preemption")
 parser.add_argument("--pace", type=float, default=0.0, help="seconds that a step takes at least")
 options = parser.parse_args()

@@ -19,10 +19,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rallypoint import errors
-from rallypoint._heartbeat import heartbeat
 from rallypoint.errors import RallypointError
 
 if TYPE_CHECKING:
+    from rallypoint._heartbeat import heartbeat
     from rallypoint._preemption import PreemptedNode, Preemption, preemption, preemption_saved
     from rallypoint._rallypoint import (
         AsyncRendezvous,
@@ -58,7 +58,11 @@ __all__ = [
     "preemption",
     "preemption_saved",
 ]
-_OF_PREEMPTION = ("PreemptedNode", "Preemption", "preemption", "preemption_saved")
+# What is not of the extension.
+_ELSEWHERE = {
+    "heartbeat": "_heartbeat",
+    **dict.fromkeys(("PreemptedNode", "Preemption", "preemption", "preemption_saved"), "_preemption"),
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -66,7 +70,7 @@ def __getattr__(name: str) -> Any:
     # most programs that import torch want none of ours.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module("rallypoint._preemption" if name in _OF_PREEMPTION else "rallypoint._rallypoint")
+    module = import_module(f"rallypoint.{_ELSEWHERE.get(name, '_rallypoint')}")
     value = globals()[name] = getattr(module, name)
     return value
 

@@ -1,15 +1,14 @@
 """A sign of progress, for the launcher that looks for workers that hang.
 
 ``rallypoint run`` names a file for each worker in ``RALLYPOINT_HEARTBEAT_FILE``: 8 bytes that say what it is, a counter of 8
-bytes, and 8 for the process that beats. A beat is one number more in there, in memory that the file shares: no call of the
-system, so it may be in the innermost loop. The process that beats first is the worker. What it starts or forks, a data loader
+bytes, and 8 for the process that beats. A beat is one number more in there. It is written, not mapped into memory: a program
+that empties the file would end this one then. The process that beats first is the worker. What it starts or forks, a data loader
 for example, beats for nobody.
 """
 
 from __future__ import annotations
 
 import itertools
-import mmap
 import os
 import struct
 from collections.abc import Callable
@@ -43,21 +42,29 @@ def _first() -> None:
 
 def _opened(path: str) -> Callable[[], None] | None:
     try:
-        with open(path, "r+b") as file:
-            shared = mmap.mmap(file.fileno(), _SIZE)
-    # None is named, or what is there is no such file.
-    except (OSError, ValueError):
+        file = os.open(path, os.O_RDWR)
+    # None is named, or what is there cannot be written.
+    except OSError:
         return None
     number = struct.Struct("<Q")
-    (owner,) = number.unpack_from(shared, _OWNER)
-    if shared[: len(_BEGINS)] != _BEGINS or (owner not in (0, os.getpid()) and _runs(owner)):
+    text = os.pread(file, _SIZE, 0)
+    if len(text) < _SIZE or not text.startswith(_BEGINS):
+        os.close(file)
         return None
-    number.pack_into(shared, _OWNER, os.getpid())
-    (count,) = number.unpack_from(shared, _COUNTER)
-    pack, following = number.pack_into, itertools.count(count + 1).__next__
+    (owner,) = number.unpack_from(text, _OWNER)
+    if owner not in (0, os.getpid()) and _runs(owner):
+        os.close(file)
+        return None
+    os.pwrite(file, number.pack(os.getpid()), _OWNER)
+    (count,) = number.unpack_from(text, _COUNTER)
+    write, pack, following = os.pwrite, number.pack, itertools.count(count + 1).__next__
 
     def beat() -> None:
-        pack(shared, _COUNTER, following())
+        try:
+            write(file, pack(following()), _COUNTER)
+        except OSError:
+            # Whoever has emptied the file on a full disk has not hung for that.
+            pass
 
     return beat
 

@@ -58,7 +58,7 @@ impl TorchRendezvous {
         let progress = handler.progress();
         let met = async {
             match &self.health {
-                Some(health) => health.next_rendezvous(&*handler).await,
+                Some(health) => health.next_rendezvous(&*handler, |_| {}).await,
                 None => handler.next_rendezvous().await,
             }
         };
@@ -86,7 +86,10 @@ impl TorchRendezvous {
         };
         let handler = self.handler(py)?;
         let found = round.unreachable(py, handler.address().unwrap_or_default(), limit)?;
-        let Some(Unreachable { node, why }) = found else { return Ok(false) };
+        let Some(Unreachable { node, why }) = found else {
+            health.all_is_well();
+            return Ok(false);
+        };
         if node == round.rank() {
             health.found(why);
         } else {

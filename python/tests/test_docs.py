@@ -31,6 +31,7 @@ OUTPUTS = {
     "TcpStoreServer": "value\n",
     "FileTimerClient": "",
     "rallypoint.preemption()": "",
+    "rallypoint.heartbeat()": "",
 }
 # Lines of Python and torchrun that are not run, and why.
 SKIPPED = {

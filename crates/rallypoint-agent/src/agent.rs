@@ -65,6 +65,8 @@ pub struct Success {
 pub enum Phase {
     /// It waits for others.
     Meeting,
+    /// It stays away from others, since it fails its health checks.
+    Away,
     /// They have met; the workers are about to be started.
     Starting,
     /// Workers run.

@@ -30,6 +30,8 @@ const LATE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Heartbeats {
     folder: PathBuf,
+    /// Where there is no room in memory.
+    beside: PathBuf,
     _held: Option<Held>,
 }
 
@@ -37,25 +39,33 @@ impl Heartbeats {
     /// Makes the folder, in memory under the name of `folder`, or else in that.
     pub fn open(folder: &Path) -> io::Result<Self> {
         let in_memory = temporary::in_memory(folder);
+        let beside = folder.join("heartbeat");
         // A disk that hangs must not make a heart stop.
         if let Some((folder, held)) =
             in_memory.and_then(|path| Some((path.clone(), temporary::hold(&path).ok()?)))
         {
-            return Ok(Heartbeats { folder, _held: Some(held) });
+            return Ok(Heartbeats { folder, beside, _held: Some(held) });
         }
-        let folder = folder.join("heartbeat");
-        fs::create_dir_all(&folder)?;
-        Ok(Heartbeats { folder, _held: None })
+        fs::create_dir_all(&beside)?;
+        Ok(Heartbeats { folder: beside.clone(), beside, _held: None })
     }
 
     /// A file for a worker that is about to be started. What an earlier one still writes is no sign of it.
     pub(crate) fn file(&self, local_rank: usize) -> io::Result<PathBuf> {
-        let path = self.folder.join(local_rank.to_string());
-        let new = self.folder.join(format!(".{local_rank}"));
-        fs::write(&new, [BEGINS, [0; 8], [0; 8]].concat())?;
-        fs::rename(&new, &path)?;
-        Ok(path)
+        file_in(&self.folder, local_rank).or_else(|_| {
+            // Data loaders like to fill it.
+            fs::create_dir_all(&self.beside)?;
+            file_in(&self.beside, local_rank)
+        })
     }
+}
+
+fn file_in(folder: &Path, local_rank: usize) -> io::Result<PathBuf> {
+    let path = folder.join(local_rank.to_string());
+    let new = folder.join(format!(".{local_rank}"));
+    fs::write(&new, [BEGINS, [0; 8], [0; 8]].concat()).inspect_err(|_| drop(fs::remove_file(&new)))?;
+    fs::rename(&new, &path)?;
+    Ok(path)
 }
 
 impl Drop for Heartbeats {
@@ -236,7 +246,11 @@ mod tests {
     #[test]
     fn any_program_beats_by_writing_or_touching_and_the_counter_is_pythons() {
         let folder = tempfile::tempdir().unwrap();
-        let heartbeats = Heartbeats { folder: folder.path().join("beats"), _held: None };
+        let heartbeats = Heartbeats {
+            folder: folder.path().join("beats"),
+            beside: folder.path().join("beside"),
+            _held: None,
+        };
         fs::create_dir(&heartbeats.folder).unwrap();
         let path = heartbeats.file(0).unwrap();
         let source = Source { heartbeat: Some(path.clone()), ..Source::default() };

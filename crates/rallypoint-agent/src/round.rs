@@ -369,7 +369,16 @@ impl Round<'_> {
         for (place, plan) in places.iter().zip(&attempt.plans).take_while(|_| !stop.is_asked()) {
             let mut environment =
                 environment(&common, place, &plan.error_file, |name| std::env::var_os(name))?;
-            let heartbeat = spec.hang.heartbeats.as_ref().and_then(|beats| beats.file(place.local_rank).ok());
+            let heartbeat = spec.hang.heartbeats.as_ref().and_then(|beats| {
+                let file = beats.file(place.local_rank);
+                let rank = place.rank;
+                file.inspect_err(|error| {
+                    warn!(
+                        "rank {rank} has no place for its heartbeats, and is judged by its output: {error}"
+                    );
+                })
+                .ok()
+            });
             environment.extend(heartbeat.iter().map(|file| (HEARTBEAT_VARIABLE, file.into())));
             environment.extend(spec.environment.iter().cloned());
             let file = self.preemption.file(place.local_rank);

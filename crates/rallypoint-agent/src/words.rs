@@ -101,7 +101,7 @@ pub fn change(change: &GroupChange) -> String {
         GroupChange::MemberKeptOut { node, rank } => {
             format!("{} was excluded from the run", who(node, *rank))
         }
-        GroupChange::KeptOut { reason, .. } => format!("this node is excluded from the run: {reason}"),
+        GroupChange::KeptOut { reason, .. } => format!("this node was excluded from the run: {reason}"),
         // The record that all share has no room for who wrote it.
         GroupChange::Left { node, rank: None } if node.is_empty() => "a node asks for a new round".to_owned(),
         GroupChange::Left { node, rank } => format!("{} left or asks for a new round", who(node, *rank)),

@@ -27,6 +27,8 @@ struct Running {
     /// Whose time was up.
     timed_out: HashSet<Pid>,
     paused: bool,
+    /// A node is preempted, and they have time to save.
+    saving: bool,
 }
 
 impl Workers {
@@ -65,6 +67,16 @@ impl Workers {
     #[must_use]
     pub fn are_paused(&self) -> bool {
         self.lock().paused
+    }
+
+    /// They have time to save, or have no more.
+    pub(crate) fn save(&self, saving: bool) {
+        self.lock().saving = saving;
+    }
+
+    /// Whether they have.
+    pub(crate) fn are_saving(&self) -> bool {
+        self.lock().saving
     }
 
     /// Whether a worker has the terminal, whose keys are then its own, or had it when the key was pressed: that may have

@@ -98,9 +98,23 @@ impl FromStr for Check {
             }
             ("port", None) => Check::Port,
             ("port", Some(_)) => return Err(format!("{text:?}: nothing comes after port")),
+            // The shell would set a variable, and be content.
+            (name, Some(_)) if !text.contains(char::is_whitespace) && is_name(name) => {
+                return Err(format!("{text:?} is no check: those that are built in are {}", names()));
+            }
             _ => Check::Command(text.to_owned()),
         })
     }
+}
+
+/// Whether this can be the name of a variable.
+fn is_name(text: &str) -> bool {
+    text.chars().all(|letter| letter.is_ascii_alphanumeric() || "_-".contains(letter))
+}
+
+/// Those that are built in.
+pub(crate) fn names() -> String {
+    BUILT_IN.map(|(name, ..)| name).join(", ")
 }
 
 impl fmt::Display for Check {
@@ -143,6 +157,8 @@ mod tests {
             assert_eq!(check(command), Ok(Check::Command(command.to_owned())));
         }
         for wrong in [
+            "gpus=8",
+            "GPU=8",
             "",
             " ",
             "clock=",

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::check::{BUILT_IN, Check};
+use crate::check::{Check, names};
 use crate::command::Failed;
 
 /// The shell's word for a command that there is not.
@@ -29,9 +29,8 @@ impl Sick {
 
     pub(crate) fn of_command(check: &Check, failed: Failed) -> Self {
         let Failed { why, code, output } = failed;
-        let names: Vec<&str> = BUILT_IN.iter().map(|(name, ..)| *name).collect();
         let why = match code {
-            Some(NOT_FOUND) => format!("{why}; the checks that are built in are {}", names.join(", ")),
+            Some(NOT_FOUND) => format!("{why}; the checks that are built in are {}", names()),
             _ => why,
         };
         Sick { output, ..Sick::new(check, why) }

@@ -67,7 +67,10 @@ impl Folded {
         let (python, compiled): (Vec<&String>, Vec<&String>) = named.partition(|line| has_line(line));
         let most = if python.is_empty() { INNERMOST } else { 1 };
         let calls = compiled.into_iter().take(most).chain(python).chain(&self.unseen).take(INNERMOST);
-        let calls: Vec<&str> = calls.map(String::as_str).collect();
+        let mut calls: Vec<&str> = calls.map(String::as_str).collect();
+        if calls.is_empty() {
+            calls.extend(self.stack.iter().take(INNERMOST).map(String::as_str));
+        }
         format!("{} {}", self.who(), calls.join(" < "))
     }
 

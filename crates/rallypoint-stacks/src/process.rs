@@ -138,10 +138,15 @@ fn merged(mut compiled: Vec<Frame>, python: Vec<Frame>) -> Vec<Frame> {
 impl fmt::Display for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.line {
-            Some(line) => write!(f, "{} ({}:{line})", self.function, self.file),
-            None => write!(f, "{} ({})", self.function, self.file),
+            Some(line) => write!(f, "{} ({}:{line})", one_line(&self.function), one_line(&self.file)),
+            None => write!(f, "{} ({})", one_line(&self.function), one_line(&self.file)),
         }
     }
+}
+
+/// A name as one line: what a program calls its functions and files is its own to choose.
+fn one_line(name: &str) -> String {
+    name.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
 }
 
 impl Thread {

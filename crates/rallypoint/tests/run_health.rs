@@ -102,3 +102,17 @@ fn a_node_that_others_cannot_reach_is_found_before_workers_are_started() {
         assert!(ended.with("of 3").is_empty() && !ended.with("of 2").is_empty(), "{}", ended.text());
     }
 }
+
+#[test]
+fn of_two_nodes_neither_begins_where_the_one_cannot_reach_the_other() {
+    let etcd = Etcd::start(Version::V35);
+    let port = ["--health-check", "port", "--health-check-timeout", "5", "--when-unhealthy", "end"];
+    // It is there first, so it has rank 0.
+    let mut away = node(&etcd, "2", &[&port[..], &["--local-addr", "192.0.2.7"]].concat(), "echo never");
+    away.wait_for("1 of 2 is here");
+    let other = node(&etcd, "2", &port, "echo never").ended().expect(6);
+    assert!(other.text().contains("two nodes cannot tell"), "{}", other.text());
+    assert!(other.with("never").is_empty(), "{}", other.text());
+    away.wait_for("waiting for 1 node");
+    assert!(!away.heard("]: never"));
+}

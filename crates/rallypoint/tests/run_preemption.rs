@@ -100,7 +100,17 @@ fn the_example_with_torch_saves_together_and_goes_on_from_there_with_who_is_left
     let checkpoint = folder.path().join("checkpoint").to_str().unwrap().to_owned();
     let etcd = Etcd::start(Version::V35);
     let start = || {
-        let train = [EXAMPLE, "--checkpoint", &checkpoint, "--steps", "150", "--pace", "0.02"];
+        let train = [
+            EXAMPLE,
+            "--checkpoint",
+            &checkpoint,
+            "--steps",
+            "150",
+            "--pace",
+            "0.02",
+            "--save-every",
+            "1000",
+        ];
         node(&etcd.endpoint(), "1:2", &train)
     };
     let (mut stays, mut goes) = (start(), start());

@@ -82,7 +82,10 @@ impl Agent {
 
     async fn next_rendezvous(&self) -> Result<Rendezvous, RendezvousError> {
         match &self.health {
-            Some(health) => health.next_rendezvous(self.handler()).await,
+            Some(health) => {
+                let away = |away| self.enter(if away { Phase::Away } else { Phase::Meeting });
+                health.next_rendezvous(self.handler(), away).await
+            }
             None => self.handler.next_rendezvous().await,
         }
     }
@@ -308,6 +311,8 @@ impl Agent {
                 match change {
                     // As was wished.
                     GroupChange::Waiting { .. } | GroupChange::Left { .. } => info!("{words}; meeting again"),
+                    // What comes of that is said next.
+                    GroupChange::KeptOut { .. } => warn!("{words}"),
                     _ => warn!("{words}; meeting again"),
                 }
                 words

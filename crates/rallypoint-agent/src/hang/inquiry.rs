@@ -86,6 +86,8 @@ pub enum WorkerState {
     Paused,
     /// It has ended.
     Ended,
+    /// Its node does not look for its progress.
+    Unwatched,
     /// What a later version says of it.
     #[serde(other)]
     Unknown,

@@ -85,6 +85,13 @@ pub(crate) fn judge(answers: &[Answer], limits: Limits) -> Finding {
         match worker.state {
             WorkerState::Paused => return nobody(format!("rank {rank} is paused"), limits.timeout / 2),
             WorkerState::Ended | WorkerState::Unknown => continue,
+            WorkerState::Unwatched => {
+                let why = format!(
+                    "node {} does not look for its workers' progress: give --hang-timeout to all nodes",
+                    answer.node
+                );
+                return nobody(why, limits.timeout / 2);
+            }
             WorkerState::Running => {}
         }
         let silent = worker.silent_ms.map(Duration::from_millis);
@@ -148,16 +155,18 @@ fn first(mut cases: Vec<Case<'_>>) -> (Option<Case<'_>>, String) {
         return (Some(only), "it is the only one".to_owned());
     }
     let mut why = None;
-    let fewest = cases.iter().filter_map(|case| case.beats).min();
-    let most = cases.iter().filter_map(|case| case.beats).max();
+    // Who does not count where others do has none.
+    let beats = |case: &Case<'_>| case.beats.unwrap_or(0);
+    let (fewest, most) = (cases.iter().map(beats).min(), cases.iter().map(beats).max());
+    let others_wait = cases.iter().any(|case| seen(case).is_some_and(waits));
+    let others_are_seen = cases.iter().any(|case| seen(case).is_some());
     let longest = cases.iter().map(|case| case.silent).max().unwrap_or_default();
     let state = |case: &Case<'_>, state: &str| case.stack.is_some_and(|stack| stack.state == state);
-    let steps: [(&Fits<'_>, String); 5] = [
+    let steps: [(&Fits<'_>, String); 6] = [
         (&|case| state(case, "T"), "it is stopped by a signal".to_owned()),
         (&|case| state(case, "D"), "it waits in the kernel".to_owned()),
         (
-            // Who does not count cannot be compared.
-            &|case| case.beats.is_some_and(|beats| Some(beats) == fewest && fewest < most),
+            &|case| Some(beats(case)) == fewest && fewest < most,
             format!(
                 "its {} {} the fewest",
                 fewest.unwrap_or(0),
@@ -169,8 +178,13 @@ fn first(mut cases: Vec<Case<'_>>) -> (Option<Case<'_>>, String) {
             "it has been silent for the longest".to_owned(),
         ),
         (
-            &|case| case.stack.is_some_and(|stack| !stack.stack.is_empty() && !waits(stack)),
+            // Of one that could not be looked at it is not known.
+            &|case| others_wait && !seen(case).is_some_and(waits),
             "it waits for no other, and others do".to_owned(),
+        ),
+        (
+            &|case| others_are_seen && seen(case).is_none() && case.stack.is_some(),
+            "it could not be looked at, and others could".to_owned(),
         ),
     ];
     for (fits, said) in steps {
@@ -191,6 +205,11 @@ fn first(mut cases: Vec<Case<'_>>) -> (Option<Case<'_>>, String) {
         cases.first().copied(),
         why.unwrap_or_else(|| "nothing tells it from the others; it is the first of them".to_owned()),
     )
+}
+
+/// The stack of a rank, if it could be looked at.
+fn seen<'a>(case: &Case<'a>) -> Option<&'a Folded> {
+    case.stack.filter(|stack| !stack.stack.is_empty())
 }
 
 /// Leaves those that fit, if some do and others do not. Whether that was so.
@@ -294,6 +313,36 @@ mod tests {
         let gpu = ("S", "cuCtxSynchronize_v2 (libcuda.so.580.159.04)");
         let answers = stacks(table([(7, 61); 4]), [gpu, LOCKED, gpu, gpu]);
         hung(&answers, 1, "waits for no other");
+    }
+
+    #[test]
+    fn one_that_could_not_be_looked_at_does_not_make_others_wait() {
+        let mut answers = stacks(table([(7, 61); 4]), [LOCKED; 4]);
+        for answer in &mut answers {
+            for stack in answer.stacks.iter_mut().filter(|stack| stack.ranks.contains(&2)) {
+                stack.stack.clear();
+                stack.unseen = Some("it could not be looked at within 2 s".to_owned());
+            }
+        }
+        hung(&answers, 2, "could not be looked at, and others could");
+    }
+
+    #[test]
+    fn who_has_no_heartbeat_where_others_have_some_has_the_fewest() {
+        let limited = Limits { start: Some(Duration::from_secs(60)), ..LIMITS };
+        let answers = vec![
+            node(0, [worker(0, 10, 61), worker(1, 10, 61)]),
+            node(1, [starting(2, 62), worker(3, 10, 61)]),
+        ];
+        let Finding::Hung { rank, why, .. } = judge(&answers, limited) else { panic!("one hangs") };
+        assert_eq!((rank, why.as_str()), (2, "its 0 heartbeats are the fewest"));
+    }
+
+    #[test]
+    fn a_node_that_does_not_look_for_progress_keeps_others_from_judging() {
+        let mut answers = table([(7, 61); 4]);
+        answers[1].workers[0].state = WorkerState::Unwatched;
+        nobody(&answers, LIMITS, "give --hang-timeout to all nodes");
     }
 
     #[test]

@@ -242,7 +242,8 @@ impl Watching {
 
     /// What this node says of its workers.
     fn answer(&self, stacks: Vec<Folded>) -> Answer {
-        let paused = self.workers.are_paused();
+        // Who has saved may wait for the others to.
+        let paused = self.workers.are_paused() || self.workers.are_saving();
         let worker = |(subject, progress): (&Subject, &Progress)| {
             let state = match () {
                 () if subject.has_ended() => WorkerState::Ended,
@@ -288,6 +289,10 @@ impl Watching {
         let began = Instant::now();
         // As it is now: to look at the stacks takes a while.
         let mut answer = self.answer(Vec::new());
+        if asked.node.is_some() && self.limits.is_none() {
+            let running = answer.workers.iter_mut().filter(|worker| worker.state == WorkerState::Running);
+            running.for_each(|worker| worker.state = WorkerState::Unwatched);
+        }
         let looks = asked.node.is_none() || self.look_before >= LookBefore::Hangs;
         if asked.stacks && looks {
             let why =

@@ -27,6 +27,9 @@ pub const DEFAULT_HEALTH_TIMEOUT: Duration = Duration::from_secs(25);
 /// How long after a check the next one is, of a node that waits.
 pub const DEFAULT_HEALTH_INTERVAL: Duration = Duration::from_secs(60);
 
+/// The longest that a node stays away which others cannot reach, unless the interval is longer.
+const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
+
 /// What a node does that is not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WhenUnhealthy {
@@ -68,6 +71,8 @@ struct State {
     asked: bool,
     /// What was found out together with the others.
     found: Option<Sick>,
+    /// How often, since all was well: who comes again only to be found so again stops the others each time.
+    found_times: u32,
 }
 
 impl Health {
@@ -83,10 +88,12 @@ impl Health {
         Health { checks, limit, interval, when_unhealthy, state: Mutex::default() }
     }
 
-    /// Meets the others as [`RendezvousHandler::next_rendezvous`] does, once this node is fit.
+    /// Meets the others as [`RendezvousHandler::next_rendezvous`] does, once this node is fit. `away` is told when it stays away
+    /// from them, and when it does no more.
     pub async fn next_rendezvous(
         &self,
         handler: &dyn RendezvousHandler,
+        away: impl Fn(bool),
     ) -> Result<Rendezvous, RendezvousError> {
         let mut told: Vec<Sick> = Vec::new();
         loop {
@@ -97,9 +104,15 @@ impl Health {
             }
             if sick.is_empty() {
                 if !told.is_empty() {
-                    info!("this node passes its health checks again");
+                    let times = self.state().found_times;
+                    if times > 0 {
+                        info!("this node joins, to see whether the nodes can reach each other now");
+                    } else {
+                        info!("this node passes its health checks again");
+                    }
                     told.clear();
                 }
+                away(false);
                 self.state().asked = true;
                 tokio::select! {
                     biased;
@@ -119,12 +132,13 @@ impl Health {
                 }
             }
             if sick != told {
-                let again = self.interval.as_secs_f64();
+                let again = self.pause().as_secs_f64();
                 for sick in &sick {
                     warn!("{sick}; this node does not join, and looks again every {again} s");
                 }
                 told = sick.clone();
             }
+            away(true);
             if std::mem::take(&mut self.state().asked) {
                 // An etcd that does not answer is no reason to stay: this node's lease ends.
                 let comes_again = handler.withdraw().await.unwrap_or(true);
@@ -132,8 +146,14 @@ impl Health {
                     return Err(unhealthy());
                 }
             }
-            tokio::time::sleep(self.interval).await;
+            tokio::time::sleep(self.pause()).await;
         }
+    }
+
+    /// How long a node stays away before it looks again: longer each time that others have found it out.
+    fn pause(&self) -> Duration {
+        let times = self.state().found_times.saturating_sub(1).min(16);
+        self.interval.saturating_mul(1 << times).min(self.interval.max(LONGEST_PAUSE))
     }
 
     /// Looks again and again; what it finds.
@@ -153,9 +173,16 @@ impl Health {
         self.checks.among_nodes().then_some(self.limit)
     }
 
-    /// What the nodes have found out of this one. It stays away until the next look.
+    /// The nodes can reach each other.
+    pub fn all_is_well(&self) {
+        self.state().found_times = 0;
+    }
+
+    /// What the nodes have found out of this one. It stays away for a while.
     pub fn found(&self, why: String) {
-        self.state().found = Some(Sick::new(&Check::Port, why));
+        let mut state = self.state();
+        state.found = Some(Sick::new(&Check::Port, why));
+        state.found_times += 1;
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -169,7 +196,15 @@ pub(crate) async fn exclude(handler: &dyn RendezvousHandler, reason: &str, time:
     let Some(node) = handler.node_name() else { return };
     match handler.exclude(Whom::Node(node.to_owned()), reason, time).await {
         Ok(ExclusionOutcome::Done) => warn!("this node is kept out of the run: {reason}"),
-        Ok(outcome) => warn!("this node cannot be kept out of the run: {outcome:?}"),
+        Ok(outcome) => {
+            let why = match outcome {
+                ExclusionOutcome::NoRun => "there is no run yet: nobody has met",
+                ExclusionOutcome::RunClosed => "the run is closed",
+                ExclusionOutcome::TooMany => "too many are kept out already",
+                _ => "etcd does not take it",
+            };
+            warn!("this node cannot be kept out of the run: {why}");
+        }
         Err(error) => warn!("this node cannot be kept out of the run: {error}"),
     }
 }

@@ -23,10 +23,17 @@ const DONE: &[u8] = b"rallypoint/reach/done";
 const ALL: &[u8] = b"rallypoint/reach/all";
 const FAILURES: &[u8] = b"rallypoint/reach/failures";
 const FAILURE: &str = "rallypoint/reach/failure/";
+const HEARD: &[u8] = b"rallypoint/reach/heard";
 /// So many failures are read; of a network that is down nobody needs to know them all.
 const MOST: usize = 256;
-/// Of the time that there is, how much a call of another node may take: the rest is for the answers of all.
-const OF_A_CALL: f64 = 0.5;
+/// Of the time that there is, how much each step of a call may take, of which there are two at most: to learn where, and to
+/// call. The rest is for the answers of all.
+const OF_A_STEP: f64 = 0.3;
+/// For who is to blame to hear of it, before the others go.
+const TO_HEAR: Duration = Duration::from_secs(2);
+
+/// What is said where there is nobody else to ask.
+const OF_TWO: &str = "whether that is its fault or the other node's, two nodes cannot tell";
 
 /// What was called in vain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,7 +117,7 @@ pub async fn unreachable(
             }
         };
         let calling = async {
-            let failures = call(all, limit.mul_f64(OF_A_CALL)).await;
+            let failures = call(all, limit.mul_f64(OF_A_STEP)).await;
             for failure in &failures {
                 warn!("node {} cannot reach node {}: {}", failure.by, failure.of, failure.why);
                 let number = store.add(FAILURES, 1).await?;
@@ -135,7 +142,16 @@ pub async fn unreachable(
             limit.as_secs_f64()
         ),
     }
-    Ok(blame(&failures(store).await?, nodes))
+    let blamed = blame(&failures(store).await?, nodes);
+    if let Some(blamed) = &blamed {
+        if blamed.node == rank {
+            store.set(HEARD, b"1").await?;
+        } else {
+            // The round ends with the first that goes, and who hears of that first would come to the next one.
+            let _ = tokio::time::timeout(TO_HEAR, patience::wait(store, HEARD)).await;
+        }
+    }
+    Ok(blamed)
 }
 
 fn key(prefix: &str, rank: usize) -> String {
@@ -166,22 +182,25 @@ async fn answer(listener: TcpListener, nonce: &str) -> std::convert::Infallible 
     }
 }
 
-/// Calls those whom this node has to reach.
+/// Calls those whom this node has to reach, at once: one that does not answer must not keep the other call waiting.
 async fn call(all: Nodes<'_>, limit: Duration) -> Vec<Failure> {
     let (rank, nodes) = (all.rank, all.world_size);
-    let mut failures = Vec::new();
-    if rank != 0 && is_served(all, limit).await {
-        let place = host_and_port(&all.master.address, all.master.port);
-        if let Err(error) = TcpStore::connect(&place, limit).await {
-            let why = format!("the workers' store at {place}: {error}");
-            failures.push(Failure { by: rank, of: 0, called: Called::Store, why });
+    let asking = async {
+        if rank == 0 || !is_served(all, limit).await {
+            return None;
         }
-    }
+        let place = host_and_port(&all.master.address, all.master.port);
+        let error = TcpStore::connect(&place, limit).await.err()?;
+        let why = format!("the workers' store at {place}: {error}");
+        Some(Failure { by: rank, of: 0, called: Called::Store, why })
+    };
     let before = (rank + nodes - 1) % nodes;
-    if let Err(why) = call_node(all.store, before, limit).await {
-        failures.push(Failure { by: rank, of: before, called: Called::Node, why });
-    }
-    failures
+    let calling = async {
+        let why = call_node(all.store, before, limit).await.err()?;
+        Some(Failure { by: rank, of: before, called: Called::Node, why })
+    };
+    let (store, node) = tokio::join!(asking, calling);
+    store.into_iter().chain(node).collect()
 }
 
 /// Whether there is a store to ask. The node with rank 0 has said so before it says where it listens.
@@ -246,11 +265,7 @@ fn blame(failures: &[Failure], nodes: usize) -> Option<Unreachable> {
             let why = format!("no node can reach it: node {} cannot reach {}", first.by, first.why);
             Unreachable { node: 0, why }
         } else if nodes == 2 {
-            let why = format!(
-                "it cannot reach {}; whether that is its fault or node 0's, two nodes cannot tell",
-                first.why
-            );
-            Unreachable { node: first.by, why }
+            Unreachable { node: first.by, why: format!("it cannot reach {}; {OF_TWO}", first.why) }
         } else {
             Unreachable { node: first.by, why: format!("it cannot reach {}, which others can", first.why) }
         });
@@ -258,7 +273,11 @@ fn blame(failures: &[Failure], nodes: usize) -> Option<Unreachable> {
     // Who calls has reached the store, so its own way out is open.
     let silent =
         failures.iter().filter(|failure| failure.called == Called::Node).min_by_key(|failure| failure.of)?;
-    Some(Unreachable { node: silent.of, why: format!("node {} cannot reach it {}", silent.by, silent.why) })
+    let which = if nodes == 2 { format!("; {OF_TWO}") } else { String::new() };
+    Some(Unreachable {
+        node: silent.of,
+        why: format!("node {} cannot reach it {}{which}", silent.by, silent.why),
+    })
 }
 
 #[cfg(test)]

@@ -254,6 +254,7 @@ impl<'a> Watch<'a> {
     /// A node goes: the workers are told, and get this signal.
     fn hear(&mut self, who: Preempted, notify: Option<Signal>) {
         let Some(crew) = &self.crew else { return };
+        self.agent.workers().save(true);
         info!("{}", who.in_short());
         let heard = Heard::now(who);
         // One that was warned before has less time now.
@@ -298,9 +299,12 @@ impl<'a> Watch<'a> {
             self.own = Some(Own { deadline: None, ..own });
             return None;
         }
-        if self.saved != Saved::Told {
-            warn!("the time to save is over, and not all workers have said that they have; this node leaves");
-        }
+        let who = if self.saved == Saved::Told {
+            "those of other nodes have not all said"
+        } else {
+            "not all workers have said"
+        };
+        warn!("the time to save is over, and {who} that they have; this node leaves");
         Some(own.warning.signal)
     }
 
@@ -315,6 +319,9 @@ impl<'a> Watch<'a> {
         if group.has_failed() {
             // Slurm signals every process there is; and a node that goes has nothing to settle with the others.
             let goes = self.own.filter(|own| own.warning.ends || self.is_listened_to());
+            if goes.is_some() {
+                warn!("a worker has failed before all had saved: this node leaves");
+            }
             return Some(goes.map_or(event, |own| Event::Asked(own.warning.signal)));
         }
         if !group.has_ended() {
@@ -359,6 +366,7 @@ impl<'a> Watch<'a> {
 
     /// The workers are gone.
     pub(crate) fn over(&mut self) {
+        self.agent.workers().save(false);
         self.tasks.abort_all();
         if let Some(files) = self.crew.take().and_then(|crew| crew.files) {
             files.remove();

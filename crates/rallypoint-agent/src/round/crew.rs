@@ -15,7 +15,7 @@ impl Round<'_> {
         self.preemption.begin(Crew {
             round: met.round,
             node: met.rank,
-            host: self.name().to_owned(),
+            host: self.agent.host().to_owned(),
             nodes: met.world_size,
             ranks: places.iter().map(|place| place.rank).collect(),
             files: Files::make(folder, met.round, places.len()),

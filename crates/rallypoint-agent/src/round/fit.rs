@@ -27,7 +27,10 @@ impl Round<'_> {
         let address = agent.handler().address().unwrap_or_else(|| agent.host());
         let event = tokio::select! {
             found = unreachable(Nodes::of(met, Some(self.agent_store)), address, limit) => match found {
-                Ok(None) => return Ok(()),
+                Ok(None) => {
+                    health.all_is_well();
+                    return Ok(());
+                }
                 Ok(Some(Unreachable { node, why })) => {
                     let host = name_of(agent.handler(), node).await;
                     if node == self.rank {

@@ -108,6 +108,7 @@ impl Round<'_> {
             let told = tokio::time::timeout(LOSS_IS_TOLD, board.tell(&notice)).await;
             debug!(?told, "the others were told");
         }
+        let answered = AtomicBool::new(false);
         let telling = async {
             if let Some(own) = own {
                 let mut is_said = false;
@@ -126,6 +127,7 @@ impl Round<'_> {
                     return stands;
                 }
             }
+            answered.store(true, Ordering::Relaxed);
             if let Err(error) = board.answer().await {
                 debug!(%error, "the other nodes cannot be answered");
             }
@@ -151,7 +153,15 @@ impl Round<'_> {
             };
             let event = tokio::select! {
                 biased;
-                signal = stop.asked() => Event::Asked(signal),
+                signal = stop.asked() => {
+                    // Who goes while others wait for its answer gives it by that.
+                    if !answered.load(Ordering::Relaxed) {
+                        let leaves = self.leave(signal);
+                        let told = tokio::time::timeout(LOSS_IS_TOLD, board.tell(&leaves)).await;
+                        debug!(?told, "the others were told");
+                    }
+                    Event::Asked(signal)
+                }
                 notice = fence.closed() => self.closed_by(notice),
                 notice = fence.told(first.as_ref()) => Event::Notice(notice),
                 why = fence.cut_off() => {

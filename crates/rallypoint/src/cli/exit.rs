@@ -53,7 +53,8 @@ Exit codes:
   3     the nodes did not meet: too few in time, or with different settings
   4     no etcd at the endpoint, or it does not let this node in
   5     the run is closed
-  6     this node lacks something: a folder it can write, open files, processes
+  6     this node lacks something: a folder it can write, open files, processes;
+        or it has failed a health check
   7     this node is excluded from the run
   126   the program cannot be run
   127   the program does not exist

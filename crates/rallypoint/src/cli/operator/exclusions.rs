@@ -114,7 +114,7 @@ fn a_name(name: &str) -> Result<String, &'static str> {
 }
 
 /// `90`, `90s`, `15m`, `2h`, `1d`.
-fn time(text: &str) -> Result<Duration, String> {
+pub(in crate::cli) fn time(text: &str) -> Result<Duration, String> {
     let (number, unit) = match text.strip_suffix(['s', 'm', 'h', 'd']) {
         Some(number) => (number, &text[number.len()..]),
         None => (text, "s"),

@@ -15,7 +15,9 @@ use rallypoint_etcd::v3::{Client, KeyRange, Watch, revision_of};
 
 pub(super) use self::close::{Close, close};
 pub(super) use self::events::{Events, events};
-pub(super) use self::exclusions::{Exclude, Excluded, Include, exclude, excluded, include};
+pub(super) use self::exclusions::{
+    Exclude, Excluded, Include, exclude, excluded, include, time as exclusion_time,
+};
 pub(super) use self::stacks::{Stacks, stacks};
 pub(super) use self::status::{Status, status};
 use super::exit::{EndpointFlags, NO_SERVER, NODE, Problem, advice, chain};

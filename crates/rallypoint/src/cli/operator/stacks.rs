@@ -56,7 +56,7 @@ pub(crate) async fn stacks(options: &Stacks) -> Result<u8, Problem> {
     let seen = Seen::new(&round, answers.map_err(|error| unanswered(&error))?, &options.rank);
     let text = if options.json { json(&seen.object(run, round.round), false)? } else { seen.text() };
     print(&text, false)?;
-    Ok(if seen.answered == 0 { NO_RUN } else { 0 })
+    Ok(if seen.stacks.is_empty() { NO_RUN } else { 0 })
 }
 
 fn unanswered(error: &StoreError) -> Problem {

@@ -56,7 +56,10 @@ pub(crate) fn check(options: &Run, workers: usize) -> Result<(), Problem> {
 /// What was given and does nothing, with why.
 pub(crate) fn without_effect(options: &Run) -> Vec<(&'static str, &'static str)> {
     let departs =
-        options.max_departures != DEFAULT_MAX_DEPARTURES && options.when_exhausted != Exhausted::Leave;
+        options.max_departures != DEFAULT_MAX_DEPARTURES && options.when_exhausted == Exhausted::Close;
+    let excludes = options.exclude_for.is_some()
+        && options.when_exhausted != Exhausted::Exclude
+        && !options.health.excludes();
     let returns = options.restarts_return_after.is_some() && options.max_restarts == 0;
     let traces = options.otlp_endpoint.is_some() && !options.is_native();
     let all = [
@@ -65,7 +68,12 @@ pub(crate) fn without_effect(options: &Run) -> Vec<(&'static str, &'static str)>
             "--otlp-endpoint",
             "only rounds of the backend rallypoint have what all their nodes know a trace by",
         ),
-        (departs, "--max-departures", "nodes leave so only with --when-exhausted leave"),
+        (departs, "--max-departures", "nodes leave so only with --when-exhausted leave or exclude"),
+        (
+            excludes,
+            "--exclude-for",
+            "nodes are kept out so only with --when-exhausted exclude or --when-unhealthy exclude",
+        ),
         (returns, "--restarts-return-after", "with --max-restarts 0 there is nothing to come back"),
     ];
     let given = all.into_iter().filter(|(given, ..)| *given).map(|(_, flag, why)| (flag, why));

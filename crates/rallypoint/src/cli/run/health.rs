@@ -1,6 +1,7 @@
 //! The checks that a node must pass before it meets the others.
 
 use std::path::Path;
+use std::time::Duration;
 
 use rallypoint_agent::checks::{Check, Surroundings};
 use rallypoint_agent::{GUARD_VARIABLE, Health, HealthSettings, WhenUnhealthy, list_of_checks};
@@ -67,11 +68,16 @@ fn help() -> String {
 }
 
 impl HealthOptions {
+    /// Whether a node that fails is to be kept out.
+    pub(crate) fn excludes(&self) -> bool {
+        self.when_unhealthy == Some(When::Exclude)
+    }
+
     /// The settings. The options of the backend, which are for torchrun, mean the same as the flags; flags come first.
     pub(crate) fn take(
         &self,
         variables: &[Variable],
-        exclude_for: Option<Seconds>,
+        exclude_for: Option<Duration>,
         meet: &mut Meet,
     ) -> Result<HealthSettings, Problem> {
         let wrong = |error: String| Problem::usage(format!("{FLAG}: {error}"));
@@ -104,7 +110,7 @@ impl HealthOptions {
         });
         let when = when.or(settings.when_unhealthy);
         settings.when_unhealthy = when.map(|when| match when {
-            WhenUnhealthy::Exclude(_) => WhenUnhealthy::Exclude(exclude_for.map(|Seconds(time)| time)),
+            WhenUnhealthy::Exclude(_) => WhenUnhealthy::Exclude(exclude_for),
             when => when,
         });
         Ok(settings)

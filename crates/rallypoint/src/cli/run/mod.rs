@@ -361,7 +361,7 @@ fn spec(options: &Run) -> Result<WorkerSpec, Problem> {
     spec.max_restarts = options.max_restarts;
     spec.restarts_return_after = options.restarts_return_after.map(|seconds| seconds.0);
     spec.when_exhausted = options.when_exhausted.into();
-    spec.exclude_for = options.exclude_for.map(|seconds| seconds.0);
+    spec.exclude_for = options.exclude_for;
     let within = options.failed_round_time.0;
     spec.max_failed_rounds = options.max_failed_rounds.map(|most| FailedRounds { most, within });
     spec.max_departures = options.max_departures;

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use rallypoint_agent::{DEFAULT_MAX_DEPARTURES, DEFAULT_SIGNALS, StreamChoice, WhenExhausted};
 use rallypoint_core::time::bounded;
@@ -18,6 +19,7 @@ use super::worker_store::StoreServer;
 use crate::cli::LogFormat;
 use crate::cli::connection::Connection;
 use crate::cli::exit::TABLE;
+use crate::cli::operator::exclusion_time;
 use crate::cli::variables::{Unread, Variable, yes_or_no};
 
 /// torchrun's own backends, which mean Rallypoint's here.
@@ -164,16 +166,16 @@ pub(crate) struct Run {
         help_heading = "Workers"
     )]
     pub(crate) when_exhausted: Exhausted,
-    /// With --when-exhausted exclude and --when-unhealthy exclude: for how long this node is kept out. If it is not given, for
-    /// as long as the run lives.
+    /// With --when-exhausted exclude and --when-unhealthy exclude: for how long this node is kept out: seconds, or a number with
+    /// s, m, h or d. If it is not given, for as long as the run lives.
     #[arg(
         long,
-        allow_negative_numbers = true,
         env = "RALLYPOINT_EXCLUDE_FOR",
-        value_name = "SECONDS",
+        value_name = "TIME",
+        value_parser = exclusion_time,
         help_heading = "Workers"
     )]
-    pub(crate) exclude_for: Option<Seconds>,
+    pub(crate) exclude_for: Option<Duration>,
     /// So many rounds in a row whose workers fail soon after their start end the run, whoever has restarts left. If it is not
     /// given, restarts alone count.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true, env = "RALLYPOINT_MAX_FAILED_ROUNDS", value_name = "N", help_heading = "Workers")]
