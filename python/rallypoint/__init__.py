@@ -19,10 +19,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rallypoint import errors
+
+# At once: what is forked before the first beat must be known for what it is.
+from rallypoint._heartbeat import heartbeat
 from rallypoint.errors import RallypointError
 
 if TYPE_CHECKING:
-    from rallypoint._heartbeat import heartbeat
     from rallypoint._preemption import PreemptedNode, Preemption, preemption, preemption_saved
     from rallypoint._rallypoint import (
         AsyncRendezvous,
@@ -58,11 +60,7 @@ __all__ = [
     "preemption",
     "preemption_saved",
 ]
-# What is not of the extension.
-_ELSEWHERE = {
-    "heartbeat": "_heartbeat",
-    **dict.fromkeys(("PreemptedNode", "Preemption", "preemption", "preemption_saved"), "_preemption"),
-}
+_OF_PREEMPTION = ("PreemptedNode", "Preemption", "preemption", "preemption_saved")
 
 
 def __getattr__(name: str) -> Any:
@@ -70,7 +68,7 @@ def __getattr__(name: str) -> Any:
     # most programs that import torch want none of ours.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f"rallypoint.{_ELSEWHERE.get(name, '_rallypoint')}")
+    module = import_module("rallypoint._preemption" if name in _OF_PREEMPTION else "rallypoint._rallypoint")
     value = globals()[name] = getattr(module, name)
     return value
 

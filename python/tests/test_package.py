@@ -129,7 +129,7 @@ from torch.distributed.elastic.rendezvous import registry
 print(sorted(name for name in sys.modules if name.startswith("rallypoint")))
 """
     if FINDS_BACKENDS:
-        assert in_a_fresh_process(code) == "['rallypoint', 'rallypoint._plugin', 'rallypoint.errors']\n"
+        assert in_a_fresh_process(code) == "['rallypoint', 'rallypoint._heartbeat', 'rallypoint._plugin', 'rallypoint.errors']\n"
 
 
 @pytest.mark.parametrize("first", [*public_modules(), "torch"])
