@@ -2,7 +2,7 @@
 //!
 //! - [`NativeHandler`]: one node's side of a run.
 //! - [`NativeSettings`]: what it is started with.
-//! - [`list`], [`status`], [`events`], [`close`], [`exclude`], [`include`], [`excluded`]: what an operator sees and can do,
+//! - [`list`], [`status`], [`events`], [`close`], [`exclude`], [`include()`], [`excluded`]: what an operator sees and can do,
 //!   without being a node.
 //!
 //! The decisions are made by [`rallypoint_core::round`]; `driver` carries them out.

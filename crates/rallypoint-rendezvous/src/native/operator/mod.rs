@@ -1,7 +1,7 @@
 //! What an operator sees of the runs on an etcd, and can do, without being a node.
 //!
 //! - [`list`]: all runs, in a few words each. [`status`]: one, with its nodes. [`events`]: what happened in it.
-//! - [`close()`]: ends it. [`exclude`], [`include`]: keep somebody out of it, or let them in again.
+//! - [`close()`]: ends it. [`exclude`], [`include()`]: keep somebody out of it, or let them in again.
 //! - [`last_round`]: where its nodes can be asked something.
 //! - `missing`: who is waited for. `round`: what a node asks of its last round.
 
