@@ -30,14 +30,14 @@ use planted::Planted;
 use seeds::FailedSeed;
 
 /// How many seeds are tried unless told otherwise: enough to find what is rare, in less than a minute.
-const SEEDS: u64 = 12_000;
+const SEEDS: u64 = 6_000;
 
 fn search(seeds: Range<u64>, planted: Planted, enough: usize) -> Vec<FailedSeed<Violation>> {
     seeds::search(seeds, enough, |seed| chaos::live(seed, planted, false).map(|_| ()))
 }
 
 /// So many in choosy worlds: see `chaos::CHOOSY`.
-const CHOOSY_SEEDS: u64 = 2_000;
+const CHOOSY_SEEDS: u64 = 1_500;
 
 /// The same where nodes are kept out, or only whole segments are seated.
 #[test]
