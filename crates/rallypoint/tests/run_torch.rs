@@ -78,7 +78,7 @@ fn compare(rank: &str, theirs: &BTreeMap<String, String>, ours: &BTreeMap<String
         let (theirs, ours) = (theirs.get(name), ours.get(name));
         match name.as_str() {
             // The test's own, to find processes by; and ours, which torchrun has nothing like.
-            "RALLYPOINT_TEST_MARK" | "RALLYPOINT_PREEMPTION_FILE" => {}
+            "RALLYPOINT_TEST_MARK" | "RALLYPOINT_HEARTBEAT_FILE" | "RALLYPOINT_PREEMPTION_FILE" => {}
             "MASTER_PORT" => {
                 for port in [theirs, ours] {
                     assert!(

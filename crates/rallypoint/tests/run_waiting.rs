@@ -90,7 +90,7 @@ fn a_node_waits_for_an_etcd_that_is_not_there_yet_and_says_so() {
 fn the_wait_for_an_etcd_ends_when_the_user_says_and_with_the_time_to_join() {
     let endpoint = free_endpoint();
     let given = format!("etcd://{endpoint}");
-    for limit in [["--connect-timeout", "1"], ["--rdzv-conf", "join_timeout=1"]] {
+    for limit in [["--connect-timeout", "3"], ["--rdzv-conf", "join_timeout=3"]] {
         let ended = node(&given, "2", &[&limit[..], &["true"]].concat()).ended().expect(4);
         let (last, text) = (ended.lines.last().unwrap(), ended.text());
         assert!(
