@@ -189,12 +189,17 @@ impl Membership {
         }
     }
 
-    /// The plan of the round at work in whose news this node itself is the first to be lost.
+    /// The plan of the round at work in whose news this node itself is the first to be lost, or of a later one that others
+    /// have met in without it.
     pub(super) fn is_called_lost<'a>(&self, config: &NodeConfig, view: &'a View) -> Option<&'a str> {
         let record = &view.known()?.record;
-        let at_work = self.seat_at_work().is_some_and(|seat| seat.plan == record.plan);
-        let lost = record.news.lost.first().is_some_and(|lost| lost.node == config.id);
-        (at_work && lost && record.closed.is_none()).then_some(record.plan.as_str())
+        let seat = self.seat_at_work()?;
+        let lost = if record.plan == seat.plan {
+            record.news.lost.first().is_some_and(|lost| lost.node == config.id)
+        } else {
+            record.has_round() && record.round > seat.round
+        };
+        (lost && record.closed.is_none()).then_some(record.plan.as_str())
     }
 
     fn decide_joining(
