@@ -63,11 +63,25 @@ enum Other {
     /// A workers' store of ours, as the benchmarks start it.
     #[command(hide = true)]
     WorkerStoreServer,
+    /// A workers' store of ours to which only proxies come.
+    #[command(hide = true)]
+    WorkerStoreBehindProxies,
+    /// So many proxies of it.
+    #[command(hide = true)]
+    WorkerStoreProxies {
+        /// The server's.
+        port: u16,
+        /// What lets them in.
+        secret: String,
+        /// How many.
+        count: usize,
+    },
     /// Clients of a workers' store.
     #[command(hide = true)]
     WorkerStoreClients {
-        /// The server's.
-        port: u16,
+        /// The server's, or those of its proxies.
+        #[arg(value_delimiter = ',')]
+        ports: Vec<u16>,
     },
 }
 
@@ -84,8 +98,16 @@ fn main() -> ExitCode {
             parts::worker_store::process::serve();
             return ExitCode::SUCCESS;
         }
-        Some(Other::WorkerStoreClients { port }) => {
-            parts::worker_store::client::run(port);
+        Some(Other::WorkerStoreBehindProxies) => {
+            parts::worker_store::process::serve_proxies();
+            return ExitCode::SUCCESS;
+        }
+        Some(Other::WorkerStoreProxies { port, secret, count }) => {
+            parts::worker_store::process::proxies(port, &secret, count);
+            return ExitCode::SUCCESS;
+        }
+        Some(Other::WorkerStoreClients { ports }) => {
+            parts::worker_store::client::run(&ports);
             return ExitCode::SUCCESS;
         }
         Some(Other::Render { files, out }) => render(&files, out).map(|()| Vec::new()),
@@ -154,6 +176,7 @@ fn run(which: Which, plan: &Plan) -> Part {
             Which::Agents => tokio::task::block_in_place(|| parts::agents::run(plan)),
             Which::WorkerStore => tokio::task::block_in_place(|| parts::worker_store::run(plan)),
             Which::Restarts => tokio::task::block_in_place(|| parts::restarts::run(plan)),
+            Which::Health => tokio::task::block_in_place(|| parts::health::run(plan)),
         }
     })
 }

@@ -23,7 +23,8 @@ pub(crate) struct Options {
     /// Fail, by name, if a promised ratio is not kept. Some promises are of full size and not asked for in short.
     #[arg(long, env = "RALLYPOINT_BENCH_CHECK", value_parser = FalseyValueParser::new())]
     pub(crate) check: bool,
-    /// Of the server's rates, only those with this in their name; and nothing else of that part.
+    /// Of the server's rates, only those with this in their name; of the workers' store, only `rates`, `meet` or `proxies`;
+    /// and nothing else of that part.
     #[arg(long, env = "RALLYPOINT_BENCH_ONLY", value_name = "TEXT")]
     only: Option<String>,
     /// Leave out PyTorch, and all that needs it.
@@ -127,6 +128,11 @@ impl Plan {
     /// Only what holds at full size alone needs it.
     pub(crate) fn in_full<T>(&self, promise: T) -> Option<T> {
         (!self.short).then_some(promise)
+    }
+
+    /// Whether this is among what alone is asked for.
+    pub(crate) fn wants(&self, name: &str) -> bool {
+        self.only.as_deref().is_none_or(|only| name.contains(only))
     }
 
     /// Tells whoever waits what is measured now.

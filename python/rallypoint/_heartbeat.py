@@ -1,13 +1,15 @@
 """A sign of progress, for the launcher that looks for workers that hang.
 
 ``rallypoint run`` names a file for each worker in ``RALLYPOINT_HEARTBEAT_FILE``: 8 bytes that say what it is, a counter of 8
-bytes, and 8 for the process that beats. A beat is one number more in there. It is written, not mapped into memory: a program
+bytes, and 8 for the process that beats. When Python begins to end, the first 8 say so. A beat is one number more in there. It is written, not mapped into memory: a program
 that empties the file would end this one then. The process that beats first is the worker. What it starts or forks, a data loader
 for example, beats for nobody.
 """
 
 from __future__ import annotations
 
+import _thread
+import atexit
 import itertools
 import os
 import struct
@@ -15,6 +17,7 @@ from collections.abc import Callable
 
 _VARIABLE = "RALLYPOINT_HEARTBEAT_FILE"
 _BEGINS = b"rpbeat1\n"
+_ENDS = b"rpends1\n"
 _COUNTER = len(_BEGINS)
 _OWNER = _COUNTER + 8
 _SIZE = _OWNER + 8
@@ -23,8 +26,8 @@ _SIZE = _OWNER + 8
 def heartbeat() -> None:
     """Says that this worker makes progress: once a step is enough.
 
-    For ``rallypoint run --hang-timeout``. It takes less than a microsecond, may be called from any thread, and does nothing
-    where no launcher looks: under torchrun, or in a process that the worker has started or forked.
+    For ``rallypoint run --hang-timeout``. It takes less than a microsecond, may be called from any thread and from signal
+    handlers, and does nothing where no launcher looks: under torchrun, or in a process that the worker has started or forked.
     """
     _beat()
 
@@ -34,9 +37,14 @@ def _nothing() -> None:
 
 
 def _first() -> None:
-    """The first beat finds out whether this is a worker, and whose beats count."""
+    """The first beat finds out whether this is a worker, and whose beats count: once, however many threads begin together."""
     global _beat
-    _beat = _opened(os.environ.get(_VARIABLE, "")) or _nothing
+    with _opening:
+        if _beat is _first:
+            opened = _opened(os.environ.get(_VARIABLE, "")) or _nothing
+            # A signal handler that beats may have come in between, in this very thread: it counts, and this one counts on.
+            if _beat is _first:
+                _beat = opened
     _beat()
 
 
@@ -48,14 +56,17 @@ def _opened(path: str) -> Callable[[], None] | None:
         return None
     number = struct.Struct("<Q")
     text = os.pread(file, _SIZE, 0)
-    if len(text) < _SIZE or not text.startswith(_BEGINS):
+    if len(text) < _SIZE or not text.startswith((_BEGINS, _ENDS)):
         os.close(file)
         return None
     (owner,) = number.unpack_from(text, _OWNER)
     if owner not in (0, os.getpid()) and _runs(owner):
         os.close(file)
         return None
-    os.pwrite(file, number.pack(os.getpid()), _OWNER)
+    worker = os.getpid()
+    os.pwrite(file, number.pack(worker), _OWNER)
+    # One before it may have ended.
+    os.pwrite(file, _BEGINS, 0)
     (count,) = number.unpack_from(text, _COUNTER)
     write, pack, following = os.pwrite, number.pack, itertools.count(count + 1).__next__
 
@@ -66,6 +77,15 @@ def _opened(path: str) -> Callable[[], None] | None:
             # Whoever has emptied the file on a full disk has not hung for that.
             pass
 
+    def ends() -> None:
+        # What the worker has forked may end like this, too.
+        if os.getpid() == worker:
+            try:
+                write(file, _ENDS, 0)
+            except OSError:
+                pass
+
+    atexit.register(ends)
     return beat
 
 
@@ -84,5 +104,6 @@ def _forget() -> None:
     _beat = _nothing
 
 
+_opening = _thread.RLock()
 _beat: Callable[[], None] = _first
 os.register_at_fork(after_in_child=_forget)

@@ -21,7 +21,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     - ``rallypoint-etcd-v2`` or ``etcd-v2``: torch's dynamic handler on our backend, which meets nodes of PyTorch's
       ``etcd-v2`` backend.
 
-    The options are in ``docs/python.md``; one that there is not is refused by name. If the endpoint is on this machine
+    The options are in ``docs/python.md``; unknown ones are rejected. If the endpoint is on this machine
     and nothing listens there, this node starts the embedded server.
     """
     from rallypoint.torch.create import create

@@ -40,7 +40,7 @@ class Preemption:
     """Nodes of the run that are going to be taken away. Made by :func:`preemption`."""
 
     nodes: tuple[PreemptedNode, ...]
-    """Those that go, the first 16."""
+    """Those that go, the first 16; none if nobody goes, and the nodes meet again since another one joins."""
     here: bool
     """The node of this worker is one of them."""
     deadline: float | None
@@ -53,7 +53,7 @@ class Preemption:
 
 
 def preemption() -> Preemption | None:
-    """Say whether a node of the run is going to be taken away, and until when its workers can save.
+    """Say whether a node of the run is going to be taken away, or one joins, and until when workers can save.
 
     All workers of all nodes learn of it, each at its own moment, so let them agree on the step after which they save; see
     ``examples/preemption.py``, and say :func:`preemption_saved` then. To call this is to ask for that time: without it, workers get SIGTERM at once. So call it from

@@ -30,6 +30,7 @@ mod store;
 mod tcp_store_server;
 mod torch_rendezvous;
 mod torch_round;
+mod waiting;
 
 /// What the package `rallypoint` is made of.
 #[pyo3::pymodule]

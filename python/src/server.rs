@@ -19,7 +19,7 @@ use crate::runtime::{OfProcess, wait};
 /// A `with` statement starts it, and stops it at its end. It ends with this process, too, however that ends.
 ///
 /// Args:
-///     data_dir (str | PathLike | None): Where a real etcd keeps its data; a temporary folder, which is removed with it, if
+///     data_dir (str | PathLike | None): Where the data is kept; a temporary folder, which is removed with it, if
 ///         it is not given.
 ///     binary (str | PathLike | None): The etcd to start.
 ///     embedded (bool): Whether to start the embedded server, whatever etcd there is.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use rallypoint::agent::checks::Surroundings;
-use rallypoint::agent::{Health, HealthSettings, Unreachable, WorkerStore, describe_change, gone};
+use rallypoint::agent::{Health, HealthSettings, StoreTls, Unreachable, WorkerStore, describe_change, gone};
 use rallypoint_rendezvous::native::NativeSettings;
 use rallypoint_rendezvous::{
     CloseOutcome, GroupChange, Registry, RendezvousError, RendezvousHandler, RendezvousParameters, Result,
@@ -19,6 +19,7 @@ use crate::error;
 use crate::key::Time;
 use crate::runtime::{OfProcess, wait};
 use crate::torch_round::TorchRound;
+use crate::waiting;
 
 /// Longer than any job lasts.
 const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -32,6 +33,27 @@ const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 pub(crate) struct TorchRendezvous {
     handler: OfProcess<Arc<dyn RendezvousHandler>>,
     health: Option<Health>,
+    /// Each node has a proxy for the store that the workers meet at; with TLS, or in the clear.
+    proxies: Option<Option<StoreTls>>,
+}
+
+/// What the options say of proxies; takes them out.
+fn take_proxies(config: &mut BTreeMap<String, String>) -> PyResult<Option<Option<StoreTls>>> {
+    let proxies = config.get("worker_store").is_some_and(|choice| choice == "proxy");
+    config.remove("worker_store");
+    let files = ["store_cacert", "store_cert", "store_key"].map(|name| config.remove(name));
+    let tls = match &files {
+        [None, None, None] => None,
+        [Some(ca), Some(cert), Some(key)] => Some(
+            StoreTls::load(ca.as_ref(), cert.as_ref(), key.as_ref())
+                .map_err(|problem| error::settings(&problem))?,
+        ),
+        _ => {
+            let words = "TLS for the workers' store needs all three: store_cacert, store_cert and store_key";
+            return Err(PyValueError::new_err(words));
+        }
+    };
+    Ok(proxies.then_some(tls))
 }
 
 impl TorchRendezvous {
@@ -57,9 +79,15 @@ impl TorchRendezvous {
         let handler = self.handler(py)?;
         let progress = handler.progress();
         let met = async {
-            match &self.health {
-                Some(health) => health.next_rendezvous(&*handler, |_| {}).await,
-                None => handler.next_rendezvous().await,
+            let met = async {
+                match &self.health {
+                    Some(health) => health.next_rendezvous(&*handler, |_| {}, |_| {}).await,
+                    None => handler.next_rendezvous().await,
+                }
+            };
+            tokio::select! {
+                met = met => met,
+                never = waiting::tell(&*handler) => match never {},
             }
         };
         let round = match wait(py, met)? {
@@ -73,8 +101,12 @@ impl TorchRendezvous {
             }
             Err(problem) => return Err(error::torch_rendezvous(py, &problem)),
         };
-        let server = if serves { WorkerStore::Agent } else { WorkerStore::Rank0 };
-        TorchRound::new(py, handler, round, server).map(Some)
+        let server = match &self.proxies {
+            _ if !serves => WorkerStore::Rank0,
+            Some(tls) => WorkerStore::Proxies(tls.clone()),
+            None => WorkerStore::Agent,
+        };
+        TorchRound::new(py, handler, round, &server).map(Some)
     }
 
     /// Whether nodes of the round cannot reach each other, where that is looked at.
@@ -119,6 +151,7 @@ impl TorchRendezvous {
             .map_err(|problem| error::settings(&problem))?;
         (parameters.local_addr, parameters.config) = (local_addr, config.unwrap_or_default());
         let health = HealthSettings::take(&mut parameters.config).map_err(PyValueError::new_err)?;
+        let proxies = take_proxies(&mut parameters.config)?;
         let tls = ["protocol", "cacert", "ca_cert", "cert", "ssl_cert"];
         let tls = tls.iter().any(|name| parameters.config.get(*name).is_some_and(|value| value != "http"));
         let registry = Registry::with_defaults();
@@ -128,7 +161,7 @@ impl TorchRendezvous {
         let etcd = NativeSettings::from_parameters(&parameters).ok().map(|settings| settings.etcd);
         let environment = vec![("RALLYPOINT_RUN_ID", Some(run_id.to_owned()))];
         let health = health.health(Surroundings { folders: vec![std::env::temp_dir()], etcd, environment });
-        Ok(TorchRendezvous { handler: OfProcess::new(handler), health })
+        Ok(TorchRendezvous { handler: OfProcess::new(handler), health, proxies })
     }
 
     /// Meets the others: waits until a round with this node in it is complete. With `serves`, the one with rank 0 serves

@@ -6,7 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use pyo3::prelude::*;
 use rallypoint::agent::{
-    ErrorRecord, Exit, Failure, Finish, Nodes, RoundBoard, ServedStore, Unreachable, WorkerStore, unreachable,
+    ErrorRecord, Exit, Failure, Finish, Nodes, RoundBoard, ServedStore, Serving, StoreProxy, Unreachable,
+    WorkerStore, unreachable,
 };
 use rallypoint_rendezvous::{HeldPort, Master, Rendezvous as Completed, RendezvousHandler};
 use rallypoint_store::{Store as Data, StoreError};
@@ -31,12 +32,14 @@ pub(crate) struct TorchRound {
     /// The number of nodes in the round.
     #[pyo3(get)]
     world_size: usize,
-    /// Where the workers meet: an address or name of the node with rank 0.
+    /// Where this node's workers meet the others: an address or name of the node with rank 0, or this node's own proxy.
     #[pyo3(get)]
     master_addr: String,
-    /// A port that was free there.
+    /// The port there.
     #[pyo3(get)]
     master_port: u16,
+    /// The node with rank 0.
+    master: Master,
     /// Data that the members of this round share.
     #[pyo3(get)]
     store: Py<Store>,
@@ -56,6 +59,24 @@ enum Port {
         _port: HeldPort,
     },
     Served(OfProcess<ServedStore>),
+    /// A port of this node's proxy.
+    Proxied {
+        _proxy: OfProcess<StoreProxy>,
+    },
+}
+
+/// How long the agent with rank 0 may take to answer.
+const TO_ANSWER: Duration = Duration::from_secs(30);
+
+/// The way of this node's workers to the store that they meet at, where they go there by a proxy.
+async fn proxy(choice: &WorkerStore, met: &Completed) -> Result<Option<StoreProxy>, String> {
+    if met.rank == 0 || !matches!(choice, WorkerStore::Proxies(_)) {
+        return Ok(None);
+    }
+    let said = Serving::wait(&*met.store).await;
+    let serving =
+        said.map_err(|problem| format!("it is not known who serves the workers' store: {problem}"))?;
+    serving.proxy(choice, &met.master, TO_ANSWER).await.map_err(|problem| problem.to_string())
 }
 
 /// Where the nodes tell each other of failures, and who listens for them.
@@ -120,38 +141,63 @@ impl TorchRound {
         py: Python<'_>,
         handler: Arc<dyn RendezvousHandler>,
         mut completed: Completed,
-        choice: WorkerStore,
+        choice: &WorkerStore,
     ) -> PyResult<Self> {
         let serving = async {
             let served = ServedStore::open(choice, &mut completed).map_err(|problem| {
                 let port = completed.master.port;
                 format!("cannot serve the store that the workers meet at, on port {port}: {problem}")
             })?;
-            if served.is_some() && completed.world_size > 1 {
-                let said = ServedStore::announce(&*completed.store).await;
+            if let Some(served) = served.as_ref().filter(|_| completed.world_size > 1) {
+                let said = served.serving().announce(&*completed.store).await;
                 said.map_err(|problem| {
                     format!("the other nodes cannot be told of the workers' store: {problem}")
                 })?;
             }
-            Ok::<_, String>(served)
+            let proxy = proxy(choice, &completed).await?;
+            Ok::<_, String>((served, proxy))
         };
-        let served = wait(py, serving)?.map_err(|problem| error::no_round(py, &problem))?;
+        let (served, proxy) = wait(py, serving)?.map_err(|problem| error::no_round(py, &problem))?;
         let board = OfProcess::new(Listener::new(RoundBoard::new(handler, &completed)));
         let Completed { round, rank, world_size, master, held_port, store: data, .. } = completed;
         let serves = served.is_some();
-        let port = match (served, held_port) {
-            (Some(served), _) => Port::Served(OfProcess::new(served)),
-            (None, Some(held)) => {
+        match (&served, &proxy) {
+            (Some(_), _) => ServedStore::make_room_for_nodes(world_size),
+            (None, Some(_)) => ServedStore::make_room_for_nodes(1),
+            (None, None) => {}
+        }
+        let own = served.as_ref().and_then(ServedStore::own_entrance);
+        let own = own.or_else(|| proxy.as_ref().map(StoreProxy::local_addr));
+        let port = match (served, proxy, held_port) {
+            (Some(served), ..) => Port::Served(OfProcess::new(served)),
+            (None, Some(proxy), _) => Port::Proxied { _proxy: OfProcess::new(proxy) },
+            (None, None, Some(held)) => {
                 // PyTorch's TCPStore sets the option that lets it listen there.
                 held.share()?;
                 Port::Held { _port: held }
             }
-            (None, None) => Port::None,
+            (None, None, None) => Port::None,
         };
         let (store, data, port) =
             (Store::of_round(py, Arc::clone(&data))?, OfProcess::new(data), Mutex::new(port));
-        let Master { address: master_addr, port: master_port } = master;
-        Ok(TorchRound { round, rank, world_size, master_addr, master_port, store, data, serves, port, board })
+        let (master_addr, master_port) = match own {
+            Some(own) => (own.ip().to_string(), own.port()),
+            None => (master.address.clone(), master.port),
+        };
+        let round = TorchRound {
+            round,
+            rank,
+            world_size,
+            master_addr,
+            master_port,
+            master,
+            store,
+            data,
+            serves,
+            port,
+            board,
+        };
+        Ok(round)
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -166,10 +212,9 @@ impl TorchRound {
         limit: Duration,
     ) -> PyResult<Option<Unreachable>> {
         let Some(data) = self.data.get().cloned() else { return Err(error::forked_rendezvous(py)) };
-        let master = Master { address: self.master_addr.clone(), port: self.master_port };
         let (rank, world_size) = (self.rank, self.world_size);
         let found = wait(py, async {
-            let nodes = Nodes { store: &*data, rank, world_size, master: &master, served: None };
+            let nodes = Nodes { store: &*data, rank, world_size, master: &self.master, served: None };
             unreachable(nodes, address, limit).await
         })?;
         found.map_err(|problem| error::store(py, &problem))
@@ -194,8 +239,8 @@ impl TorchRound {
             return Ok(self.serves);
         }
         let Some(data) = self.data.get().cloned() else { return Err(error::forked_rendezvous(py)) };
-        let said = wait(py, async move { ServedStore::is_announced(&*data).await })?;
-        said.map_err(|problem| error::store(py, &problem))
+        let said = wait(py, async move { Serving::read(&*data).await })?;
+        said.map(Serving::is_agent).map_err(|problem| error::store(py, &problem))
     }
 
     /// To be called whenever this node's workers are found to be well: if another node has told of a failure before, it gets
@@ -257,7 +302,7 @@ impl TorchRound {
         }
     }
 
-    /// The round is over on this node: the port can be had again. Workers of other nodes, which may not have ended yet, can
+    /// The round is over on this node: its ports can be had again. Workers of other nodes, which may not have ended yet, can
     /// still read the store that this one serves.
     fn close_port(&self, py: Python<'_>) -> PyResult<()> {
         let Port::Served(mut of_process) = self.take_port() else { return Ok(()) };

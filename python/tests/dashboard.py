@@ -126,6 +126,11 @@ class Records:
         if alone:
             self.write()
 
+    def say(self, node: str, number: int, kind: str, round: int = 0, **fields: object) -> None:
+        """An event that a node writes of itself."""
+        self.put(f"event/node/{node}/{number}", {"version": 1, "at_ms": self.now, "by": node, "round": round, "event": kind, **fields})
+        self.write()
+
 
 def encoded(text: str) -> str:
     return base64.b64encode(text.encode()).decode()

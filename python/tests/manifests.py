@@ -146,6 +146,8 @@ class Pod:
     def field(self, path: str) -> str:
         if path == "metadata.name":
             return self.name
+        if path == "spec.nodeName":
+            return f"machine-of-{self.name}"
         kind, key = re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path).groups()
         return getattr(self, kind).get(key, "")
 

@@ -22,7 +22,7 @@ torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."""
 
 
 def place(rank: int) -> dict[str, str]:
-    return {"rack": f"r{rank // 8}", "address": f"10.0.0.{rank + 1}", "about": "8 x H100, driver 570.86"}
+    return {"rack": f"r{rank // 8}", "address": f"10.0.0.{rank + 1}", "host": f"node-{rank:03}.cluster", "about": "8 x H100, driver 570.86"}
 
 
 def forming(cluster: Cluster) -> Records:
@@ -41,8 +41,7 @@ def meeting_again(cluster: Cluster) -> Records:
     run = Records(cluster, "mixtral-8x22b", 64)
     dead = [{"node": NAMES[ABSENT], "rank": ABSENT, "why": "died"}]
     for rank, name in enumerate(NAMES):
-        if rank != ABSENT:
-            run.node(name, rank, 4, "stay" if rank % 3 else "join", **place(rank))
+        run.node(name, rank, 4, "stay" if rank % 3 else "join", **place(rank))
     run.node("gpu-064", **place(64))
     run.node("gpu-065", **place(65))
     run.round(4, 64, NAMES[0], NAMES[3], news={"lost": dead, "lost_count": 1})
@@ -63,6 +62,7 @@ def meeting_again(cluster: Cluster) -> Records:
     run.event("lost", 3, 900, lost=[{"node": "gpu-066", "rank": 31, "why": "left"}], count=1)
     run.event("formed", 4, 890, **quick, joined=[{"node": "gpu-031", "rank": 31}])
     run.event("working", 4, 885)
+    run.delete(f"node/{NAMES[ABSENT]}")
     run.event("lost", 4, 10, lost=dead, count=1, within_ms=5000)
     return run
 

@@ -12,6 +12,12 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters, api
 import rallypoint
 from rallypoint.torch import EtcdRendezvousBackend, EtcdStore, create_rdzv_handler
 
+# What one whose password is wrong is told to look at.
+WHO = (
+    "check token_file, or user and password, in --rdzv-conf, "
+    "RALLYPOINT_TOKEN, or RALLYPOINT_USER and RALLYPOINT_PASSWORD"
+)
+
 
 @pytest.fixture(scope="module")
 def secure():
@@ -68,11 +74,15 @@ def test_who_is_not_let_in_is_told_why(secure, options):
     ("backend", "names"),
     [
         ("rallypoint", {"cacert": "cacert", "user": "user", "password": "password", "etcd_prefix": "etcd_prefix"}),
-        ("rallypoint-etcd", {"cacert": "cacert", "etcd_prefix": "etcd_prefix"}),
-        ("rallypoint-etcd-v2", {"cacert": "ca_cert"}),
+        ("rallypoint", {"cacert": "cacert", "user": "user", "password_file": "password_file", "etcd_prefix": "etcd_prefix"}),
+        pytest.param("rallypoint-etcd", {"cacert": "cacert", "etcd_prefix": "etcd_prefix"}, marks=pytest.mark.long),
+        pytest.param("rallypoint-etcd-v2", {"cacert": "ca_cert"}, marks=pytest.mark.long),
     ],
 )
-def test_the_backends_take_them_by_their_names(secure, options, backend, names):
+def test_the_backends_take_them_by_their_names(secure, options, backend, names, tmp_path):
+    password = tmp_path / "password"
+    password.write_text("secret\n")
+    options["password_file"] = str(password)
     config = {theirs: options[ours] for ours, theirs in names.items()}
     run = RendezvousParameters(
         backend, secure.endpoint, "run", 1, 1, "127.0.0.1", protocol="https", last_call_timeout=1, **config
@@ -94,7 +104,7 @@ def test_the_native_backend_takes_them_from_the_environment_too(secure, options,
     monkeypatch.setenv("RALLYPOINT_PREFIX", options["etcd_prefix"])
     monkeypatch.setenv("RALLYPOINT_PASSWORD", "wrong")
     run = RendezvousParameters("rallypoint", secure.endpoint, "run", 1, 1, "127.0.0.1", last_call_timeout=1)
-    with pytest.raises(api.RendezvousConnectionError, match="check user and password in --rdzv-conf, or RALLYPOINT_USER"):
+    with pytest.raises(api.RendezvousConnectionError, match=WHO):
         create_rdzv_handler(run).next_rendezvous()
     # As for the commands, the file comes first.
     monkeypatch.setenv("RALLYPOINT_PASSWORD_FILE", str(password))
@@ -116,10 +126,10 @@ def test_who_gets_nowhere_under_torchrun_is_told_what_to_do(secure, options, tmp
     other, _ = self_signed(str(tmp_path))
     del options["etcd_prefix"]
     for wrong, match in [
-        ({"cacert": None}, r"no etcd, or one that wants TLS \(cacert in --rdzv-conf\); check --rdzv-endpoint"),
+        ({"cacert": None}, r"no etcd \(a gateway for the v2 API is none\), or one that wants TLS \(cacert in --rdzv-conf\); check --rdzv-endpoint"),
         ({"cacert": __file__}, f"{__file__}: no certificate in it$"),
         ({"cacert": other}, "check cacert, cert and key in --rdzv-conf, or RALLYPOINT_CACERT"),
-        ({"password": "wrong"}, "check user and password in --rdzv-conf, or RALLYPOINT_USER"),
+        ({"password": "wrong"}, WHO),
     ]:
         config = {name: value for name, value in {**options, **wrong}.items() if value is not None}
         run = RendezvousParameters("rallypoint", f"etcd://{secure.endpoint}", "run", 1, 1, "127.0.0.1", **config)

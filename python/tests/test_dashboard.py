@@ -87,7 +87,7 @@ FRAMES = """(() => {
 
 def states(page) -> list[str]:
     """What the cells are called, without their racks."""
-    return [label.split(", rack")[0] for label in page.locator(".cell").evaluate_all("all => all.map(cell => cell.ariaLabel)")]
+    return [label.split(", rack r")[0] for label in page.locator(".cell").evaluate_all("all => all.map(cell => cell.ariaLabel)")]
 
 
 def test_a_run_forms_loses_a_node_to_a_kill_takes_the_spare_and_is_closed(cluster, dashboard, open_page, run, tmp_path):
@@ -144,17 +144,95 @@ def close_it(page, nodes):
     assert dialog.is_visible(), "it wants a token"
     dialog.get_by_label("Token").fill("open-sesame-open-sesamE")
     confirm.click()
-    wait_for_text(page, "#close-problem", "Not closed: that is not the token.")
+    wait_for_text(page, "#ask-problem", "Not closed: that is not the token.")
     assert page.locator(".badge").text_content() == "running"
     assert dialog.get_by_label("Token").input_value() == ""
     dialog.get_by_label("Token").fill(TOKEN)
     confirm.click()
     wait_for_text(page, ".badge", "closed")
     wait_for_text(page, ".headline", "It is over: maintenance & <i>rest</i>")
-    wait_until("the dialog is gone", lambda: page.locator("#close-dialog").is_hidden())
+    wait_until("the dialog is gone", lambda: page.locator("#ask-dialog").is_hidden())
     assert page.get_by_role("button", name="Close run").is_hidden()
     wait_until("the heading has the focus", lambda: page.evaluate("document.activeElement.tagName") == "H1")
     assert [node.process.wait(timeout=20) for node in nodes if node.process.returncode is None] == [5, 5, 5]
+
+
+def test_a_node_is_excluded_with_the_token_and_included_again(cluster, dashboard, open_page, run):
+    Records(cluster, run, 2, 3).group(3, host="machine-7")
+    page = open_page(dashboard.page(run))
+    wait_until("they are drawn", lambda: page.locator(".cell").count() == 3)
+    assert page.locator(".card.excluded").is_hidden()
+    page.locator(".cell", has_text="gpu-001").click()
+    assert "machine-7" in page.locator(".detail").inner_text()
+    page.get_by_role("button", name="Exclude").click()
+    dialog = page.get_by_role("dialog")
+    assert dialog.get_by_label("Whom").locator("option").all_inner_texts() == ["node gpu-001", "host machine-7, with all its nodes"]
+    dialog.get_by_label("For how long").select_option(label="for an hour")
+    dialog.get_by_label("Reason").fill("GPU 3 is <b>broken</b>")
+    dialog.get_by_label("Token").fill(TOKEN)
+    dialog.get_by_role("button", name="Exclude it from the run").click()
+    wait_for_text(page, ".card.excluded", "node gpu-001: GPU 3 is <b>broken</b>")
+    wait_for_text(page, ".card.excluded", "by an operator")
+    wait_for_text(page, ".events", "gpu-001")
+    wait_until("it stands apart", lambda: page.get_by_role("group", name="excluded, 1").count())
+    told = subprocess.run([*RALLYPOINT, "excluded", run, "--json", "--endpoint", cluster.endpoint], capture_output=True, text=True, timeout=20)
+    [exclusion] = json.loads(told.stdout)
+    assert exclusion["node"] == "gpu-001" and 3590_000 < exclusion["until_ms"] - exclusion["at_ms"] <= 3600_000
+    page.locator(".cell", has_text="gpu-001").click()
+    assert page.get_by_role("button", name="Exclude").count() == 0, "it is already"
+    page.get_by_role("button", name="Include again").click()
+    assert dialog.get_by_label("Reason").is_hidden() and dialog.get_by_label("Whom").is_hidden()
+    dialog.get_by_label("Token").fill(TOKEN)
+    dialog.get_by_role("button", name="Include it again").click()
+    wait_until("nobody is excluded", lambda: page.locator(".card.excluded").is_hidden())
+    wait_until("it is at work", lambda: sum("at work" in state for state in states(page)) == 3)
+
+
+def test_who_stays_away_because_it_is_sick_is_named_with_what_is_wrong(cluster, dashboard, open_page, run):
+    records = Records(cluster, run, 2)
+    records.node("gpu-001")
+    records.round(0, 0, "gpu-001")
+    records.write()
+    page = open_page(dashboard.page(run))
+    wait_for_text(page, "#missing-title", "1 of 2 nodes is missing; its name is not known")
+    assert page.locator(".card.unhealthy").is_hidden()
+    records.say("gpu-002", 0, "unhealthy", problems=["7 <b>GPUs</b> are there, of 8", "the disk is full"])
+    wait_for_text(page, "#unhealthy-title", "1 node stays away: it fails its health checks")
+    wait_for_text(page, ".card.unhealthy li", "gpu-002: 7 <b>GPUs</b> are there, of 8; the disk is full")
+    wait_for_text(page, "#missing-title", "1 of 2 nodes is missing: gpu-002")
+    wait_until("it is an event of its own", lambda: page.locator(".events li.unhealthy").count() == 1)
+    wait_until("it is read out", lambda: "gpu-002" in page.locator("#spoken").text_content())
+    records.say("gpu-003", 0, "unhealthy", problems=["a GPU is lost"])
+    wait_for_text(page, "#unhealthy-title", "2 nodes stay away: they fail their health checks")
+    records.say("gpu-003", 1, "healthy")
+    records.say("gpu-002", 1, "healthy")
+    records.node("gpu-002")
+    records.write()
+    wait_until("nobody stays away", lambda: page.locator(".card.unhealthy").is_hidden())
+    assert page.locator(".events li.healthy").count() == 2
+
+
+def test_who_is_preempted_is_named_until_it_has_left(cluster, dashboard, open_page, run):
+    records = Records(cluster, run, 2, 3)
+    records.group(3)
+    page = open_page(dashboard.page(run))
+    wait_until("they are drawn", lambda: page.locator(".cell").count() == 3)
+    assert page.locator(".card.preempted").is_hidden()
+    records.event("preempted", 1, 1, by="gpu-001", rank=1, signal="SIGTERM", left_ms=3_600_000)
+    wait_for_text(page, "#preempted-title", "1 node is preempted: its workers save before it leaves")
+    until = page.evaluate("at => { const time = new Date(at); return time.toTimeString().slice(0, 8); }", records.now + 3_599_000)
+    wait_for_text(page, ".card.preempted li", "gpu-001 (node 1), until ")
+    assert f"{until} at the latest" in page.locator(".card.preempted li").text_content()
+    # What goes on is counted once, whatever has been told meanwhile.
+    assert "10 min" in page.locator(".figures div", has_text="At work").inner_text()
+    records.event("preempted", 1, 1, by="gpu-002", rank=2, signal="SIGUSR1")
+    wait_for_text(page, "#preempted-title", "2 nodes are preempted")
+    assert "gpu-002 (node 2), when all workers have saved" in page.locator(".card.preempted").text_content()
+    for name in ("gpu-001", "gpu-002"):
+        records.delete(f"node/{name}")
+    records.write()
+    wait_until("they have left", lambda: page.locator(".card.preempted").is_hidden())
+    assert page.locator(".events li.preempted").count() == 2
 
 
 def test_what_nodes_say_of_themselves_is_text(cluster, dashboard, open_page):
@@ -205,7 +283,8 @@ def test_a_thousand_nodes_are_drawn_and_each_change_within_a_frame_or_two(cluste
     record_property("changes", changes)
     assert max(size for *_, size in changes) < 500, "a change is small"
     assert sorted(changes)[2][0] < 100, "a frame within 100 ms of an update"
-    assert max(whole for _, whole, _ in changes) < 5000
+    # With room: other tests have the machine, too.
+    assert sorted(whole for _, whole, _ in changes)[2] < 1000, "a write is seen within a second"
     # All of them change at once.
     records.round(1, 1000, "gpu-000", news={"lost": [{"node": "gpu-999", "rank": 999, "why": "died"}], "lost_count": 1})
     records.delete("node/gpu-999")
@@ -234,6 +313,112 @@ def test_which_of_64_nodes_is_missing_and_why_the_last_round_ended(cluster, dash
     assert page.locator(".picture .bar").count() == 3 and "meeting again" in page.locator(".picture").get_attribute("aria-label")
 
 
+def lose_one(records, names, at=11):
+    """Of a group in racks of 16, one was killed 100 s ago, and the others are ready for the next round."""
+    name = names[at]
+    lost = [{"node": name, "rank": at, "why": "left"}]
+    records.event("killed", 1, 100, by=name, rank=at)
+    records.event("stopped", 1, 99, why=f"node {at} ({name}) was killed")
+    records.event("lost", 1, 98, lost=lost, count=len(names))
+    # Told late, and of what was before.
+    records.event("failed", 1, 101, by=names[37], rank=37, local_rank=0, host="vm", exit="exit code 1", message="an OSError", traceback="Traceback")
+    records.round(1, len(names), names[0], news={"lost": lost, "lost_count": len(names), "joined": len(names) - 1})
+    records.delete(f"node/{name}")
+    for rank, one in enumerate(names):
+        if rank != at:
+            records.node(one, rank, 1, "join", rack=f"rack-{rank // 16}", host=f"host-{one[-3:]}", address=f"10.0.0.{rank}")
+    records.write()
+
+
+def test_a_node_that_was_killed_is_called_so_everywhere_and_found_with_its_machine(cluster, dashboard, open_page, run):
+    records = Records(cluster, run, 64)
+    names = [f"gpu-{number:03}" for number in range(1, 65)]
+    for rank, one in enumerate(names):
+        records.node(one, rank, 1, "stay", rack=f"rack-{rank // 16}", host=f"host-{one[-3:]}", address=f"10.0.0.{rank}")
+    records.round(1, 64, names[0])
+    records.event("formed", 1, 600, world_size=64, members=names[:8], gathering_ms=20_000)
+    lose_one(records, names)
+    page = open_page(dashboard.page(run))
+    wait_for_text(page, "#missing-title", "1 of 64 nodes is missing: gpu-012")
+    card = page.locator(".card.missing").inner_text()
+    assert "node 11 of round 1 was killed" in card and "missing for 1 min" in card and "(since " in card and "63 of 64 are here, no spares" in card
+    # One truth, told once: of its own death it tells itself, and nobody says that it left.
+    assert " left" not in page.locator("main").inner_text()
+    assert "was killed" in page.locator(".events li.died").inner_text() and "told by" not in page.locator(".events li.died").inner_text()
+    assert page.locator(".picture .mark.died").count() == 1 and page.locator(".picture .mark.left").count() == 0
+    times = page.locator(".events time").evaluate_all("all => all.map(time => time.dateTime)")
+    assert times == sorted(times, reverse=True) and len(times) == 5
+    wait_for_text(page, ".state .badge", "waiting for 1 node, 1 min")
+    # It has its place in its rack, and its name leads there.
+    assert page.get_by_role("group", name="rack-0, 15 of 16").locator(".cell.killed").count() == 1
+    assert page.locator(".cell").count() == 64
+    page.locator("#missing-title button").click()
+    detail = page.locator(".detail").inner_text()
+    for part in ("gpu-012", "missing, was killed", "node 11 of round 1", "host-012", "rack-0", "10.0.0.11", " ago"):
+        assert part in detail, (part, detail)
+    # It is found by all that is said of it, and what is counted is drawn.
+    page.get_by_role("button", name="Table").click()
+    rows = page.locator("table.nodes tr[data-node]")
+    assert "gpu-012" in rows.first.inner_text() and "host-012" in rows.first.inner_text(), "the lost come first"
+    for words, matches, drawn in [
+        ("gpu-012", "1 match", 1),
+        ("killed", "1 match", 1),
+        ("missing", "1 match", 1),
+        ("host-012", "1 match", 1),
+        ("ready", "63 matches", 63),
+        ("rank 11", "1 match, by rank", 1),
+        ("12", "2 matches: 1 by name, 1 by rank", 2),
+        ("nobody", "no match", 0),
+    ]:
+        page.get_by_role("searchbox").fill(words)
+        assert page.locator(".nodes .bar .count").inner_text() == matches and rows.count() == drawn, words
+    page.get_by_role("searchbox").fill("killed")
+    rows.first.click()
+    assert "missing, was killed" in page.locator("tr.opened").inner_text() and "About" not in page.locator("table.nodes thead").inner_text()
+    # The time that was lost adds up, and a round that is being formed is in the table.
+    lost = page.locator(".figures div", has_text="Time lost").inner_text()
+    assert "forming: 20 s" in lost and "waiting for 1 node: 1 min " in lost and "; of 10 min" in lost, lost
+    page.locator("details.rounds summary").click()
+    first, second = (row.split("\t") for row in page.locator("table.rounds tbody tr").all_inner_texts())
+    assert first[0] == "2, being formed" and "gpu-012" in first[-1] and second[:2] == ["1", "64"]
+    page.get_by_role("link", name="All runs").click()
+    row = page.locator("tr", has_text=run)
+    wait_until("it is in the list", lambda: row.count() == 1)
+    assert "waiting for 1 node, 1 min" in row.inner_text() and "63 of 64" in row.inner_text() and row.locator("td").nth(4).inner_text() == "63"
+    # Who comes when etcd has forgotten that is told so.
+    cluster.ask(0, "/v3/kv/compaction", {"revision": cluster.ask(0, "/v3/kv/range", {"key": "YQ=="})["header"]["revision"], "physical": True})
+    late = Dashboard(cluster.endpoint)
+    try:
+        seen = json.loads(late.ask(f"api/run?run={run}")[2])["head"]["absent"]
+        assert [(one["node"], one["is_known"], one["host"]) for one in seen] == [("gpu-012", False, "")]
+    finally:
+        late.stop()
+
+
+def test_a_failure_of_an_earlier_round_is_folded_away(cluster, dashboard, open_page, run):
+    records = Records(cluster, run, 4)
+    names = records.group(4)
+    records.event("failed", 1, 300, rank=3, local_rank=0, host="h", exit="exit code 1", message="m", traceback="Traceback of old")
+    records.event("formed", 2, 200, world_size=4, members=names)
+    records.event("lost", 2, 30, lost=[{"node": names[3], "rank": 3, "why": "died"}], count=1)
+    records.round(2, 4, names[0], news={"lost": [{"node": names[3], "rank": 3, "why": "died"}], "lost_count": 1})
+    records.delete(f"node/{names[3]}")
+    records.write()
+    page = open_page(dashboard.page(run))
+    wait_for_text(page, ".ended summary", "Earlier: a failure in round 1")
+    assert page.locator(".ended pre").is_hidden()
+    page.locator(".ended summary").click()
+    assert "Traceback of old" in page.locator(".ended pre").inner_text()
+
+
+def test_an_address_that_names_no_run_shows_what_there_is(cluster, dashboard, open_page, run):
+    page = open_page(f"{dashboard.url}?run=")
+    wait_until("it is the list", lambda: page.locator("h1").inner_text().startswith("Runs"))
+    page.goto(dashboard.page(run))
+    wait_for_text(page, ".headline", "no such run")
+    assert page.locator(".card:visible").count() == 0 and page.locator(".figures").is_hidden()
+
+
 def test_events_of_one_transaction_are_all_told_and_each_mark_leads_to_its_own(cluster, dashboard, open_page, run):
     records = Records(cluster, run, 4)
     records.group(4)
@@ -259,10 +444,18 @@ def test_events_of_one_transaction_are_all_told_and_each_mark_leads_to_its_own(c
         wait_until("all deaths are told above", lambda: page.locator(".ended .cause").count() == 3)
         page.reload()
         wait_until("it is back", lambda: page.locator(".events li").count() == 6)
-    # The same with the keyboard alone, from the table of rounds.
+    # The same with the keyboard alone: all marks are one stop.
+    marks = page.locator(".picture .mark")
+    assert marks.evaluate_all("all => all.filter(mark => mark.tabIndex === 0).length") == 1
+    marks.last.focus()
+    page.keyboard.press("ArrowLeft")
+    wait_until("it stays where it is while the picture is drawn anew", lambda: page.evaluate("document.activeElement.ariaLabel ?? ''").startswith("node 2 (gpu-002) died, "))
+    page.keyboard.press("Enter")
+    assert "node 2 (gpu-002) died" in page.evaluate("document.activeElement.textContent") and page.evaluate("document.activeElement.tagName") == "LI"
+    # And from the table of rounds.
     page.locator("details.rounds summary").focus()
     page.keyboard.press("Enter")
-    assert page.locator("table.rounds tbody tr").all_inner_texts()[0].split("\t")[0::2] == ["1", "9 min 55 s"]
+    assert page.locator("table.rounds tbody tr").all_inner_texts()[1].split("\t")[0:5:4] == ["1", "9 min 55 s"]
     page.locator("table.rounds button").focus()
     page.keyboard.press("Enter")
     assert "node 1 (gpu-001) died" in page.evaluate("document.activeElement.textContent")
@@ -326,8 +519,8 @@ def test_a_run_that_forms_says_how_many_are_here_and_what_its_boxes_show(cluster
     page.get_by_role("button", name="Close run").click()
     records.round(0, 0, "node-1", closed="enough")
     records.write()
-    wait_for_text(page, "#close-problem", "It is already over.")
-    assert page.locator("#close-confirm").is_disabled()
+    wait_for_text(page, "#ask-problem", "It is already over.")
+    assert page.locator("#ask-confirm").is_disabled()
     page.keyboard.press("Escape")
     wait_until("the heading has the focus", lambda: page.evaluate("document.activeElement.tagName") == "H1")
 
@@ -343,7 +536,16 @@ def test_a_phone_shows_the_numbers_and_has_room_for_a_finger(cluster, dashboard,
     targets = "main :is(button, summary, input, a, .cell), header a"
     assert page.locator(targets).evaluate_all(low) == []
     trace = page.locator(".ended pre")
-    assert trace.evaluate("pre => pre.scrollWidth > pre.clientWidth") and page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert trace.evaluate("pre => pre.scrollWidth <= pre.clientWidth") and page.evaluate("document.documentElement.scrollWidth") <= 360
+    # The table is a card for each node, with words that are whole.
+    page.get_by_role("button", name="Table", exact=True).click()
+    table = page.locator("table.nodes")
+    assert table.evaluate("table => table.scrollWidth <= table.parentElement.clientWidth")
+    assert page.locator("table.nodes tr[data-node] td[data-name=Address]").first.bounding_box()["height"] < 30, "in one line"
+    assert page.locator(targets).evaluate_all(low) == []
+    page.get_by_role("button", name="Grid", exact=True).click()
+    page.locator(".cell").nth(5).click()
+    wait_until("what it opens is in view", lambda: page.locator(".detail h3").evaluate("it => { const box = it.getBoundingClientRect(); return box.top >= 0 && box.bottom <= innerHeight; }"))
     page.get_by_role("link", name="All runs").click()
     wait_until("it is in the list", lambda: page.locator("tr", has_text=run).count() == 1)
     assert page.locator("tr", has_text=run).locator("td").nth(2).is_visible()
@@ -362,8 +564,12 @@ def test_it_is_readable_by_all_in_the_dark_and_on_a_phone(cluster, dashboard, op
     records.node("gpu-024")
     records.node("gpu-025", wants="leave")
     records.write()
+    records.say("gpu-026", 0, "unhealthy", problems=["7 GPUs are there, of 8"])
+    records.event("preempted", 1, 5, by="gpu-004", rank=4, signal="SIGTERM", left_ms=60_000)
     page = open_page(dashboard.page(run), width=width, color_scheme=scheme, reduced_motion="reduce")
     wait_until("it is drawn", lambda: page.locator(".cell").count() >= 24)
+    for card in ("unhealthy", "preempted"):
+        wait_until(f"it has the card {card}", lambda card=card: page.locator(f".card.{card}").is_visible())
     for view in ("Table", "Grid"):
         page.get_by_role("button", name=view, exact=True).click()
         assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing sticks out"
@@ -394,20 +600,20 @@ def test_the_keyboard_alone_is_enough(cluster, dashboard, open_page, run):
         if page.evaluate("document.activeElement.id") == "grid":
             break
     active = lambda: page.evaluate("document.getElementById(document.activeElement.getAttribute('aria-activedescendant'))?.ariaLabel")
-    assert active().startswith("rank 0, gpu-000, at work, master, leader")
+    assert active().startswith("gpu-000, rank 0, at work, master, leader")
     for key, rank in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", 15), ("Home", 0), ("ArrowDown", 8), ("ArrowUp", 0)):
         page.keyboard.press(key)
         # The racks stand beside or below each other.
-        assert active().startswith(f"rank {rank},") or key == "ArrowDown", (key, active())
+        assert active().startswith(f"gpu-{rank:03}, rank {rank},") or key == "ArrowDown", (key, active())
     assert page.locator(".detail h3").text_content() in active()
     page.keyboard.press("Escape")
     assert "Choose a node" in page.locator(".detail").text_content()
     button = page.get_by_role("button", name="Close run")
     button.focus()
     page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id") == "close-reason"
+    assert page.evaluate("document.activeElement.id") == "ask-reason"
     page.keyboard.press("Escape")
-    assert page.locator("#close-dialog").is_hidden() and page.evaluate("document.activeElement.textContent").startswith("Close run")
+    assert page.locator("#ask-dialog").is_hidden() and page.evaluate("document.activeElement.textContent").startswith("Close run")
     page.get_by_role("searchbox").press_sequentially("gpu-01")
     wait_for_text(page, ".bar .count", "6 matches")
 
@@ -423,6 +629,8 @@ def test_an_etcd_that_is_away_is_told_and_comes_back_by_itself(browser, run):
         assert page.get_by_role("button", name="Close run").is_hidden(), "it is read-only"
         cluster.processes[0].send_signal(19)  # SIGSTOP: it takes connections, and says nothing.
         wait_for_text(page, "#away", f"etcd at {cluster.endpoint} has not answered for ")
+        status, _, body = dashboard.ask(f"api/run?run={run}")
+        assert status == 503 and "has not answered for" in body, "a script is not given what was so before"
         assert page.locator(".cell").count() == 4 and page.locator("#link-text").text_content() == "not live"
         cluster.processes[0].send_signal(18)
         wait_until("it is back", lambda: page.locator("#away").is_hidden() and page.locator("#link-text").text_content() == "live")
@@ -475,6 +683,21 @@ def turned_away(cluster, dashboard, run):
     ]:
         assert dashboard.ask(close, body, **headers)[0] == wanted, (wanted, headers)
     assert dashboard.ask("api/close?run=nobody", reason, **right)[0] == 404
+    exclude, node = f"api/exclude?run={run}", {"node": "gpu-000", "reason": "broken"}
+    for wanted, path, body, headers in [
+        (401, exclude, node, {}),
+        (400, exclude, {"reason": "broken"}, right),
+        (400, exclude, {**node, "reason": " "}, right),
+        (400, exclude, {**node, "seconds": 1}, right),
+        (400, exclude, {**node, "secs": 60}, right),
+        (400, exclude, {**node, "host": "vm"}, right),
+        (400, exclude, {**node, "node": " "}, right),
+        (400, exclude, {**node, "node": "x" * 5000}, right),
+        (409, exclude, node, right),
+        (404, "api/exclude?run=nobody", node, right),
+        (409, f"api/include?run={run}", {"node": "gpu-000"}, right),
+    ]:
+        assert dashboard.ask(path, body, **headers)[0] == wanted, (wanted, path, body)
     for _ in range(5):
         assert dashboard.ask(close, reason, Authorization="Bearer wrong")[0] == 401
     status, headers, body = dashboard.ask(close, reason, **right)

@@ -48,13 +48,24 @@ def examples(language: str) -> list:
     return found
 
 
+def on_one_machine(line: str) -> str:
+    """The command for one node with one worker."""
+    line = re.sub(r"--nnodes[= ]\S+", "--nnodes=1", line)
+    return re.sub(r"--nproc-per-node[= ]\S+", "--nproc-per-node=1", line)
+
+
 def commands() -> list:
-    """The lines of shell that start torchrun or a script; one that is on two pages with other endpoints only once."""
+    """The lines of shell that start torchrun or a script; those that come to the same on one machine only once."""
     found = {}
     for example in examples("sh"):
         for line in re.sub(r"\\\n\s*", "", example.values[0]).splitlines():
             if re.search(r"^(\w+=.*)?\b(torchrun|python3? (-m rallypoint|\w+\.py))\b", line):
-                found.setdefault(CLUSTER.sub("etcd", line), pytest.param(line, id=f"{example.id}: {line}"))
+                # Each torchrun takes seconds: those of the first pages stand for the others.
+                # The README's are run as they stand by scripts/test-readme.
+                is_long = "torchrun" in line and example.id != "docs/python.md"
+                marks = [pytest.mark.long] if is_long else []
+                command = pytest.param(line, id=f"{example.id}: {line}", marks=marks)
+                found.setdefault(CLUSTER.sub("etcd", on_one_machine(line)), command)
     return list(found.values())
 
 
@@ -85,9 +96,7 @@ def test_python_examples_run_and_say_what_they_should(code, etcd, tmp_path):
 
 def fitted(line: str, etcd: str) -> list[str]:
     """The command for the one machine and the one etcd that there are."""
-    line = re.sub(r"--nnodes[= ]\S+", "--nnodes=1", line)
-    line = re.sub(r"--nproc-per-node[= ]\S+", "--nproc-per-node=1", line)
-    line = re.sub(r"(--rdzv-id[= ])\S+", rf"\g<1>{uuid.uuid4().hex}", line)
+    line = re.sub(r"(--rdzv-id[= ])\S+", rf"\g<1>{uuid.uuid4().hex}", on_one_machine(line))
     line = re.sub(r"\b(node\d|HOST):2379", etcd if "etcd-v2" in line else f"localhost:{free_ports(1)[0]}", line)
     program, *words = shlex.split(CLUSTER.sub(etcd, line), comments=True)
     return [*(TORCHRUN if program == "torchrun" else [sys.executable]), *words]

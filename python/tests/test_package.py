@@ -132,7 +132,14 @@ print(sorted(name for name in sys.modules if name.startswith("rallypoint")))
         assert in_a_fresh_process(code) == "['rallypoint', 'rallypoint._heartbeat', 'rallypoint._plugin', 'rallypoint.errors']\n"
 
 
-@pytest.mark.parametrize("first", [*public_modules(), "torch"])
+def import_orders():
+    """What is imported first: ours, and torch. The other modules are variants."""
+    for module in [*public_modules(), "torch"]:
+        marks = [] if module in ("rallypoint", "rallypoint.torch", "torch") else [pytest.mark.long]
+        yield pytest.param(module, marks=marks)
+
+
+@pytest.mark.parametrize("first", list(import_orders()))
 def test_every_public_module_can_be_imported_first_in_silence_and_torchrun_has_the_backends(first):
     code = f"""
 import {first}

@@ -140,8 +140,34 @@ def test_the_agent_of_rank_0_serves_the_workers_store_and_it_is_empty_in_every_r
         socket.create_connection(("127.0.0.1", port), timeout=10).close()
 
 
+def test_with_proxies_each_node_has_an_entrance_of_its_own_and_nobody_else_gets_in(etcd):
+    run_id = uuid.uuid4().hex
+    options = {"last_call_timeout": "1", "worker_store": "proxy"}
+    nodes = [create_rdzv_handler(parameters("rallypoint", etcd, run_id, (2, 2), **options)) for _ in range(2)]
+    before = None
+    for _ in range(2):
+        infos = together(*(node.next_rendezvous for node in nodes))
+        assert all(node.use_agent_store for node in nodes)
+        first, second = sorted(infos, key=lambda info: info.rank)
+        places = [info.bootstrap_store_info for info in (first, second)]
+        assert [place.master_addr for place in places] == ["127.0.0.1"] * 2
+        assert places[0].master_port != places[1].master_port
+        a, b = client(first), client(second)
+        assert not b.check(["key"])
+        a.set("key", "value")
+        assert b.get("key") == b"value"
+        if before is not None:
+            with pytest.raises(OSError):
+                socket.create_connection(("127.0.0.1", before))
+        before = places[1].master_port
+    with pytest.raises(ValueError, match="are for worker_store=proxy"):
+        create_rdzv_handler(parameters("rallypoint", etcd, store_cert="cert.pem"))
+    for node in nodes:
+        node.shutdown()
+
+
 def test_who_serves_the_workers_store_is_agent_or_rank0(etcd, monkeypatch):
-    with pytest.raises(ValueError, match="'worker_store' is agent or rank0, not 'rank1'"):
+    with pytest.raises(ValueError, match="'worker_store' is agent, proxy or rank0, not 'rank1'"):
         create_rdzv_handler(parameters("rallypoint", etcd, worker_store="rank1"))
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     node = create_rdzv_handler(parameters("rallypoint", etcd))
@@ -180,6 +206,16 @@ def test_a_node_of_pytorchs_barrier_gives_up_in_its_join_timeout(etcd):
     alone = create_rdzv_handler(parameters("rallypoint-etcd", etcd, nodes=(2, 2), **waits))
     with pytest.raises(api.RendezvousTimeoutError):
         alone.next_rendezvous()
+    assert alone.shutdown()
+
+
+def test_a_node_that_waits_says_what_for(etcd, capfd):
+    # Quicker than after ten seconds nobody wants to read it.
+    alone = create_rdzv_handler(parameters("rallypoint", etcd, nodes=(2, 2), **{**QUICK, "join_timeout": "11.5"}))
+    with pytest.raises(api.RendezvousTimeoutError):
+        alone.next_rendezvous()
+    said = [line for line in capfd.readouterr().err.splitlines() if "waiting for" in line]
+    assert len(said) == 1 and "waiting for 1 node: 1 of 2 is here (10 s so far), run " in said[0], said
     assert alone.shutdown()
 
 
@@ -476,8 +512,10 @@ handler.shutdown()
 """
 
 
-@pytest.mark.parametrize("backend", ["rallypoint", "rallypoint-etcd", "rallypoint-etcd-v2"])
-@pytest.mark.parametrize("where", ["etcd://{0}", "{0},{1}"])
+@pytest.mark.parametrize(
+    "backend", ["rallypoint", *(pytest.param(it, marks=pytest.mark.long) for it in ("rallypoint-etcd", "rallypoint-etcd-v2"))]
+)
+@pytest.mark.parametrize("where", [pytest.param("etcd://{0}", marks=pytest.mark.long), "{0},{1}"])
 def test_a_node_waits_for_an_etcd_that_is_not_there_yet_and_says_so(backend, where):
     here, nobody = (f"127.0.0.1:{port}" for port in free_ports(2))
     node = subprocess.Popen(
@@ -557,3 +595,25 @@ def test_a_node_that_is_not_fit_does_not_join(backend, etcd, tmp_path, monkeypat
         assert node.next_rendezvous().rank == 0
         assert well.exists()
         node.shutdown()
+
+
+def test_a_node_that_is_not_fit_is_kept_out_with_its_machine_for_as_long_as_is_said(etcd, monkeypatch):
+    # The run has to be there: before anybody has met there is nothing to be kept out of.
+    run_id = uuid.uuid4().hex
+    member = create_rdzv_handler(parameters("rallypoint", etcd, run_id, (1, 2), last_call_timeout="0"))
+    assert member.next_rendezvous().rank == 0
+    monkeypatch.setenv("RALLYPOINT_HOST", "machine-7")
+    monkeypatch.setenv("RALLYPOINT_EXCLUDE_FOR", "2h")
+    sick = {"health_check": "false", "when_unhealthy": "exclude"}
+    node = create_rdzv_handler(parameters("rallypoint", etcd, run_id, (1, 2), **sick))
+    with pytest.raises(api.RendezvousError, match="this node is not fit"):
+        node.next_rendezvous()
+    node.shutdown()
+    # Under another name it is the same machine, though it passes.
+    again = create_rdzv_handler(parameters("rallypoint", etcd, run_id, (1, 2), node_id="another"))
+    with pytest.raises(api.RendezvousError, match="excluded from the run, until .*health check"):
+        again.next_rendezvous()
+    again.shutdown()
+    member.shutdown()
+    with pytest.raises(ValueError, match="exclude_for.*when_unhealthy=exclude"):
+        create_rdzv_handler(parameters("rallypoint", etcd, exclude_for="2h", health_check="disk=1M"))

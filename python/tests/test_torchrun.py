@@ -75,8 +75,8 @@ def test_a_late_agent_is_taken_in(job, etcd):
     run.finish([first, late])
 
 
-def test_a_spare_disturbs_nobody_until_it_takes_over(job, etcd):
-    run = job(etcd, "2", conf=QUICK)
+def test_a_spare_disturbs_nobody_until_it_takes_over_also_where_workers_meet_through_proxies(job, etcd):
+    run = job(etcd, "2", conf=f"{QUICK},worker_store=proxy")
     members = [run.start("a"), run.start("b")]
     run.wait_until_all_work(members)
     spare = run.start("spare")
@@ -89,6 +89,9 @@ def test_a_spare_disturbs_nobody_until_it_takes_over(job, etcd):
     run.wait_until_all_work([rest, spare], before)
     # It took the dead one's rank; the other kept its own.
     assert (spare.said("met")[-1]["rank"], rest.said("met")[-1]["rank"]) == (0, 1), run.report()
+    # Each worker meets the others at its own agent.
+    entrances = [(met["master"], met["port"]) for agent in run.agents for met in agent.said("met")]
+    assert {master for master, _ in entrances} == {"127.0.0.1"} and len(set(entrances)) == 4, entrances
     run.finish([rest, spare])
     assert re.search(r"node 0 \(.*\) died", rest.errors()), run.report()
 
@@ -101,6 +104,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_a_spare_that_was_not_needed_ends_well(job, etcd):
     run = job(etcd, "2", conf=QUICK)
     agents = [run.start("a"), run.start("b")]
@@ -139,7 +143,7 @@ def test_when_the_agent_with_the_server_is_told_to_end_the_others_end_and_say_wh
     assert "the server that the nodes had met on" in guest.errors(), run.report()
 
 
-@pytest.mark.parametrize("backend", ["rallypoint", "rallypoint-etcd"])
+@pytest.mark.parametrize("backend", ["rallypoint", pytest.param("rallypoint-etcd", marks=pytest.mark.long)])
 def test_an_agent_at_work_says_that_etcd_does_not_answer_and_works_on(job, backend):
     cluster = Cluster(1)
     try:
@@ -178,7 +182,11 @@ main(pathlib.Path(sys.argv[1]))
 
 
 @pytest.mark.parametrize(
-    ("how", "words"), [("raise", "exit code 1: ValueError: no data"), ("kill", "signal 9 (SIGKILL)")]
+    ("how", "words"),
+    [
+        ("raise", "exit code 1: ValueError: no data"),
+        pytest.param("kill", "signal 9 (SIGKILL)", marks=pytest.mark.long),
+    ],
 )
 def test_a_failed_run_is_closed_in_the_words_of_the_failure(job, etcd, tmp_path, how, words):
     script = tmp_path / "fail.py"
@@ -249,6 +257,43 @@ def test_all_nodes_name_the_first_failure_and_not_the_one_that_was_seen_first(jo
     assert [words in agent.errors() for agent in agents] == [False, True], run.report()
 
 
+ATTEMPTS = """
+import os, pathlib, sys, time
+
+folder = pathlib.Path(sys.argv[1])
+attempts = folder / (os.environ["NODE"] + ".attempts")
+with attempts.open("a") as file:
+    file.write(os.environ["TORCHELASTIC_RESTART_COUNT"] + "\\n")
+if len(attempts.read_text().split()) > 1:
+    while not (folder / "stop").exists():
+        time.sleep(0.02)
+    sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize(("echoes", "costs"), [(True, [1, 1]), (False, [1, 0])])
+def test_a_failure_costs_its_node_a_restart_and_others_only_where_their_own_workers_fail_with_it(
+    job, etcd, tmp_path, echoes, costs
+):
+    """torchrun counts what fails on its node, whatever came first: ours cannot give it back, and this is the limit."""
+    script = tmp_path / "attempts.py"
+    first = ECHO if echoes else ECHO.replace("sys.exit(1)", "time.sleep(600)")
+    script.write_text(ATTEMPTS + first)
+    run = job(etcd, "2", conf=QUICK, script=script)
+    # The one whose worker fails first is the one that sees it last.
+    agents = [run.start("fails", **{"monitor-interval": "2"}), run.start("other")]
+    attempts = [tmp_path / f"{agent.name}.attempts" for agent in agents]
+
+    def they_work_again() -> bool:
+        return all(file.exists() and len(file.read_text().split()) == 2 for file in attempts)
+
+    run.wait_for("both work again", they_work_again)
+    (tmp_path / "stop").touch()
+    run.wait_until_all_end(agents)
+    assert [agent.process.returncode for agent in agents] == [0, 0], run.report()
+    assert [file.read_text().split() for file in attempts] == [["0", str(cost)] for cost in costs], run.report()
+
+
 WORK = """
 import ctypes, os, pathlib, signal, sys, time
 
@@ -274,7 +319,7 @@ def let_finish(run, folder, agents) -> None:
     run.wait_for("it has finished", lambda: all(waits in agent.errors() for agent in agents))
 
 
-@pytest.mark.parametrize("works_on", [False, True])
+@pytest.mark.parametrize("works_on", [pytest.param(False, marks=pytest.mark.long), True])
 def test_who_has_finished_does_not_wait_for_the_dead(job, etcd, tmp_path, works_on):
     """torchrun itself waits for five minutes."""
     script = tmp_path / "work.py"
@@ -296,7 +341,7 @@ def test_who_has_finished_does_not_wait_for_the_dead(job, etcd, tmp_path, works_
     assert status(etcd, run.run_id)["closed"] == "a node has finished"
 
 
-@pytest.mark.parametrize("nnodes", ["2:3", "3"])
+@pytest.mark.parametrize("nnodes", ["2:3", pytest.param("3", marks=pytest.mark.long)])
 def test_who_has_finished_closes_a_run_only_if_nobody_can_go_on(job, etcd, tmp_path, nnodes):
     """One that works waits for another in the place of the dead; where that is not enough it is told who died."""
     script = tmp_path / "work.py"
@@ -320,7 +365,7 @@ def test_who_has_finished_closes_a_run_only_if_nobody_can_go_on(job, etcd, tmp_p
     assert [agent.process.returncode for agent in (other, comes)] == [0, 0], run.report()
 
 
-@pytest.mark.parametrize("backend", [None, "rallypoint-etcd"])
+@pytest.mark.parametrize("backend", [None, pytest.param("rallypoint-etcd", marks=pytest.mark.long)])
 def test_standalone_is_one_machine_on_a_server_of_its_own(tmp_path, backend):
     """torchrun's own option is c10d whatever the backend, which a plugin cannot change."""
     script = tmp_path / "train.py"
@@ -345,7 +390,7 @@ def test_standalone_with_a_backend_of_torchs_is_torchruns():
     assert (args.standalone, args.rdzv_backend) == (True, "c10d")
 
 
-@pytest.mark.parametrize("theirs", ["etcd", "etcd-v2"])
+@pytest.mark.parametrize("theirs", ["etcd", pytest.param("etcd-v2", marks=pytest.mark.long)])
 def test_agents_of_pytorchs_own_backends_are_met(job, etcd, theirs):
     pytest.importorskip("etcd")
     run = job(etcd, "2")

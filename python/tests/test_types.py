@@ -11,6 +11,7 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
 from support import ROOT, public_modules
 
 import rallypoint
@@ -87,6 +88,7 @@ def test_mypy_finds_nothing_in_the_package_nor_in_a_program_that_uses_it(tmp_pat
     check(*mypy, str(PROGRAM), cwd=tmp_path)
 
 
+@pytest.mark.long
 def test_pyright_finds_nothing_in_the_package_nor_in_a_program_that_uses_it_and_knows_every_type(tmp_path):
     # It looks for packages where the python of the path does.
     path = {"PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import uuid
 
-from support import TIED, states, wait_until
+from forked import Forked
+from support import states, wait_until
 from torch.distributed.elastic.rendezvous import registry
 
 # An older torch does not look for backends of other packages by itself.
@@ -36,12 +36,9 @@ class Agent:
             "local-addr": "127.0.0.1",
             **options,
         }
-        command = [*TIED, *TORCHRUN, *(f"--{key}={flags[key]}" for key in flags)]
+        arguments = [*(f"--{key}={flags[key]}" for key in flags), str(job.script), str(job.folder)]
         environment = {**os.environ, "NODE": name, "OMP_NUM_THREADS": "1", "LOGLEVEL": "INFO"}
-        with open(self._errors, "w") as errors:
-            self.process = subprocess.Popen(
-                [*command, str(job.script), str(job.folder)], env=environment, stdout=errors, stderr=errors
-            )
+        self.process = Forked(TORCHRUN[-1], arguments, environment, self._errors)
 
     def said(self, what: str) -> list[dict]:
         """What its workers said, one after the other."""

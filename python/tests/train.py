@@ -33,7 +33,8 @@ def say(what: str, **more: object) -> None:
 
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
 restarts, agent_store = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), os.environ["TORCHELASTIC_USE_AGENT_STORE"]
-say("met", master=os.environ["MASTER_ADDR"], restarts=restarts, agent_store=agent_store)
+master, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+say("met", master=master, port=port, restarts=restarts, agent_store=agent_store)
 step = 0
 while True:
     step += 1

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::{join_all, try_join_all};
-use rallypoint::cli::bench::{Group as Tasks, disband, form};
+use rallypoint::cli::bench::{disband, form};
 use rallypoint_rendezvous::native::{NativeHandler, NativeSettings};
 use rallypoint_rendezvous::{Rendezvous, RendezvousError, RendezvousHandler as _};
 use rallypoint_testkit::{Etcd, Version};
@@ -254,17 +254,18 @@ async fn after_a_death(plan: &Plan, count: usize, rounds: u32) -> Vec<Comparison
         let etcd = Etcd::start(Version::V35);
         let mut settings = settings(&etcd, count);
         settings.lease = LEASE;
-        let Tasks { formation, mut nodes } = form(&settings, count).await.expect("a group forms");
+        let mut group = form(&settings, count).await.expect("a group forms");
+        let nodes = &mut group.nodes;
         // Dropped without a word, which is what etcd sees of a process that is killed.
         drop(nodes.swap_remove(count / 2));
         let began = Instant::now();
-        changed(&nodes).await;
+        changed(nodes).await;
         known.push(began.elapsed().as_secs_f64());
         let began = Instant::now();
-        drop(meet(&nodes).await);
+        drop(meet(nodes).await);
         whole.push(began.elapsed().as_secs_f64());
-        taken.push(spare_takes_over(&settings, &mut nodes, count).await);
-        disband(Tasks { formation, nodes }).await;
+        taken.push(spare_takes_over(&settings, nodes, count).await);
+        disband(group).await;
     }
     let lease = LEASE.as_secs_f64() + 2.0;
     let others = grouped(count - 1);

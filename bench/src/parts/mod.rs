@@ -6,6 +6,7 @@ mod at_work;
 pub(crate) mod contender;
 pub(crate) mod formation;
 pub(crate) mod gateway;
+pub(crate) mod health;
 pub(crate) mod launcher;
 pub(crate) mod restarts;
 pub(crate) mod scale;
@@ -36,10 +37,12 @@ pub(crate) enum Which {
     WorkerStore,
     /// Workers that fail once, under `rallypoint run` and under torchrun
     Restarts,
+    /// Heartbeats, and the checks of a node when it starts
+    Health,
 }
 
 impl Which {
-    pub(crate) const ALL: [Which; 10] = [
+    pub(crate) const ALL: [Which; 11] = [
         Which::Formation,
         Which::Scale,
         Which::Again,
@@ -50,6 +53,7 @@ impl Which {
         Which::Launcher,
         Which::WorkerStore,
         Which::Restarts,
+        Which::Health,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -64,6 +68,7 @@ impl Which {
             Which::Launcher => "launcher",
             Which::WorkerStore => "worker-store",
             Which::Restarts => "restarts",
+            Which::Health => "health",
         }
     }
 }

@@ -23,6 +23,7 @@ fn words(which: Which) -> (&'static str, &'static str) {
         Which::Launcher => ("The launcher", include_str!("../../notes/launcher.md")),
         Which::WorkerStore => ("The workers' store", include_str!("../../notes/worker-store.md")),
         Which::Restarts => ("Restarts", include_str!("../../notes/restarts.md")),
+        Which::Health => ("Heartbeats and health checks", include_str!("../../notes/health.md")),
     }
 }
 

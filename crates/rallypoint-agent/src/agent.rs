@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use tokio::sync::watch;
 
 use crate::budget::Budget;
-use crate::crash_loop::CrashLoop;
+use crate::decision::CrashLoop;
 use crate::events::{Events, WorkerEvent, WorkerState};
 use crate::failure::FailureReport;
 use crate::fence::Witness;
@@ -19,6 +19,8 @@ use crate::health::Health;
 use crate::logs::Logs;
 use crate::notice::{Board, Notice};
 use crate::output::Console;
+use crate::phase::Phase;
+use crate::preemption::Deadline;
 use crate::server::ServerNode;
 use crate::spec::WorkerSpec;
 use crate::timeline::Timeline;
@@ -35,13 +37,20 @@ pub enum Outcome {
     Left(Box<FailureReport>),
     /// The run has ended well, and this node stood by as a spare.
     NotNeeded,
+    /// The run has ended well, and this node did not pass its health checks meanwhile.
+    StayedAway,
     /// The run was closed while the workers ran.
     Closed {
         /// Why, in the words of who closed it.
         reason: String,
     },
     /// The end was asked for.
-    Stopped(Signal),
+    Stopped {
+        /// By this signal.
+        signal: Signal,
+        /// What had failed on this node before, if something had.
+        failure: Option<Box<FailureReport>>,
+    },
 }
 
 /// The figures of a run that went well.
@@ -58,28 +67,6 @@ pub struct Success {
     pub rounds: u32,
     /// etcd did not say whether the other nodes have finished.
     pub without_word: bool,
-}
-
-/// What the agent is doing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
-    /// It waits for others.
-    Meeting,
-    /// It stays away from others, since it fails its health checks.
-    Away,
-    /// They have met; the workers are about to be started.
-    Starting,
-    /// Workers run.
-    Running,
-    /// Its workers have finished; those of others may not have.
-    Finishing {
-        /// The nodes of the round.
-        nodes: usize,
-    },
-    /// The workers of all nodes have finished. What those of this node have said last is on its way to where it goes.
-    Writing,
-    /// It is done.
-    Ended,
 }
 
 /// One node of a run.
@@ -111,6 +98,8 @@ pub struct Agent {
     metrics: Metrics,
     health: Option<Health>,
     crash_loop: CrashLoop,
+    /// When it has to be gone, if it is taken away.
+    deadline: Option<Deadline>,
 }
 
 impl Agent {
@@ -148,6 +137,7 @@ impl Agent {
             metrics: Metrics::default(),
             health: None,
             crash_loop: CrashLoop::default(),
+            deadline: None,
         }
     }
 
@@ -227,8 +217,14 @@ impl Agent {
         &self.console
     }
 
+    /// The machine, as `hostname` says it.
     pub(crate) fn host(&self) -> &str {
         &self.host
+    }
+
+    /// This node, as the others know it: several may be on one machine.
+    pub(crate) fn name(&self) -> &str {
+        self.handler.node_name().unwrap_or(&self.host)
     }
 
     pub(crate) fn workers(&self) -> &Workers {

@@ -14,14 +14,21 @@
 //!
 //! While it settles, the nodes find out what came first: a failure is told to all, all answer, and who has failed
 //! earlier says so before it answers. If all have answered, none is dead, and the earliest failure is the cause. A node
-//! that is dead does not answer: its death is told by the group, and is the cause of whatever failed with it.
+//! that is dead does not answer: its death is told by the group, and is the cause of whatever failed with it. One that had
+//! answered died after that, and its death is the cause of nothing that was told before.
 //! A node that failed first and has no restarts left may be told to leave rather than to close the run: then it is
-//! `Exhausted` until it is known whether the others can do without it.
+//! `Exhausted` until it is known whether the others can do without it. One that cannot start its workers is `Unable`.
+//! Where too many rounds have failed in a row, what came first ends the run (`crash_loop`).
 //! `docs/launcher.md` has the table of all this for people.
 
+mod crash_loop;
+
+use rallypoint_core::text::{count, plain};
 use rallypoint_rendezvous::GroupChange;
 use rustix::process::Signal;
 
+pub(crate) use self::crash_loop::CrashLoop;
+pub use self::crash_loop::{DEFAULT_HUNG_ROUNDS, FailedRounds};
 use crate::fence::CutOff;
 use crate::notice::Notice;
 
@@ -64,17 +71,23 @@ pub(crate) enum Event {
     AllAnswered,
     /// What the rendezvous tells of the group.
     Changed(GroupChange),
+    /// A node has died that had answered this failure.
+    DiedAfter(Notice),
     /// The end was asked for.
     Asked(Signal),
     /// The time for all of them to answer, or for a death to be noticed, is over.
     TimeUp,
+    /// This node cannot start its workers; why.
+    CannotStart(String),
     /// etcd does not answer this node, and its round does not stand any more, or nobody says that it does.
     CutOff(CutOff),
+    /// The same, and etcd was there after what is known to have failed first.
+    CutOffAfter(CutOff),
     /// Whether the others can do without this node.
     CanBeSpared(bool),
 }
 
-/// Where a round stands on this node. In all but the first two, its workers are to be stopped.
+/// Where a round stands on this node. In all but the first two, no worker is to run.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Stage {
     /// Workers run.
@@ -88,6 +101,11 @@ pub(crate) enum Stage {
     },
     /// This node failed first and has no restarts left; it leaves if it can be spared.
     Exhausted,
+    /// This node cannot start its workers: it tells the others why, and ends.
+    Unable {
+        /// In its words.
+        why: String,
+    },
     /// It is over.
     Over(Verdict),
 }
@@ -111,6 +129,13 @@ pub(crate) enum Verdict {
     Close,
     /// This node's restarts are used up: it leaves, and the others go on.
     Leave,
+    /// Too many rounds have failed one after the other: the run is closed.
+    GiveUp {
+        /// So many.
+        rounds: u32,
+        /// Why the last of them is over.
+        cause: Cause,
+    },
     /// Somebody has closed the run.
     Closed {
         /// Why.
@@ -150,6 +175,58 @@ impl Cause {
             Cause::Group(_) => "other",
             Cause::CutOff(_) => "cut_off",
         }
+    }
+}
+
+/// Where the server is that the nodes meet on, for nodes that are to go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ServerIs {
+    /// On none of them.
+    Elsewhere,
+    /// On the one that asks.
+    Here,
+    /// On another node of this host, all of which are to go.
+    OnHost(String),
+}
+
+/// What counts when a node asks whether the others can do without it, and without those that go with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Spared {
+    pub(crate) server: ServerIs,
+    /// How many nodes are there besides.
+    pub(crate) remain: usize,
+    /// How many the group needs.
+    pub(crate) min_nodes: usize,
+}
+
+impl Spared {
+    /// Why they cannot, if so.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        match &self.server {
+            ServerIs::Here => {
+                return Err("the nodes meet on the server of this one, which ends with it".to_owned());
+            }
+            ServerIs::OnHost(host) => {
+                return Err(format!(
+                    "the nodes meet on the server of another node of host {}, which would be excluded too",
+                    plain(host)
+                ));
+            }
+            ServerIs::Elsewhere => {}
+        }
+        if self.remain < self.min_nodes {
+            let needed = count(self.min_nodes, "node");
+            return Err(format!("the group needs {needed}, and would have {}", self.remain));
+        }
+        Ok(())
+    }
+}
+
+/// Whether a node may leave so as the `departures`th of a run, or why not; `most` may.
+pub(crate) fn may_leave(departures: i64, most: u32) -> Result<(), String> {
+    match departures <= i64::from(most) {
+        true => Ok(()),
+        false => Err(format!("{} may leave a run, and as many have", count(most as usize, "node"))),
     }
 }
 
@@ -204,7 +281,8 @@ impl Decision {
         match (stage, event) {
             // Nothing takes back what is decided, but the end can be asked for at any time.
             (_, Event::Asked(signal)) => Stage::Over(Verdict::Stop(signal)),
-            (over @ Stage::Over(_), _) => over,
+            (done @ (Stage::Over(_) | Stage::Unable { .. }), _) => done,
+            (_, Event::CannotStart(why)) => Stage::Unable { why },
 
             (Stage::Working, Event::Succeeded) => Stage::Finishing,
             // Whoever is done has done its part, though nobody can be asked about the others.
@@ -212,10 +290,13 @@ impl Decision {
                 Stage::Over(Verdict::Succeed { without_word: event == Event::NoWord })
             }
 
+            // The round stood after that, so nothing that is not known came first.
+            (Stage::Settling { first }, Event::CutOffAfter(_)) => self.settled(first),
             // Whatever failed here, others may have met again before.
-            (Stage::Working | Stage::Settling { .. } | Stage::Exhausted, Event::CutOff(why)) => {
-                regroup(0, Cause::CutOff(why))
-            }
+            (
+                Stage::Working | Stage::Settling { .. } | Stage::Exhausted,
+                Event::CutOff(why) | Event::CutOffAfter(why),
+            ) => regroup(0, Cause::CutOff(why)),
             (Stage::Exhausted, Event::CanBeSpared(true)) => Stage::Over(Verdict::Leave),
             (Stage::Exhausted, Event::CanBeSpared(false)) => Stage::Over(Verdict::Close),
             (Stage::Exhausted, Event::Changed(GroupChange::Closed { reason })) => {
@@ -227,7 +308,7 @@ impl Decision {
             (Stage::Working | Stage::Finishing, Event::Failed) => Stage::Settling { first: None },
             // Who leaves or meets again has answered by that; there is nothing to find out.
             (_, Event::Notice(notice)) if !notice.is_failure() => regroup(0, Cause::Other(notice)),
-            (_, Event::Notice(notice)) => Stage::Settling { first: Some(notice) },
+            (_, Event::Notice(notice) | Event::DiedAfter(notice)) => Stage::Settling { first: Some(notice) },
             (Stage::Settling { first }, Event::AllAnswered | Event::TimeUp) => self.settled(first),
 
             (stage, Event::Changed(change)) => changed(stage, change),
@@ -267,191 +348,4 @@ fn changed(stage: Stage, change: GroupChange) -> Stage {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::SystemTime;
-
-    use super::*;
-    use crate::failure::{Exit, Failure};
-    use crate::notice::{Leaving, Restarts};
-
-    const OURS: usize = 1;
-    const THEIRS: usize = 2;
-
-    fn failed(node: usize) -> Notice {
-        let failure = Failure {
-            rank: node * 8,
-            local_rank: 0,
-            host: format!("host{node}"),
-            pid: 7,
-            exit: Exit::ExitCode(1),
-            time: Some(SystemTime::UNIX_EPOCH),
-            error: None,
-            stderr: Vec::new(),
-            log: None,
-            hint: None,
-        };
-        Notice::failed(node, failure, Some(Restarts { left: 1, max: 1, leaves: false }))
-    }
-
-    fn leaves() -> Notice {
-        Notice { at: SystemTime::UNIX_EPOCH, ..Notice::leaves(THEIRS, "host2", Leaving::Asked) }
-    }
-
-    fn died() -> GroupChange {
-        GroupChange::Died { node: "c".into(), rank: Some(2) }
-    }
-
-    fn left() -> GroupChange {
-        GroupChange::Left { node: "c".into(), rank: Some(2) }
-    }
-
-    fn closed() -> GroupChange {
-        GroupChange::Closed { reason: "enough".into() }
-    }
-
-    /// What the events lead to, on a node that may start its workers again so often.
-    fn after(restarts_left: u32, events: impl IntoIterator<Item = Event>) -> Stage {
-        let rules = Rules { node: OURS, restarts_left, when_exhausted: WhenExhausted::Close };
-        under(rules, events)
-    }
-
-    fn under(rules: Rules, events: impl IntoIterator<Item = Event>) -> Stage {
-        let mut decision = Decision::new(rules);
-        events.into_iter().for_each(|event| decision.handle(event));
-        decision.stage().clone()
-    }
-
-    fn over(restarts_left: u32, events: impl IntoIterator<Item = Event>) -> Verdict {
-        match after(restarts_left, events) {
-            Stage::Over(verdict) => verdict,
-            stage => panic!("not decided: {stage:?}"),
-        }
-    }
-
-    fn free(cause: Cause) -> Verdict {
-        Verdict::Regroup { cost: 0, cause }
-    }
-
-    #[test]
-    fn work_that_is_done_succeeds_when_all_have_done_theirs_or_nobody_can_be_asked() {
-        assert_eq!(after(0, [Event::Succeeded]), Stage::Finishing);
-        for (event, without_word) in [(Event::AllSucceeded, false), (Event::NoWord, true)] {
-            assert_eq!(over(0, [Event::Succeeded, event]), Verdict::Succeed { without_word });
-        }
-        assert_eq!(
-            over(0, [Event::Succeeded, Event::Changed(died())]),
-            free(Cause::Group(died())),
-            "those who work need this node"
-        );
-    }
-
-    #[test]
-    fn a_failure_costs_the_node_that_failed_first_and_nobody_else() {
-        let own = [Event::Failed, Event::Notice(failed(OURS)), Event::AllAnswered];
-        assert_eq!(over(2, own.clone()), Verdict::Regroup { cost: 1, cause: Cause::Own });
-        assert_eq!(over(0, own), Verdict::Close);
-        for restarts_left in [0, 2] {
-            let heard = [Event::Notice(failed(THEIRS)), Event::AllAnswered];
-            assert_eq!(over(restarts_left, heard), free(Cause::Other(failed(THEIRS))));
-            let echo = [Event::Failed, Event::Notice(failed(THEIRS)), Event::AllAnswered];
-            assert_eq!(over(restarts_left, echo), free(Cause::Other(failed(THEIRS))));
-        }
-    }
-
-    #[test]
-    fn a_node_without_restarts_leaves_if_it_was_told_to_and_can_be_spared() {
-        let own = [Event::Failed, Event::Notice(failed(OURS)), Event::AllAnswered];
-        let after = |restarts_left, more: &[Event]| {
-            let rules = Rules { node: OURS, restarts_left, when_exhausted: WhenExhausted::Leave };
-            under(rules, own.iter().chain(more).cloned())
-        };
-        assert_eq!(after(1, &[]), regroup(1, Cause::Own));
-        assert_eq!(after(0, &[]), Stage::Exhausted);
-        assert_eq!(after(0, &[Event::CanBeSpared(true)]), Stage::Over(Verdict::Leave));
-        assert_eq!(after(0, &[Event::CanBeSpared(false)]), Stage::Over(Verdict::Close));
-        // The others meet again meanwhile, and one of them may die.
-        assert_eq!(after(0, &[Event::Changed(left()), Event::Changed(died())]), Stage::Exhausted);
-        let reason = "enough".to_owned();
-        assert_eq!(
-            after(0, &[Event::Changed(closed())]),
-            Stage::Over(Verdict::Closed { reason, first: None })
-        );
-        assert_eq!(after(0, &[Event::Asked(Signal::TERM)]), Stage::Over(Verdict::Stop(Signal::TERM)));
-    }
-
-    #[test]
-    fn restarts_that_came_back_count() {
-        let mut decision =
-            Decision::new(Rules { node: OURS, restarts_left: 0, when_exhausted: WhenExhausted::Close });
-        decision.handle(Event::Failed);
-        decision.restarts_left(2);
-        decision.handle(Event::TimeUp);
-        assert_eq!(decision.verdict(), Some(&Verdict::Regroup { cost: 1, cause: Cause::Own }));
-    }
-
-    #[test]
-    fn a_node_that_is_cut_off_meets_again_and_pays_nothing() {
-        let why = || CutOff::MovedOn { rank: 2, known: true };
-        let cut = free(Cause::CutOff(why()));
-        for before in [vec![], vec![Event::Failed], vec![Event::Failed, Event::Notice(failed(OURS))]] {
-            assert_eq!(over(0, before.into_iter().chain([Event::CutOff(why())])), cut);
-        }
-        assert_eq!(after(0, [Event::Succeeded, Event::CutOff(why())]), Stage::Finishing, "no worker runs");
-    }
-
-    #[test]
-    fn a_death_is_the_cause_of_what_failed_with_it() {
-        for stage in [vec![], vec![Event::Failed], vec![Event::Failed, Event::Notice(failed(OURS))]] {
-            let events = stage.into_iter().chain([Event::Changed(died())]);
-            assert_eq!(over(0, events), free(Cause::Group(died())));
-        }
-    }
-
-    #[test]
-    fn a_failure_that_nobody_answers_is_its_own_cause_after_a_while() {
-        assert_eq!(after(0, [Event::Failed]), Stage::Settling { first: None });
-        assert_eq!(over(0, [Event::Failed, Event::TimeUp]), Verdict::Close);
-        assert_eq!(over(1, [Event::Failed, Event::TimeUp]), Verdict::Regroup { cost: 1, cause: Cause::Own });
-    }
-
-    #[test]
-    fn who_leaves_says_so_and_costs_nobody_anything() {
-        assert_eq!(over(0, [Event::Notice(leaves())]), free(Cause::Other(leaves())));
-        assert_eq!(over(0, [Event::Failed, Event::Notice(leaves())]), free(Cause::Other(leaves())));
-        let again = Notice { at: SystemTime::UNIX_EPOCH, ..Notice::regroups(THEIRS, "host2", "why".into()) };
-        assert_eq!(over(0, [Event::Failed, Event::Notice(again.clone())]), free(Cause::Other(again)));
-    }
-
-    #[test]
-    fn what_comes_first_is_waited_for_even_where_others_meet_again() {
-        let settling = after(0, [Event::Failed, Event::Changed(left())]);
-        assert_eq!(settling, Stage::Settling { first: None });
-        assert_eq!(over(0, [Event::Changed(left())]), free(Cause::Group(left())));
-        let waiting = GroupChange::Waiting { count: 1 };
-        assert_eq!(over(0, [Event::Changed(waiting.clone())]), free(Cause::Group(waiting.clone())));
-        assert_eq!(after(0, [Event::Succeeded, Event::Changed(waiting)]), Stage::Finishing);
-    }
-
-    #[test]
-    fn a_close_ends_it_with_the_failure_before_it() {
-        let reason = || "enough".to_owned();
-        assert_eq!(over(3, [Event::Changed(closed())]), Verdict::Closed { reason: reason(), first: None });
-        assert_eq!(
-            over(3, [Event::Notice(failed(THEIRS)), Event::Changed(closed())]),
-            Verdict::Closed { reason: reason(), first: Some(failed(THEIRS)) }
-        );
-    }
-
-    #[test]
-    fn a_signal_comes_before_everything_and_nothing_else_changes_a_verdict() {
-        let asked = || Event::Asked(Signal::TERM);
-        for before in [vec![], vec![Event::Succeeded], vec![Event::Failed], vec![Event::Changed(died())]] {
-            assert_eq!(over(1, before.into_iter().chain([asked()])), Verdict::Stop(Signal::TERM));
-        }
-        assert_eq!(over(1, [asked(), Event::Failed, Event::TimeUp]), Verdict::Stop(Signal::TERM));
-        assert_eq!(
-            over(1, [Event::Changed(died()), Event::Failed, Event::Notice(failed(OURS))]),
-            free(Cause::Group(died()))
-        );
-    }
-}
+mod tests;

@@ -18,6 +18,8 @@ pub(crate) const LOCK: &str = "owner.lock";
 pub const PATIENCE: Duration = Duration::from_secs(2);
 /// The same for a disk that answers, and has much to do.
 const LONGEST: Duration = Duration::from_secs(30);
+/// How often a folder is looked at again that is not empty after all.
+const TRIES: usize = 4;
 /// Where no thread can be started, how soon it is tried again: others end all the time.
 const TRY_AGAIN: Duration = Duration::from_millis(10);
 
@@ -120,17 +122,25 @@ fn start(patience: Duration, work: impl FnOnce() + Send + 'static) -> Result<(),
     }
 }
 
+/// What cannot be removed stays, and with it the lock: whoever finds it without its owner tries again. A process that is about to
+/// end may make something meanwhile.
 fn remove_all(folder: &Path, steps: &Steps) {
-    for entry in in_order(folder) {
-        if fs::symlink_metadata(&entry).is_ok_and(|data| data.is_dir()) {
-            remove_all(&entry, steps);
-        } else {
-            // What cannot be removed stays.
-            let _ = fs::remove_file(entry);
+    for _ in 0..TRIES {
+        let (lock, others): (Vec<PathBuf>, Vec<PathBuf>) =
+            in_order(folder).into_iter().partition(|entry| is_lock(entry));
+        let empty = others.is_empty();
+        for entry in if empty { lock } else { others } {
+            if fs::symlink_metadata(&entry).is_ok_and(|data| data.is_dir()) {
+                remove_all(&entry, steps);
+            } else {
+                let _ = fs::remove_file(entry);
+            }
+            steps.0.fetch_add(1, Ordering::Relaxed);
         }
-        steps.0.fetch_add(1, Ordering::Relaxed);
+        if fs::remove_dir(folder).is_ok() {
+            return;
+        }
     }
-    let _ = fs::remove_dir(folder);
 }
 
 /// What is in a folder, the lock of its owner last: whoever is killed while he removes it leaves one that the next launcher
@@ -138,8 +148,12 @@ fn remove_all(folder: &Path, steps: &Steps) {
 fn in_order(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let mut entries: Vec<PathBuf> = entries.collect();
-    entries.sort_by_key(|entry| entry.file_name().is_some_and(|name| name == LOCK));
+    entries.sort_by_key(|entry| is_lock(entry));
     entries
+}
+
+fn is_lock(entry: &Path) -> bool {
+    entry.file_name().is_some_and(|name| name == LOCK)
 }
 
 #[cfg(test)]
@@ -183,5 +197,22 @@ mod tests {
         );
         remove(ours.clone()).unwrap();
         assert!(!ours.exists() && others.join("file").exists());
+    }
+
+    #[test]
+    fn a_folder_in_which_somebody_makes_more_goes_or_keeps_its_lock() {
+        let parent = tempfile::tempdir().unwrap();
+        for round in 0..100 {
+            let folder = parent.path().join(round.to_string());
+            fs::create_dir_all(folder.join("job")).unwrap();
+            fs::write(folder.join(LOCK), "").unwrap();
+            let job = folder.join("job");
+            let maker = thread::spawn(move || {
+                (0..50).all(|number| fs::create_dir(job.join(number.to_string())).is_ok())
+            });
+            remove_here(&folder);
+            maker.join().unwrap();
+            assert!(!folder.exists() || folder.join(LOCK).exists(), "nobody would know whose it was");
+        }
     }
 }

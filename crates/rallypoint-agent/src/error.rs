@@ -11,6 +11,7 @@ use crate::environment::NoGpu;
 use crate::logs::LogError;
 use crate::ranks::RankError;
 use crate::server::ServerNode;
+use crate::store_proxy::StoreProxyError;
 
 /// Why an agent cannot go on.
 #[derive(Debug, Error)]
@@ -20,8 +21,9 @@ pub enum AgentError {
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
     /// They had met, and too few came back.
-    #[error("run {run_id:?}: {why}, and too few nodes are here to go on: {}, and {} after {} s",
-        are(*needed, "node", "needed"), are(*here, "node", "here"), after.as_secs_f64())]
+    #[error("run {run_id:?}: {why}, and too few nodes are here to go on: {}, and {} after {} s{}",
+        are(*needed, "node", "needed"), are(*here, "node", "here"), after.as_secs_f64(),
+        kept_out.as_ref().map_or_else(String::new, |kept_out| format!("; {kept_out}")))]
     NotAgain {
         /// The run.
         run_id: String,
@@ -33,14 +35,19 @@ pub enum AgentError {
         here: usize,
         /// How long this node waited.
         after: Duration,
+        /// Who is kept out of the run, in words, if anybody is.
+        kept_out: Option<String>,
     },
     /// The node that ran the server is gone, and the server with it.
     #[error(
-        "run {run_id:?}: the server that the nodes had met on ran on {server}, and does not answer any more: that node has died, or cannot be reached ({source})"
+        "run {run_id:?}: {}the server that the nodes had met on ran on {server}, and does not answer any more: that node has died, or cannot be reached ({source})",
+        cause.as_ref().map_or_else(String::new, |cause| format!("{cause}, and after that "))
     )]
     ServerGone {
         /// The run.
         run_id: String,
+        /// What had failed before, if something had.
+        cause: Option<String>,
         /// The node.
         server: ServerNode,
         /// What was found at the endpoint.
@@ -84,6 +91,9 @@ pub enum AgentError {
         /// Why not.
         source: std::io::Error,
     },
+    /// This node's workers would not get to the store that they meet at.
+    #[error(transparent)]
+    StoreProxy(#[from] StoreProxyError),
     /// The system refuses something that every process may do.
     #[error("cannot watch for ended processes")]
     Signals(#[source] std::io::Error),

@@ -4,13 +4,19 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use rallypoint_core::text::plain;
+use rallypoint_core::text::{brief, plain};
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
 use crate::disk;
 use crate::output::Tail;
 use crate::time::rfc3339;
+
+/// Of a message so many letters are in what other nodes, and whoever reads why a run was closed, are told in short.
+const IN_SHORT: usize = 400;
+/// An error file that is longer is not one, and would take long to read while all wait.
+const LONGEST_ERROR: u64 = 16 << 20;
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,9 +113,13 @@ impl ErrorRecord {
     /// The record in this file, if there is one that can be understood; `kept` says whether the file stays.
     pub(crate) fn read(file: &Path, kept: bool) -> Option<Self> {
         let about = std::fs::metadata(file).ok()?;
-        if let Some(kind) = disk::no_file(&about) {
-            // To read it might take for ever.
-            let message = format!("what it wrote is not read: its error file is {kind}");
+        // To read it might take for ever.
+        let unread = disk::no_file(&about).map(str::to_owned).or_else(|| {
+            let size = about.len();
+            (size > LONGEST_ERROR).then(|| format!("{size} bytes long, and no error is over {LONGEST_ERROR}"))
+        });
+        if let Some(why) = unread {
+            let message = format!("what it wrote is not read: its error file is {why}");
             return Some(ErrorRecord {
                 file: kept.then(|| file.to_owned()),
                 message,
@@ -119,9 +129,40 @@ impl ErrorRecord {
         }
         let text = std::fs::read(file).ok()?;
         let time = about.modified().ok();
-        let (message, traceback) = parse(&serde_json::from_slice(&text).ok()?)?;
+        if text.is_empty() {
+            return None;
+        }
+        let record =
+            serde_json::from_slice(&text).or_else(|_| serde_json::from_slice(&without_halves(&text)));
+        let (message, traceback) = record.ok().and_then(|record| parse(&record)).unwrap_or_else(|| {
+            ("what it wrote is not understood: its error file has no message in JSON".to_owned(), None)
+        });
         Some(ErrorRecord { file: kept.then(|| file.to_owned()), message, traceback, time })
     }
+}
+
+/// JSON with a sign for what cannot be read in place of each half of a surrogate pair that stands alone. Python writes them
+/// for odd bytes in the name of a file, and nobody else takes them.
+fn without_halves(json: &[u8]) -> Vec<u8> {
+    const UNREADABLE: &[u8] = b"\\ufffd";
+    let escaped = |at: usize| {
+        let digits = json.get(at..at + 6)?.strip_prefix(b"\\u")?;
+        u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+    };
+    let (mut mended, mut at) = (Vec::with_capacity(json.len()), 0);
+    while at < json.len() {
+        let (taken, instead) = match (json[at], escaped(at), escaped(at + 6)) {
+            (_, Some(0xd800..=0xdbff), Some(0xdc00..=0xdfff)) => (12, None),
+            (_, Some(0xd800..=0xdfff), _) => (6, Some(UNREADABLE)),
+            // What is escaped is no beginning of another escape.
+            (b'\\', ..) => (2, None),
+            _ => (1, None),
+        };
+        let end = (at + taken).min(json.len());
+        mended.extend_from_slice(instead.unwrap_or(&json[at..end]));
+        at = end;
+    }
+    mended
 }
 
 /// Where a worker may have written of its error.
@@ -222,7 +263,9 @@ impl Failure {
         if let Exit::Hung(seconds) = self.exit {
             return format!("rank {} on {} hung: no progress for {seconds} s", self.rank, self.host);
         }
-        let error = self.error.as_ref().map(|error| format!(": {}", first_line(&error.message)));
+        // All nodes must find the same words, also those that were told only the beginning of a long message.
+        let error =
+            self.error.as_ref().map(|error| format!(": {}", brief(first_line(&error.message), IN_SHORT)));
         format!("rank {} on {} failed with {}{}", self.rank, self.host, self.exit, error.unwrap_or_default())
     }
 }
@@ -244,6 +287,9 @@ pub struct FailureReport {
     /// How many rounds in a row had failed, if the run was given up for that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failed_rounds: Option<u32>,
+    /// The signal that ended this node before it was known what came first, if one did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended_by: Option<Exit>,
     /// The failure that came first, wherever that was.
     pub first: Failure,
     /// What failed after it on this node.
@@ -258,7 +304,7 @@ impl FailureReport {
         let own = ours.iter().position(|failure| failure.rank == first.rank);
         let first = own.map_or(first, |at| ours.remove(at));
         let (run_id, used_up, failed_rounds) = (run_id.to_owned(), None, None);
-        FailureReport { run_id, restarts, used_up, failed_rounds, first, followed: ours }
+        FailureReport { run_id, restarts, used_up, failed_rounds, ended_by: None, first, followed: ours }
     }
 
     /// The node whose worker failed first had so many restarts, and none is left.
@@ -273,6 +319,12 @@ impl FailureReport {
         self
     }
 
+    /// This signal has ended the node before it was known what came first. `first` is what did here.
+    pub(crate) fn ended_by(mut self, signal: Signal) -> Self {
+        self.ended_by = Some(Exit::Signal(signal.as_raw()));
+        self
+    }
+
     /// The failure that came first, in a few words.
     #[must_use]
     pub fn in_short(&self) -> String {
@@ -283,10 +335,17 @@ impl FailureReport {
 impl fmt::Display for FailureReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let first = &self.first;
-        writeln!(f, "run {}: rank {} failed first", self.run_id, first.rank)?;
+        match self.ended_by {
+            None => writeln!(f, "run {}: rank {} failed first", self.run_id, first.rank)?,
+            Some(signal) => writeln!(
+                f,
+                "run {}: rank {} failed; {signal} ended this node before it was known what came first",
+                self.run_id, first.rank
+            )?,
+        }
         let time = first.moment().map(rfc3339).unwrap_or_default();
         writeln!(f, "  time        {time}")?;
-        writeln!(f, "  host        {}", first.host)?;
+        writeln!(f, "  node        {}", first.host)?;
         writeln!(f, "  rank        {} (local rank {}, process {})", first.rank, first.local_rank, first.pid)?;
         writeln!(f, "  ended with  {}", first.exit)?;
         if let Some(hint) = &first.hint {
@@ -298,7 +357,7 @@ impl fmt::Display for FailureReport {
         if let Some(rounds) = self.failed_rounds {
             writeln!(
                 f,
-                "  rounds      {rounds} in a row have failed soon after their start (--max-failed-rounds)"
+                "  rounds      {rounds} in a row have failed with little or no progress (--max-failed-rounds)"
             )?;
         }
         if let Some(error) = &first.error {
@@ -354,6 +413,26 @@ mod tests {
     }
 
     #[test]
+    fn a_message_with_halves_of_letters_or_without_end_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("error.json");
+        let read = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            ErrorRecord::read(&file, true).map(|record| record.message)
+        };
+        // As Python writes the name of a file with an odd byte; a whole pair and what only looks like a half stay.
+        let odd = r#"{"message": "b\udcff.txt \ud83d\ude00 \\ud800 \ud83d"}"#;
+        assert_eq!(read(odd).unwrap(), "b\u{fffd}.txt \u{1f600} \\ud800 \u{fffd}");
+        assert_eq!(read(""), None);
+        let mut long = failure(1, 1, Exit::ExitCode(3));
+        long.error = Some(ErrorRecord::new("M".repeat(2_000_000), None));
+        let told = long.in_short();
+        long.error = Some(ErrorRecord::new("M".repeat(8_000), None));
+        assert_eq!(long.in_short(), told, "who was told the beginning says the same");
+        assert!(told.len() < 500 && told.ends_with("MMM..."), "{told}");
+    }
+
+    #[test]
     fn the_one_that_wrote_its_error_first_failed_first() {
         let mut slow = failure(3, 900, Exit::ExitCode(1));
         slow.error = Some(ErrorRecord {
@@ -396,10 +475,18 @@ mod tests {
         let full =
             r#"{"message": {"message": "E: x", "extraInfo": {"py_callstack": "T", "timestamp": "1"}}}"#;
         assert_eq!(read(full), Some(("E: x".into(), Some("T".into()))));
-        assert_eq!(read("{"), None);
+        let (message, _) = read("{").unwrap();
+        assert!(message.starts_with("what it wrote is not understood"), "{message}");
         std::fs::remove_file(&file).unwrap();
         assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
         let record = ErrorRecord::read(&file, true).unwrap();
+        let long = std::fs::File::create(folder.path().join("long")).unwrap();
+        long.set_len(3_000_000_000).unwrap();
+        let said = ErrorRecord::read(&folder.path().join("long"), true).unwrap().message;
+        assert!(
+            said.ends_with("its error file is 3000000000 bytes long, and no error is over 16777216"),
+            "{said}"
+        );
         assert_eq!(record.message, "what it wrote is not read: its error file is a named pipe");
         assert!(ErrorRecord::read(&folder.path().join("none"), true).is_none());
     }

@@ -20,7 +20,7 @@ use tracing::{error, warn};
 
 use crate::affinity::spawn_on;
 use crate::decision::Event;
-use crate::descendants;
+use crate::descendants::{self, Pace};
 use crate::disk;
 use crate::drain::{self, DRAIN_TIMEOUT};
 use crate::environment::WorkerRanks;
@@ -265,24 +265,45 @@ impl Group {
     }
 
     /// Ends all workers and what they started: by `signal`, and by SIGKILL after `grace` or when `now` is there.
-    /// Whatever does not end even so is named and left behind.
-    pub(crate) async fn stop(&mut self, signal: Signal, grace: Duration, now: impl Future<Output = ()>) {
-        tokio::pin!(now);
+    /// Whatever does not end even so is named and left behind. When `over` is there nothing is waited for any more.
+    pub(crate) async fn stop(
+        &mut self,
+        signal: Signal,
+        grace: Duration,
+        now: impl Future<Output = ()>,
+        over: impl Future<Output = Signal>,
+    ) {
+        tokio::pin!(now, over);
+        let mut is_over = false;
         // What has ended so far ended by itself.
         self.note_endings();
         let finished = self.workers.iter().all(|worker| worker.ended.is_some());
         self.stopping = true;
         self.workers.iter_mut().for_each(|worker| worker.told = worker.ended.is_none());
         self.tell(signal);
+        // What SIGKILL does not end has no use for more time.
+        let kills = signal == Signal::KILL;
+        let grace = if kills { Duration::ZERO } else { grace };
         let gone = tokio::select! {
-            () = self.gone(signal) => true,
+            () = self.gone(signal), if !kills => true,
             () = tokio::time::sleep(grace) => false,
-            () = &mut now => false,
+            () = &mut now, if !kills => false,
         };
         if !gone {
-            warn!(pids = ?self.left(), "killing what is left of the workers");
+            if !kills {
+                warn!(pids = ?self.left(), "killing what is left of the workers");
+            }
             self.signal(Signal::KILL);
-            if tokio::time::timeout(KILL_TIMEOUT, self.gone(Signal::KILL)).await.is_err() {
+            let killed = tokio::select! {
+                biased;
+                () = self.gone(Signal::KILL) => true,
+                () = tokio::time::sleep(KILL_TIMEOUT) => false,
+                _ = &mut over => {
+                    is_over = true;
+                    false
+                }
+            };
+            if !killed && !self.left().is_empty() {
                 error!(pids = ?self.left(), "workers do not end even by SIGKILL; they are left behind");
             }
         }
@@ -292,11 +313,17 @@ impl Group {
             let _ = worker.child.try_wait();
             worker.done = true;
         }
-        self.sweep().await;
         tokio::select! {
-            () = self.drain(finished, grace.max(DRAIN_TIMEOUT)) => {}
-            // Only where there was no end to wait for before.
-            () = &mut now, if gone => {}
+            biased;
+            () = async {
+                self.sweep().await;
+                tokio::select! {
+                    () = self.drain(finished, grace.max(DRAIN_TIMEOUT)) => {}
+                    // Only where there was no end to wait for before.
+                    () = &mut now, if gone => {}
+                }
+            } => {}
+            _ = &mut over, if !is_over => {}
         }
     }
 
@@ -324,6 +351,7 @@ impl Group {
     async fn gone(&mut self, signal: Signal) {
         let mut told = HashSet::new();
         let mut gone = HashSet::new();
+        let mut pace = Pace::of(REST_INTERVAL, self.workers.len());
         loop {
             let ended = |worker: &&Worker| worker.ended.is_some();
             if self.workers.iter().filter(ended).all(|worker| gone.contains(&worker.pid)) {
@@ -335,6 +363,16 @@ impl Group {
                 self.note_endings();
                 continue;
             }
+            // Where they end one after the other, too; when all have, nobody waits for more than what is left of a group.
+            let (mut all, next) = (self.has_ended(), pace.next());
+            while !all {
+                tokio::select! {
+                    biased;
+                    () = self.next_ending() => all = self.has_ended(),
+                    () = tokio::time::sleep_until(next) => break,
+                }
+            }
+            pace.pass();
             let running = descendants::groups_that_run();
             for worker in self.workers.iter().filter(ended) {
                 if !running.contains(&worker.pid.as_raw_pid()) {
@@ -343,10 +381,8 @@ impl Group {
                     let _ = kill_process_group(worker.pid, signal);
                 }
             }
-            tokio::select! {
-                biased;
-                () = self.next_ending(), if !self.workers.iter().all(|worker| worker.ended.is_some()) => {}
-                () = tokio::time::sleep(REST_INTERVAL) => {}
+            if self.has_ended() {
+                tokio::time::sleep_until(pace.next()).await;
             }
             self.note_endings();
         }
@@ -600,3 +636,6 @@ fn watch(pid: Pid, report: impl FnOnce(Exit) + Send + 'static) -> io::Result<()>
     };
     thread::Builder::new().name("worker".to_owned()).spawn(wait).map(drop)
 }
+
+#[cfg(test)]
+mod tests;

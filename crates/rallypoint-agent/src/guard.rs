@@ -135,7 +135,7 @@ async fn stand(before: Option<Guarded>, orders: &Orders) -> io::Result<Part> {
     let orphaned = || before.as_ref().is_some_and(Guarded::alone);
     // The second guard comes first, since it has the workers' orphans.
     let late = if before.is_some() { LATE } else { LATE + 2 * KILL_TIMEOUT };
-    let (mut asked, mut deadline): (Option<Instant>, Option<Instant>) = (None, None);
+    let (mut asked, mut deadline): (Option<(Instant, Signal)>, Option<Instant>) = (None, None);
     let mut hangs_since: Option<Instant> = None;
     let mut looks = tokio::time::interval(LOOK);
     let status = loop {
@@ -164,23 +164,32 @@ async fn stand(before: Option<Guarded>, orders: &Orders) -> io::Result<Part> {
                 let again = ends
                     && before.is_none()
                     && signal != Signal::HUP
-                    && asked.is_some_and(|asked| asked.elapsed() >= one_request(signal));
+                    && asked.is_some_and(|(at, first)| at.elapsed() >= one_request(first, signal));
                 // It fails only if the launcher has just ended.
                 let _ = kill_process(child, if again { AT_ONCE } else { signal });
-                if ends && asked.is_none() {
-                    asked = Some(Instant::now());
+                if ends {
+                    wake(child);
+                    asked.get_or_insert((Instant::now(), signal));
+                    // Of a command that was killed the workers have no grace.
+                    let grace = if orphaned() { Duration::ZERO } else { orders.grace };
                     // None if that is after the end of time.
-                    deadline = Instant::now().checked_add(orders.grace.saturating_add(late));
+                    let end = Instant::now().checked_add(grace.saturating_add(late));
+                    deadline = deadline.into_iter().chain(end).min();
                 }
             }
-            _ = looks.tick() => match told_of_end(child) {
-                None => hangs_since = None,
-                Some(status) => {
-                    if hangs_since.get_or_insert_with(Instant::now).elapsed() >= HANGS {
-                        break status;
+            _ = looks.tick() => {
+                if asked.is_some() {
+                    wake(child);
+                }
+                match told_of_end(child) {
+                    None => hangs_since = None,
+                    Some(status) => {
+                        if hangs_since.get_or_insert_with(Instant::now).elapsed() >= HANGS {
+                            break status;
+                        }
                     }
                 }
-            },
+            }
             () = too_late => break kill(child, adopts).await,
         }
     };
@@ -191,6 +200,15 @@ async fn stand(before: Option<Guarded>, orders: &Orders) -> io::Result<Part> {
         remove(&next.folder);
     }
     Ok(Part::Guard { status, left })
+}
+
+/// Lets a process that was asked to end go on, if it is stopped: it would heed nothing but SIGKILL, and do nothing of what
+/// belongs to a good end.
+fn wake(pid: Pid) {
+    if Stat::of(pid).is_some_and(|stat| stat.stopped()) {
+        // It fails only if the process has just ended.
+        let _ = kill_process(pid, Signal::CONT);
+    }
 }
 
 /// The signals that are passed on; and whether this process was to ignore them, which holds unless `told` by one of
@@ -207,10 +225,11 @@ fn listen(told: bool) -> io::Result<Vec<(Signal, bool, Signals)>> {
 }
 
 /// Signals that come within this time are one request: `timeout` sends its own twice, to the command and to the group that
-/// it is in. Who hits a key twice means it.
-fn one_request(signal: Signal) -> Duration {
+/// it is in. Who hits a key twice means it, and who sends another one.
+fn one_request(first: Signal, signal: Signal) -> Duration {
     match signal {
         Signal::INT | Signal::QUIT => Duration::from_millis(100),
+        _ if first != signal => Duration::from_millis(100),
         _ => Duration::from_secs(1),
     }
 }

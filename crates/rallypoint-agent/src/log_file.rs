@@ -1,7 +1,8 @@
 //! A thread that writes to a log file, so that nobody else hangs with a disk that takes nothing.
 //!
 //! What is to be written lies in a queue, and whoever fills it waits for room. When the workers have ended, a file that
-//! takes nothing is given up: what waits is dropped, and nobody waits for it any more.
+//! takes nothing is given up: what waits is dropped, and nobody waits for it any more. A disk that is full may have room
+//! again: until then what comes is lost, and counted.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -42,6 +43,8 @@ struct Queue {
     /// How many bytes have come, and how many of them are done with, since the beginning.
     come: u64,
     done: u64,
+    /// Bytes of those who do not wait that found no room, since the last that did.
+    lost: u64,
     /// Nothing more will be written: it could not be, or is not waited for.
     ended: bool,
     /// Nobody is left who could write.
@@ -75,23 +78,31 @@ impl LogFile {
         shared.changed.notify_all();
     }
 
-    /// Writes if there is room, for those who must not wait. Otherwise it is lost.
+    /// Writes if there is room, for those who must not wait. Otherwise it is lost, and counted.
     pub(crate) fn write_if_room(&self, bytes: &[u8]) {
         let shared = &self.0.0;
+        let (path, what) = (shared.path.display(), shared.what);
         let mut queue = shared.lock();
         if queue.ended {
             return;
         }
         if queue.come - queue.done >= FULL as u64 {
-            queue.ended_now(&shared.changed);
+            let is_first = queue.lost == 0;
+            queue.lost += bytes.len() as u64;
             drop(queue);
-            warn!("{} takes nothing; {} is not kept there any more", shared.path.display(), shared.what);
+            if is_first {
+                warn!("{path} takes nothing; {what} is lost until it does");
+            }
             return;
         }
         queue.bytes.extend_from_slice(bytes);
         queue.come += bytes.len() as u64;
+        let lost = std::mem::take(&mut queue.lost);
         drop(queue);
         shared.changed.notify_all();
+        if lost > 0 {
+            warn!("{path} takes {what} again; {lost} bytes of it were lost");
+        }
     }
 
     /// Nothing more comes: waits for what is not written yet, for so long.
@@ -168,7 +179,8 @@ impl Shared {
         queue
     }
 
-    fn write_to(&self, mut file: File) {
+    fn write_to(&self, file: File) {
+        let mut file = Refusable { file, lost: 0, is_torn: false };
         loop {
             let idle = |queue: &mut Queue| queue.bytes.is_empty() && !queue.closed && !queue.ended;
             let mut queue =
@@ -180,7 +192,17 @@ impl Shared {
             drop(queue);
             // In pieces, so that a slow disk is told from one that hangs.
             for piece in bytes.chunks(PIECE) {
-                let written = file.write_all(piece);
+                let written = file.write(piece);
+                match &written {
+                    Ok(Written::Lost(error)) => {
+                        warn!(%error, "{} is lost until there is room for {}", self.what, self.path.display());
+                    }
+                    Ok(Written::Again { lost }) => {
+                        let path = self.path.display();
+                        warn!("{path} takes {} again; {lost} bytes of it were lost", self.what);
+                    }
+                    _ => {}
+                }
                 let mut queue = self.lock();
                 if let Err(error) = written {
                     if queue.ended_now(&self.changed) {
@@ -194,6 +216,75 @@ impl Shared {
             }
         }
     }
+}
+
+/// A file on a disk that may be full for some time.
+struct Refusable<W> {
+    file: W,
+    /// Bytes that found no room, since the last that did.
+    lost: u64,
+    /// The last line is in the file without its end.
+    is_torn: bool,
+}
+
+/// What became of a piece.
+#[derive(Debug)]
+enum Written {
+    /// It is written, or lost as the piece before it.
+    AsBefore,
+    /// The first for which there is no room.
+    Lost(io::Error),
+    /// It is written, and so much before it was not.
+    Again { lost: u64 },
+}
+
+impl<W: Write> Refusable<W> {
+    /// An error that will not pass is one.
+    fn write(&mut self, piece: &[u8]) -> io::Result<Written> {
+        let before = self.lost;
+        match self.write_all(piece) {
+            Ok(()) if before == 0 => Ok(Written::AsBefore),
+            Ok(()) => Ok(Written::Again { lost: std::mem::take(&mut self.lost) }),
+            Err(error) if is_full(&error) && before == 0 => Ok(Written::Lost(error)),
+            Err(error) if is_full(&error) => Ok(Written::AsBefore),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What is not written is counted.
+    fn write_all(&mut self, piece: &[u8]) -> io::Result<()> {
+        let mut left = piece;
+        let written = self.end_line().and_then(|()| {
+            while !left.is_empty() {
+                match self.file.write(left) {
+                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                    Ok(count) => left = &left[count..],
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(())
+        });
+        if written.is_err() {
+            self.lost += left.len() as u64;
+            let taken = &piece[..piece.len() - left.len()];
+            self.is_torn = taken.last().map_or(self.is_torn, |last| *last != b'\n');
+        }
+        written
+    }
+
+    /// What comes after a gap begins a line of its own.
+    fn end_line(&mut self) -> io::Result<()> {
+        if self.is_torn {
+            self.file.write_all(b"\n")?;
+            self.is_torn = false;
+        }
+        Ok(())
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// What is written at a time.
@@ -242,11 +333,74 @@ mod tests {
     }
 
     #[test]
+    fn who_does_not_wait_loses_what_a_file_has_no_room_for_and_goes_on_when_it_has() {
+        let (mut read, write) = io::pipe().unwrap();
+        let file = File::from(std::os::fd::OwnedFd::from(write));
+        let log = LogFile::start(Path::new("/the/log"), file, WORKERS_SAY).unwrap();
+        let line = vec![b'x'; FULL / 4];
+        // The pipe has room for less than one of them.
+        for _ in 0..8 {
+            log.write_if_room(&line);
+        }
+        let lost = log.0.0.lock().lost;
+        assert!(lost > 0 && lost < 8 * line.len() as u64, "{lost}");
+        let written = 8 * line.len() as u64 - lost;
+        let mut taken = vec![0; usize::try_from(written).unwrap()];
+        io::Read::read_exact(&mut read, &mut taken).unwrap();
+        log.flush();
+        log.write_if_room(b"again");
+        let mut again = [0; 5];
+        io::Read::read_exact(&mut read, &mut again).unwrap();
+        assert_eq!((&again, log.0.0.lock().lost), (b"again", 0));
+    }
+
+    #[test]
     fn a_file_that_cannot_be_written_is_waited_for_by_nobody() {
-        let file = File::options().write(true).open("/dev/full").unwrap();
-        let log = LogFile::start(Path::new("/dev/full"), file, WORKERS_SAY).unwrap();
+        let (read, write) = io::pipe().unwrap();
+        drop(read);
+        let file = File::from(std::os::fd::OwnedFd::from(write));
+        let log = LogFile::start(Path::new("/the/log"), file, WORKERS_SAY).unwrap();
         log.write(b"line\n");
         log.flush();
         assert!(!log.give_up());
+    }
+
+    #[test]
+    fn a_full_disk_is_waited_for_by_nobody_and_may_have_room_again() {
+        let file = File::options().write(true).open("/dev/full").unwrap();
+        let log = LogFile::start(Path::new("/dev/full"), file, WORKERS_SAY).unwrap();
+        for _ in 0..3 {
+            log.write(b"line\n");
+            log.flush();
+        }
+        assert_eq!(log.behind(), None);
+        assert!(log.give_up(), "it was not given up before");
+    }
+
+    /// A disk with room for so many bytes.
+    struct Disk(Vec<u8>, usize);
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let room = bytes.len().min(self.1 - self.0.len());
+            self.0.extend_from_slice(&bytes[..room]);
+            if room == 0 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(room) }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_found_no_room_is_counted_and_what_comes_after_it_begins_a_line() {
+        let mut file = Refusable { file: Disk(Vec::new(), 8), lost: 0, is_torn: false };
+        assert!(matches!(file.write(b"one\n"), Ok(Written::AsBefore)));
+        assert!(matches!(file.write(b"second\n"), Ok(Written::Lost(_))));
+        assert!(matches!(file.write(b"third\n"), Ok(Written::AsBefore)), "it was told");
+        file.file.1 = 100;
+        assert!(matches!(file.write(b"fourth\n"), Ok(Written::Again { lost: 9 })));
+        assert!(matches!(file.write(b"fifth\n"), Ok(Written::AsBefore)));
+        assert_eq!(String::from_utf8(file.file.0).unwrap(), "one\nseco\nfourth\nfifth\n");
     }
 }

@@ -15,11 +15,14 @@ use tracing::debug;
 
 use crate::failure::{ErrorRecord, Exit, Failure};
 use crate::patience;
+use crate::stop::Stuck;
 
 /// For a store to answer that may have gone with its round.
 const TO_READ: Duration = Duration::from_secs(2);
 const NOTICE: &[u8] = b"rallypoint/notice";
 const ANSWERS: &[u8] = b"rallypoint/notice/answers";
+/// That this node is among them; its place follows. Earlier versions do not write it.
+const ANSWERED: &str = "rallypoint/notice/answered/";
 const ALL_ANSWERED: &[u8] = b"rallypoint/notice/all_answered";
 /// Between tries where the store fails.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -67,6 +70,8 @@ pub(crate) enum Leaving {
     Preempted,
     /// Its command was killed, and it ends before it is killed, too.
     Killed,
+    /// A worker of it is stuck in the kernel.
+    Stuck(Stuck),
 }
 
 /// The same, as it is written.
@@ -85,6 +90,9 @@ struct Record {
     /// The node leaves because it is taken away.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     preempted: bool,
+    /// The node leaves because of this worker. Earlier versions know only that it leaves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stuck: Option<Stuck>,
     /// Why the node meets again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     regroups: Option<String>,
@@ -134,6 +142,14 @@ impl Notice {
         matches!(self.what, What::Failed(_))
     }
 
+    /// How the worker ended that failed, if one did.
+    pub(crate) fn exit(&self) -> Option<Exit> {
+        match &self.what {
+            What::Failed(failure) => Some(failure.exit),
+            What::Leaves { .. } | What::Regroups { .. } => None,
+        }
+    }
+
     /// How many restarts the node had, if none is left.
     pub(crate) fn used_up(&self) -> Option<u32> {
         self.restarts.filter(|restarts| restarts.left == 0).map(|restarts| restarts.max)
@@ -171,6 +187,9 @@ impl Notice {
                 format!("node {} ({host}) leaves: it is preempted", self.node)
             }
             What::Leaves { host, why: Leaving::Killed } => format!("node {} ({host}) was killed", self.node),
+            What::Leaves { host, why: Leaving::Stuck(stuck) } => {
+                format!("node {} ({host}) leaves: {stuck}", self.node)
+            }
             What::Regroups { host, why } => format!("node {} ({host}) says: {why}", self.node),
         }
     }
@@ -180,13 +199,24 @@ impl From<Notice> for Record {
     fn from(notice: Notice) -> Self {
         let at_ms = notice.at_ms();
         let (node, restarts) = (notice.node, notice.restarts);
-        let (killed, preempted, regroups) = (false, false, None);
-        let of = |host| Record { node, at_ms, host, worker: None, restarts, killed, preempted, regroups };
+        let of = |host| Record {
+            node,
+            at_ms,
+            host,
+            worker: None,
+            restarts,
+            killed: false,
+            preempted: false,
+            stuck: None,
+            regroups: None,
+        };
         match notice.what {
-            What::Leaves { host, why } => {
-                let (killed, preempted) = (why == Leaving::Killed, why == Leaving::Preempted);
-                Record { killed, preempted, ..of(host) }
-            }
+            What::Leaves { host, why } => match why {
+                Leaving::Asked => of(host),
+                Leaving::Preempted => Record { preempted: true, ..of(host) },
+                Leaving::Killed => Record { killed: true, ..of(host) },
+                Leaving::Stuck(stuck) => Record { stuck: Some(stuck), ..of(host) },
+            },
             What::Regroups { host, why } => Record { regroups: Some(why), ..of(host) },
             What::Failed(failure) => {
                 let worker = Some(WorkerRecord::of(&failure));
@@ -198,14 +228,19 @@ impl From<Notice> for Record {
 
 impl From<Record> for Notice {
     fn from(record: Record) -> Self {
-        let Record { node, at_ms, host, worker, restarts, killed, preempted, regroups } = record;
+        let Record { node, at_ms, host, worker, restarts, killed, preempted, stuck, regroups } = record;
         let at = UNIX_EPOCH + Duration::from_millis(at_ms);
         let what = match (worker, regroups) {
             (Some(worker), _) => What::Failed(Box::new(worker.failure(host, at))),
             (None, Some(why)) => What::Regroups { host, why },
             (None, None) => {
-                let why = if preempted { Leaving::Preempted } else { Leaving::Asked };
-                What::Leaves { host, why: if killed { Leaving::Killed } else { why } }
+                let why = match stuck {
+                    _ if killed => Leaving::Killed,
+                    _ if preempted => Leaving::Preempted,
+                    Some(stuck) => Leaving::Stuck(stuck),
+                    None => Leaving::Asked,
+                };
+                What::Leaves { host, why }
             }
         };
         Notice { node, at, what, restarts }
@@ -255,12 +290,14 @@ impl WorkerRecord {
 #[derive(Debug, Clone)]
 pub(crate) struct Board {
     store: Arc<dyn Store>,
+    /// This node's place among so many.
+    node: usize,
     nodes: usize,
 }
 
 impl Board {
-    pub(crate) fn new(store: Arc<dyn Store>, nodes: usize) -> Self {
-        Board { store, nodes }
+    pub(crate) fn new(store: Arc<dyn Store>, (node, nodes): (usize, usize)) -> Self {
+        Board { store, node, nodes }
     }
 
     /// Tells of this, unless something earlier was told; what stands there then. A failure that comes after somebody left
@@ -294,8 +331,18 @@ impl Board {
 
     /// What was told first, if something was.
     pub(crate) async fn said(&self) -> Option<Notice> {
+        self.said_if(&[]).await
+    }
+
+    /// The first failure, if this node has answered it.
+    pub(crate) async fn answered_by(&self, node: usize) -> Option<Notice> {
+        self.said_if(&[&answered(node)]).await.filter(Notice::is_failure)
+    }
+
+    /// What was told first, if these keys are there too.
+    async fn said_if(&self, keys: &[&[u8]]) -> Option<Notice> {
         let read = async {
-            let there = self.store.check(&[NOTICE]).await.ok()?;
+            let there = self.store.check(&[&[NOTICE], keys].concat()).await.ok()?;
             // To get what is not there is to wait for it.
             let text = if there { self.store.get(NOTICE).await.ok() } else { None };
             Notice::read(&text?)
@@ -305,6 +352,8 @@ impl Board {
 
     /// Says that this node is there and has said all it has to say.
     pub(crate) async fn answer(&self) -> Result<(), StoreError> {
+        // Whoever counts all answers knows whose they are.
+        self.store.set(&answered(self.node), b"1").await?;
         let answers = self.store.add(ANSWERS, 1).await?;
         if usize::try_from(answers).is_ok_and(|answers| answers >= self.nodes) {
             self.store.set(ALL_ANSWERED, b"1").await?;
@@ -339,6 +388,10 @@ impl Board {
     }
 }
 
+fn answered(node: usize) -> Vec<u8> {
+    format!("{ANSWERED}{node}").into_bytes()
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
@@ -347,7 +400,7 @@ mod tests {
     use super::*;
 
     fn board(nodes: usize) -> Board {
-        Board::new(Arc::new(MemoryStore::new()), nodes)
+        Board::new(Arc::new(MemoryStore::new()), (1, nodes))
     }
 
     fn failed(node: usize, millis: u64) -> Notice {
@@ -400,10 +453,14 @@ mod tests {
 
     #[test]
     fn why_a_node_leaves_is_read_also_by_versions_that_know_less() {
-        for why in [Leaving::Asked, Leaving::Preempted, Leaving::Killed] {
+        let stuck = Leaving::Stuck(Stuck { rank: 3, pid: 7, seconds: 60 });
+        for why in [Leaving::Asked, Leaving::Preempted, Leaving::Killed, stuck] {
             let notice = Notice { at: UNIX_EPOCH, ..Notice::leaves(1, "host1", why) };
             assert_eq!(Notice::read(&notice.write()), Some(notice));
         }
+        let written: serde_json::Value =
+            serde_json::from_slice(&Notice::leaves(1, "host1", stuck).write()).unwrap();
+        assert_eq!((&written["killed"], &written["worker"]), (&false.into(), &serde_json::Value::Null));
         let earlier = br#"{"node":1,"at_ms":0,"host":"host1","worker":null}"#;
         assert_eq!(
             Notice::read(earlier).map(|notice| notice.in_short()),
@@ -420,6 +477,15 @@ mod tests {
         assert!(wait.await.is_err());
         board.answer().await.unwrap();
         board.all_answered().await;
+    }
+
+    #[tokio::test]
+    async fn who_has_answered_a_failure_is_known() {
+        let board = board(3);
+        board.answer().await.unwrap();
+        assert_eq!(board.answered_by(1).await, None, "there was nothing to answer");
+        board.tell(&failed(0, 1)).await.unwrap();
+        assert_eq!((board.answered_by(1).await, board.answered_by(2).await), (Some(failed(0, 1)), None));
     }
 
     #[tokio::test]

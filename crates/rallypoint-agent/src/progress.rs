@@ -11,6 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::OFlags;
+use rustix::process::Pid;
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::output::Moved;
@@ -21,6 +23,10 @@ pub const HEARTBEAT_VARIABLE: &str = "RALLYPOINT_HEARTBEAT_FILE";
 /// What the file begins with. A counter follows, of 8 bytes, the lowest first, and the process that it is of; both are written
 /// by `rallypoint.heartbeat()`.
 const BEGINS: [u8; 8] = *b"rpbeat1\n";
+/// The same, once the program that beats has begun to end.
+const ENDS: [u8; 8] = *b"rpends1\n";
+/// The file of a worker that has not beaten yet.
+const UNTOUCHED: [u8; 24] = *b"rpbeat1\n\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 /// Of a file that another program has made something else of, so much is compared.
 const MOST: u64 = 64;
 /// A sample that comes later than this was kept from coming: the machine or this process was stopped, and so were the workers.
@@ -63,7 +69,7 @@ impl Heartbeats {
 fn file_in(folder: &Path, local_rank: usize) -> io::Result<PathBuf> {
     let path = folder.join(local_rank.to_string());
     let new = folder.join(format!(".{local_rank}"));
-    fs::write(&new, [BEGINS, [0; 8], [0; 8]].concat()).inspect_err(|_| drop(fs::remove_file(&new)))?;
+    fs::write(&new, UNTOUCHED).inspect_err(|_| drop(fs::remove_file(&new)))?;
     fs::rename(&new, &path)?;
     Ok(path)
 }
@@ -125,10 +131,21 @@ impl Beat {
         Ok(Beat { text, touched })
     }
 
+    /// Whether a worker has written to it before anybody looked. Of a file that was only touched it is not known.
+    fn is_changed(&self) -> bool {
+        !self.text.is_empty() && self.text != UNTOUCHED
+    }
+
     /// How often `rallypoint.heartbeat()` was called.
     fn count(&self) -> Option<u64> {
-        let number = self.text.strip_prefix(&BEGINS)?.first_chunk()?;
+        let number = [BEGINS, ENDS].iter().find_map(|begin| self.text.strip_prefix(begin))?.first_chunk()?;
         Some(u64::from_le_bytes(*number)).filter(|count| *count > 0)
+    }
+
+    /// The process whose program has said that it is over.
+    fn ends(&self) -> Option<Pid> {
+        let owner = self.text.strip_prefix(&ENDS)?.get(8..)?.first_chunk()?;
+        Pid::from_raw(i32::try_from(u64::from_le_bytes(*owner)).ok()?)
     }
 }
 
@@ -162,25 +179,31 @@ pub(crate) fn sample(
 }
 
 /// What a worker is judged by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sign {
-    None,
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Sign {
+    /// What it writes to its standard output and error.
     Output,
+    /// What it writes into its heartbeat file, by `rallypoint.heartbeat()` or otherwise.
     Heartbeat,
+    /// What a later version judges it by.
+    #[serde(other)]
+    Unknown,
 }
 
 /// The progress of one worker.
 #[derive(Debug, Clone)]
 pub(crate) struct Progress {
     seen: Option<Signs>,
-    last: Sign,
+    last: Option<Sign>,
     /// Since its last sign, or since it was started.
     silent: Duration,
 }
 
 impl Progress {
     pub(crate) fn new() -> Self {
-        Progress { seen: None, last: Sign::None, silent: Duration::ZERO }
+        Progress { seen: None, last: None, silent: Duration::ZERO }
     }
 
     /// Takes note of what it has shown, so long after the last time.
@@ -188,10 +211,10 @@ impl Progress {
         self.silent += passed;
         let (beats, writes) = match &self.seen {
             Some(seen) => (signs.beat != seen.beat, signs.output != seen.output),
-            None => (signs.beat.count().is_some(), signs.output > 0),
+            None => (signs.beat.is_changed(), signs.output > 0),
         };
-        if beats || (writes && self.last != Sign::Heartbeat) {
-            self.last = if beats { Sign::Heartbeat } else { Sign::Output };
+        if beats || (writes && self.last != Some(Sign::Heartbeat)) {
+            self.last = Some(if beats { Sign::Heartbeat } else { Sign::Output });
             self.silent = Duration::ZERO;
         }
         self.seen = Some(signs);
@@ -199,12 +222,22 @@ impl Progress {
 
     /// How long it has shown nothing. None before its first sign.
     pub(crate) fn silent(&self) -> Option<Duration> {
-        (self.last != Sign::None).then_some(self.silent)
+        self.last.map(|_| self.silent)
     }
 
     /// How long it has run without a first sign.
     pub(crate) fn starts(&self) -> Option<Duration> {
-        (self.last == Sign::None).then_some(self.silent)
+        self.last.is_none().then_some(self.silent)
+    }
+
+    /// What it is judged by. None before its first sign.
+    pub(crate) fn sign(&self) -> Option<Sign> {
+        self.last
+    }
+
+    /// The process that beats for it, whose program has said that it is over. What has started that may go on when it is gone.
+    pub(crate) fn ends(&self) -> Option<Pid> {
+        self.seen.as_ref()?.beat.ends()
     }
 
     /// How often it has called `rallypoint.heartbeat()`.
@@ -222,7 +255,8 @@ mod tests {
 
     #[test]
     fn a_worker_that_beats_is_judged_by_that_alone_and_another_by_what_it_writes() {
-        let signs = |beat: u8, output| Signs { beat: Beat { text: vec![beat], touched: None }, output };
+        let text = |beat: u8| if beat == 0 { UNTOUCHED.to_vec() } else { vec![beat] };
+        let signs = |beat: u8, output| Signs { beat: Beat { text: text(beat), touched: None }, output };
         let mut progress = Progress::new();
         for (signs, silent) in [
             (signs(0, 0), None),
@@ -237,10 +271,15 @@ mod tests {
             progress.note(signs.clone(), STEP);
             assert_eq!(progress.silent(), silent.map(|seconds| STEP * seconds), "{signs:?}");
         }
+        assert_eq!(progress.sign(), Some(Sign::Heartbeat));
         let mut silent = Progress::new();
         silent.note(signs(0, 0), STEP);
         silent.note(signs(0, 0), STEP);
         assert_eq!((silent.silent(), silent.starts()), (None, Some(2 * STEP)));
+        // One that was quicker than the first look.
+        let mut quick = Progress::new();
+        quick.note(signs(1, 0), STEP);
+        assert_eq!((quick.silent(), quick.sign()), (Some(Duration::ZERO), Some(Sign::Heartbeat)));
     }
 
     #[test]
@@ -258,10 +297,13 @@ mod tests {
         assert_eq!(seen[0].beat.count(), None);
         fs::write(&path, [BEGINS, 7_u64.to_le_bytes()].concat()).unwrap();
         seen.push(source.look());
-        assert_eq!(seen[1].beat.count(), Some(7));
+        assert_eq!((seen[1].beat.count(), seen[1].beat.ends()), (Some(7), None));
+        fs::write(&path, [ENDS, 7_u64.to_le_bytes(), 4711_u64.to_le_bytes()].concat()).unwrap();
+        seen.push(source.look());
+        assert_eq!((seen[2].beat.count(), seen[2].beat.ends()), (Some(7), Pid::from_raw(4711)));
         fs::write(&path, "step 9").unwrap();
         seen.push(source.look());
-        assert_eq!(seen[2].beat.count(), None);
+        assert_eq!(seen[3].beat.count(), None);
         File::options().write(true).open(&path).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
         seen.push(source.look());
         heartbeats.file(0).unwrap();

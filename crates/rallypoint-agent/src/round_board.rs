@@ -54,7 +54,7 @@ impl RoundBoard {
     #[must_use]
     pub fn new(handler: Arc<dyn RendezvousHandler>, round: &Rendezvous) -> Self {
         let (store, nodes) = (Arc::clone(&round.store), round.world_size);
-        let board = Board::new(Arc::clone(&store), nodes);
+        let board = Board::new(Arc::clone(&store), (round.rank, nodes));
         RoundBoard {
             handler,
             store,
@@ -138,7 +138,8 @@ impl RoundBoard {
         }
     }
 
-    /// Waits until a node is known to be dead, or the run to be closed, and says so. None: those who closed it are done.
+    /// Waits until a node is known to be dead that had not answered, or the run to be closed, and says so. None: those who
+    /// closed it are done.
     async fn loss(&self) -> Option<String> {
         loop {
             match self.handler.changed().await {
@@ -146,7 +147,9 @@ impl RoundBoard {
                     return None;
                 }
                 GroupChange::Closed { reason } => return Some(reason),
-                change @ (GroupChange::Died { .. } | GroupChange::MemberReplaced { .. }) => {
+                change @ (GroupChange::Died { .. } | GroupChange::MemberReplaced { .. })
+                    if !self.has_answered(&change).await =>
+                {
                     return Some(words::change(&change));
                 }
                 // Who left has answered before; another may die after it.
@@ -154,10 +157,19 @@ impl RoundBoard {
             }
             tokio::time::sleep(self.pace()).await;
             let standing = self.handler.standing().await.unwrap_or_default();
-            let died = |change: &&GroupChange| !matches!(change, GroupChange::Left { .. });
-            if let Some(change) = standing.lost.iter().find(died) {
-                return Some(words::change(change));
+            for change in standing.lost {
+                if !matches!(change, GroupChange::Left { .. }) && !self.has_answered(&change).await {
+                    return Some(words::change(&change));
+                }
             }
+        }
+    }
+
+    /// Whether that is the death of a node that was there after the failure.
+    async fn has_answered(&self, change: &GroupChange) -> bool {
+        match change {
+            GroupChange::Died { rank: Some(rank), .. } => self.board.answered_by(*rank).await.is_some(),
+            _ => false,
         }
     }
 
@@ -256,3 +268,6 @@ impl RoundBoard {
         LOOK_AGAIN.max(LOOK_AGAIN_PER_NODE.saturating_mul(nodes))
     }
 }
+
+#[cfg(test)]
+mod tests;

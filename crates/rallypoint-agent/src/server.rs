@@ -22,6 +22,9 @@ pub struct ServerNode {
     pub node: usize,
     /// Its name.
     pub host: String,
+    /// The machine it is on, by which it can be excluded; none where an earlier version says it.
+    #[serde(default)]
+    pub machine: Option<String>,
 }
 
 impl fmt::Display for ServerNode {
@@ -37,8 +40,8 @@ pub(crate) async fn tell(store: &dyn Store, server: &ServerNode) {
     debug!(?told, "the others were told of the server");
 }
 
-/// Which node has the server, if one has it.
-pub(crate) async fn learn(store: &dyn Store) -> Option<ServerNode> {
+/// Which node has the server, if one has it: of what all rounds of a run share.
+pub async fn server_node(store: &dyn Store) -> Option<ServerNode> {
     let look = async {
         match store.check(&[SERVER]).await.unwrap_or(false) {
             true => store.get(SERVER).await.ok(),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::time::Duration;
 
-use crate::crash_loop::FailedRounds;
+use crate::decision::FailedRounds;
 use crate::decision::WhenExhausted;
 use crate::environment::DEFAULT_SIGNALS;
 use crate::group::Interactive;
@@ -41,7 +41,7 @@ pub struct WorkerSpec {
     pub when_exhausted: WhenExhausted,
     /// With [`WhenExhausted::Exclude`], for how long this node is kept out. None: for as long as the run lives.
     pub exclude_for: Option<Duration>,
-    /// How many rounds in a row may fail soon after their start before the run is closed. None: any number.
+    /// How many rounds in a row may fail with little or no progress before the run is closed. None: any number.
     pub max_failed_rounds: Option<FailedRounds>,
     /// With [`WhenExhausted::Leave`] and [`WhenExhausted::Exclude`], how many nodes of the run may leave so. The next one closes it.
     pub max_departures: u32,

@@ -1,8 +1,10 @@
 //! Being told to end: with time to save, in good order, or at once.
 
-use std::time::SystemTime;
+use std::fmt;
+use std::time::{Duration, SystemTime};
 
 use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 /// What was asked for.
@@ -14,6 +16,8 @@ pub enum Stop {
     Preempted(Warning),
     /// End in good order: the workers get this signal.
     InOrder(Signal),
+    /// End, as this worker cannot go on: all workers are killed.
+    Stuck(Stuck),
     /// End at once.
     Now(Signal),
 }
@@ -27,6 +31,24 @@ pub struct Warning {
     pub at: SystemTime,
     /// Where nobody listens, it asks for the end. If not, it is only passed on there.
     pub ends: bool,
+}
+
+/// A worker that is stuck in the kernel, at a device that does not answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stuck {
+    /// Its rank among all workers.
+    pub rank: usize,
+    /// The process.
+    pub pid: u32,
+    /// For how long.
+    pub seconds: u64,
+}
+
+impl fmt::Display for Stuck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Stuck { rank, pid, seconds } = self;
+        write!(f, "rank {rank} (process {pid}) is stuck in the kernel for {seconds} s")
+    }
 }
 
 /// Tells an agent to end.
@@ -51,6 +73,17 @@ impl Stopper {
         })
     }
 
+    /// Asks for the end because of a worker, which the other nodes are told. If it was asked for before, nothing changes.
+    pub fn give_up(&self, stuck: Stuck) {
+        self.0.send_if_modified(|stop| {
+            let news = matches!(stop, Stop::No | Stop::Preempted(_));
+            if news {
+                *stop = Stop::Stuck(stuck);
+            }
+            news
+        });
+    }
+
     /// Says that this node is going to be taken away. Whether it is news: a signal that asks for the end is, after one
     /// that does not.
     pub fn preempt(&self, signal: Signal, ends: bool) -> bool {
@@ -58,7 +91,7 @@ impl Stopper {
             let news = match stop {
                 Stop::No => true,
                 Stop::Preempted(before) => ends && !before.ends,
-                Stop::InOrder(_) | Stop::Now(_) => false,
+                Stop::InOrder(_) | Stop::Stuck(_) | Stop::Now(_) => false,
             };
             if news {
                 *stop = Stop::Preempted(Warning { signal, at: SystemTime::now(), ends });
@@ -90,6 +123,7 @@ impl Stop {
     fn end(self) -> Option<Signal> {
         match self {
             Stop::No | Stop::Preempted(Warning { ends: false, .. }) => None,
+            Stop::Stuck(_) => Some(Signal::KILL),
             Stop::Preempted(Warning { signal, .. }) | Stop::InOrder(signal) | Stop::Now(signal) => {
                 Some(signal)
             }
@@ -114,6 +148,34 @@ impl StopListener {
             Some(signal) => signal,
             // Nobody is left to ask.
             None => std::future::pending().await,
+        }
+    }
+
+    /// The warning that this node is taken away and has to end, if there was one, and nothing else was asked for since.
+    pub(crate) fn warning(&self) -> Option<Warning> {
+        match *self.0.borrow() {
+            Stop::Preempted(warning) => Some(warning).filter(|warning| warning.ends),
+            _ => None,
+        }
+    }
+
+    /// The worker that cannot go on, if the end was asked for because of one.
+    pub(crate) fn stuck(&self) -> Option<Stuck> {
+        if let Stop::Stuck(stuck) = *self.0.borrow() { Some(stuck) } else { None }
+    }
+
+    /// How long ago that warning came.
+    #[must_use]
+    pub fn preempted_for(&self) -> Option<Duration> {
+        self.warning().map(|warning| warning.at.elapsed().unwrap_or_default())
+    }
+
+    /// Waits for it.
+    pub(crate) async fn warned(&mut self) -> Warning {
+        let ends = |stop: &Stop| matches!(stop, Stop::Preempted(warning) if warning.ends);
+        match self.0.wait_for(ends).await.as_deref() {
+            Ok(Stop::Preempted(warning)) => *warning,
+            _ => std::future::pending().await,
         }
     }
 
@@ -151,7 +213,19 @@ mod tests {
         assert!(!stopper.preempt(Signal::USR1, false) && !stopper.preempt(Signal::TERM, true));
         assert!(stopper.ask(Signal::INT), "Ctrl-C does not wait for anybody");
         assert!(!stopper.ask(Signal::TERM) && !stopper.preempt(Signal::TERM, true));
+        stopper.give_up(Stuck { rank: 1, pid: 7, seconds: 60 });
+        assert_eq!(stop.stuck(), None, "it ends anyhow");
         stopper.hurry();
         assert_eq!(*stop.0.borrow(), Stop::Now(Signal::INT));
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_is_stuck_asks_for_the_end_by_sigkill() {
+        let stopper = Stopper::default();
+        let mut stop = stopper.listen();
+        let stuck = Stuck { rank: 1, pid: 7, seconds: 60 };
+        stopper.give_up(stuck);
+        assert_eq!((stop.asked().await, stop.stuck()), (Signal::KILL, Some(stuck)));
+        assert!(!stopper.ask(Signal::TERM) && stop.stuck().is_some(), "that stays the reason");
     }
 }

@@ -19,7 +19,7 @@ pub mod timeline;
 
 pub use backoff::Backoff;
 pub use endpoint::{Endpoint, EndpointError, Endpoints, Scheme};
-pub use settings::{Credentials, EtcdSettings, SettingsError, TlsSettings};
+pub use settings::{Credentials, EtcdSettings, SettingsError, TlsSettings, Token, TokenError};
 
 /// The example of the README, as a test.
 #[cfg(doctest)]

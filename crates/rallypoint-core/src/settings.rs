@@ -134,13 +134,21 @@ pub struct Credentials {
     pub user: String,
     /// The password, kept out of `Debug`.
     pub password: String,
+    /// Whether an etcd that asks for nobody is refused.
+    pub required: bool,
 }
 
 impl Credentials {
     /// A user and the password.
     #[must_use]
     pub fn new(user: impl Into<String>, password: impl Into<String>) -> Self {
-        Credentials { user: user.into(), password: password.into() }
+        Credentials { user: user.into(), password: password.into(), required: false }
+    }
+
+    /// What who has the token shows. An etcd that does not ask for it is not the one that was meant.
+    #[must_use]
+    pub fn token(token: &Token) -> Self {
+        Credentials { required: true, ..Credentials::new(Token::USER, token.as_str()) }
     }
 }
 
@@ -148,6 +156,73 @@ impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").field("user", &self.user).finish_non_exhaustive()
     }
+}
+
+/// What the nodes of a run and their server know, and nobody else. Kept out of `Debug`.
+///
+/// ```
+/// use rallypoint_core::Token;
+///
+/// let token = Token::new("correct horse battery")?;
+/// assert!(!format!("{token:?}").contains("horse"));
+/// assert!(Token::new("guessed").is_err());
+/// # Ok::<(), rallypoint_core::TokenError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl Token {
+    /// The user whose password it is.
+    pub const USER: &'static str = "root";
+    /// In bytes: shorter ones can be guessed.
+    pub const SHORTEST: usize = 16;
+    /// In bytes: what a server's hash of a password looks at.
+    pub const LONGEST: usize = 72;
+
+    /// Takes a text for a token, without the white space around it.
+    pub fn new(text: &str) -> Result<Self, TokenError> {
+        let text = text.trim();
+        let is_sent = |letter: char| letter.is_ascii_graphic() || letter == ' ';
+        match text.len() {
+            0 => Err(TokenError::Empty),
+            _ if !text.chars().all(is_sent) => Err(TokenError::NoAscii),
+            length if length < Token::SHORTEST => Err(TokenError::Short(length)),
+            length if length > Token::LONGEST => Err(TokenError::Long(length)),
+            _ => Ok(Token(text.to_owned())),
+        }
+    }
+
+    /// The text of it.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token")
+    }
+}
+
+/// What is no token, and why. It follows what names the place of the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum TokenError {
+    /// There is nothing in it.
+    #[error("is empty: write a token of {} to {} characters", Token::SHORTEST, Token::LONGEST)]
+    Empty,
+    /// It is so long.
+    #[error("has a token of {0} characters, which can be guessed: write {least} or more", least = Token::SHORTEST)]
+    Short(usize),
+    /// It is so long.
+    #[error("has a token of {0} characters: it may have {most}", most = Token::LONGEST)]
+    Long(usize),
+    /// Not all of it can be sent in every protocol.
+    #[error(
+        "has a token with characters that are not of ASCII, or several lines: write one line of letters and digits"
+    )]
+    NoAscii,
 }
 
 /// Settings that contradict each other.
@@ -195,7 +270,20 @@ mod tests {
 
     #[test]
     fn passwords_stay_out_of_debug() {
-        let credentials = Credentials { user: "root".into(), password: "hunter2".into() };
+        let credentials = Credentials::new("root", "hunter2");
         assert!(!format!("{credentials:?}").contains("hunter2"));
+        let token = Token::new(" correct horse battery\n").unwrap();
+        assert_eq!(token.as_str(), "correct horse battery");
+        assert!(!format!("{token:?} {:?}", Credentials::token(&token)).contains("horse"));
+    }
+
+    #[test]
+    fn what_can_be_guessed_or_not_be_sent_is_no_token() {
+        let refused = |text: &str| Token::new(text).unwrap_err().to_string();
+        assert!(refused(" \n").contains("is empty"));
+        assert!(refused("fifteen letters").contains("15 characters, which can be guessed"));
+        assert!(refused(&"x".repeat(73)).contains("73 characters: it may have 72"));
+        assert!(refused("one line here\nanother line").contains("several lines"));
+        assert!(Token::new(&"x".repeat(72)).is_ok() && Token::new(&"x".repeat(16)).is_ok());
     }
 }

@@ -13,6 +13,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::change::{Message, Reachable, View};
+use crate::gone::Gone;
 use crate::source;
 use crate::view::{RunView, Runs};
 
@@ -79,6 +80,13 @@ impl Feed {
     pub(crate) fn moments(&self) -> watch::Receiver<Option<Arc<Moment>>> {
         self.moments.clone()
     }
+
+    /// Whether there is no such run, as far as is known. If the task ends, so do the streams of its viewers, and they come
+    /// again.
+    fn is_empty(&self) -> bool {
+        let last = self.moments.borrow();
+        matches!(last.as_deref().map(Moment::view), Some(View::Run(run)) if !run.head.there)
+    }
 }
 
 impl Drop for Feed {
@@ -111,7 +119,12 @@ impl Feeds {
         }
         feeds.retain(|_, feed| feed.strong_count() > 0);
         if feeds.len() >= MOST_RUNS && matches!(topic, Topic::Run(_)) {
-            return None;
+            // Runs that are not there make room: else whoever looks at some could keep all others from looking at theirs.
+            let is_empty = |feed: &Weak<Feed>| feed.upgrade().is_some_and(|feed| feed.is_empty());
+            let empty = feeds.iter().find(|(_, feed)| is_empty(feed)).map(|(topic, _)| topic.clone())?;
+            if let Some(feed) = feeds.remove(&empty).and_then(|feed| feed.upgrade()) {
+                feed.task.abort();
+            }
         }
         let (sender, moments) = watch::channel(None);
         let out = Publisher { sender, number: 0 };
@@ -163,9 +176,10 @@ async fn follow(client: &Client, topic: &Topic, mut out: Publisher) {
         _ => (DEFAULT_ROOT.to_owned(), LIST_PACE),
     };
     let mut changes = client.watch_from_now(KeyRange::prefix(range));
+    let mut gone = Gone::default();
     loop {
         let begin = Instant::now();
-        let looked = look(client, topic).await;
+        let looked = look(client, topic, &mut gone).await;
         let end = Instant::now();
         match looked {
             Ok(view) => {
@@ -190,10 +204,13 @@ async fn changed(changes: &mut Watch) {
     }
 }
 
-async fn look(client: &Client, topic: &Topic) -> Result<View> {
+async fn look(client: &Client, topic: &Topic, gone: &mut Gone) -> Result<View> {
     Ok(match topic {
         Topic::Run(id) => {
-            let seen = source::run(client, id).await?;
+            let mut seen = source::run(client, id).await?;
+            if let Some(seen) = &mut seen {
+                gone.recall(client, seen).await?;
+            }
             View::Run(Box::new(seen.map_or_else(|| RunView::nothing(id), RunView::of)))
         }
         _ => View::Runs(Runs::of(source::runs(client).await?)),
@@ -269,6 +286,22 @@ mod tests {
         assert!(feeds.of(&Topic::Runs).is_some() && feeds.of(&Topic::Etcd).is_some());
         drop(held);
         assert!(feeds.of(&run("one more")).is_some());
+    }
+
+    #[tokio::test]
+    async fn runs_that_are_not_there_make_room_for_others() {
+        let feeds = feeds();
+        let held: Vec<_> = (0..MOST_RUNS).map(|n| feeds.of(&run(&n.to_string())).unwrap()).collect();
+        assert!(feeds.of(&run("one more")).is_none());
+        // As if etcd had said that there is no run 7.
+        let (sender, moments) = watch::channel(None);
+        Publisher { sender, number: 0 }.publish(View::Run(Box::new(RunView::nothing("7"))));
+        let task = tokio::spawn(std::future::pending::<()>());
+        let nothing = Arc::new(Feed { moments, task: task.abort_handle() });
+        feeds.feeds().insert(run("7"), Arc::downgrade(&nothing));
+        assert!(feeds.of(&run("one more")).is_some());
+        assert!(task.await.unwrap_err().is_cancelled(), "its viewers are told to come again");
+        drop(held);
     }
 
     #[test]

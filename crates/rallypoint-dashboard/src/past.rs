@@ -46,7 +46,7 @@ pub(crate) struct Ended {
     pub(crate) text: String,
     at_ms: u64,
     /// Whoever else died or failed in that round, in order.
-    pub(crate) also: Vec<Told>,
+    pub(crate) also: Vec<OtherCause>,
     /// What is left out of them.
     more: String,
     /// It keeps the run from its work.
@@ -54,7 +54,7 @@ pub(crate) struct Ended {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Told {
+pub(crate) struct OtherCause {
     pub(crate) text: String,
     at_ms: u64,
 }
@@ -62,6 +62,7 @@ pub(crate) struct Told {
 /// The last failure of a worker.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Failure {
+    round: u64,
     title: String,
     text: String,
     message: String,
@@ -84,9 +85,8 @@ pub(crate) fn number(events: &mut [Event]) {
 /// What an event is to those who look: somebody died, somebody left, or all who are named ask for a new round.
 pub(crate) fn look(event: &Event) -> &'static str {
     match event.kind.as_str() {
-        "lost" if event.lost.iter().any(|lost| lost.why == "died") => "died",
-        "lost" if !event.lost.is_empty() && event.lost.iter().all(|lost| lost.why == "again") => "asked",
-        "lost" => "left",
+        "lost" => loss(event),
+        "killed" => "died",
         "formed" => "formed",
         "waiting" => "waiting",
         "leads" => "leads",
@@ -94,7 +94,34 @@ pub(crate) fn look(event: &Event) -> &'static str {
         "working" => "working",
         "stopped" => "stopped",
         "closed" => "closed",
+        "preempted" => "preempted",
+        "excluded" => "excluded",
+        "included" => "included",
+        "expired" => "expired",
+        "unhealthy" => "unhealthy",
+        "healthy" => "healthy",
         _ => "other",
+    }
+}
+
+fn loss(event: &Event) -> &'static str {
+    let any = |why| event.lost.iter().any(|lost| lost.why == why);
+    match event.lost.iter().find(|lost| !["again", "killed"].contains(&&*lost.why)) {
+        _ if any("died") => "died",
+        Some(_) => "left",
+        None if event.lost.is_empty() => "left",
+        // The node itself has told that it was killed, and that is an event of its own.
+        None if any("killed") => "follows",
+        None => "asked",
+    }
+}
+
+/// Who tells of an event, where that is not the one it happened to.
+fn teller(event: &Event) -> String {
+    match event.kind.as_str() {
+        "lost" | "formed" | "waiting" | "working" | "stopped" | "expired" => name(&event.by),
+        // Its sentence names the node or the author.
+        _ => String::new(),
     }
 }
 
@@ -105,11 +132,11 @@ pub(crate) fn shown(event: &Event) -> ShownEvent {
         revision: event.revision,
         at_ms: event.at_ms,
         round: event.round,
-        by: name(&event.by),
+        by: teller(event),
         kind: line(&event.kind, WORDS),
         text: line(&event.text, 2 * WORDS),
         look,
-        loud: ["died", "left", "failed", "closed"].contains(&look),
+        loud: ["died", "left", "failed", "closed", "preempted", "excluded", "unhealthy"].contains(&look),
         traceback: lines(&event.traceback, OLDER_TRACEBACK),
     }
 }
@@ -160,7 +187,7 @@ pub(crate) fn ended(seen: &Seen) -> Option<Ended> {
     }
     let is_other = |event: &&Event| event.round == round && event.id != cause.id && is_harm(event);
     let others: Vec<&Event> = seen.events.iter().filter(is_other).collect();
-    let told = |event: &&Event| Told { text: line(&event.text, WORDS), at_ms: event.at_ms };
+    let told = |event: &&Event| OtherCause { text: line(&event.text, WORDS), at_ms: event.at_ms };
     let more = others.len().saturating_sub(TOLD);
     Some(Ended {
         round,
@@ -181,6 +208,7 @@ pub(crate) fn failure(seen: &Seen) -> Option<Failure> {
         round => format!("Last failure, in round {round}"),
     };
     Some(Failure {
+        round: event.round,
         title,
         text: line(&event.text, WORDS),
         message: lines(&event.message, 4 * WORDS),
@@ -227,6 +255,25 @@ mod tests {
         );
         let looks: Vec<_> = run.events.iter().map(|event| (look(event), shown(event).loud)).collect();
         assert_eq!(looks, [("other", false), ("asked", false), ("left", true), ("died", true)]);
+    }
+
+    #[test]
+    fn a_round_ended_because_a_launcher_was_killed_and_not_because_the_others_meet_again() {
+        let killed =
+            json!({"revision": 4, "round": 1, "event": "killed", "rank": 2, "text": "node 2 (c) was killed"});
+        let stopped =
+            json!({"revision": 3, "round": 1, "event": "stopped", "text": "the workers have ended"});
+        let run = seen(
+            json!({"state": "meeting again", "round": 1, "events": [lost(2, 1, "again"), stopped, killed]}),
+        );
+        let told = ended(&run).unwrap();
+        assert_eq!((&*told.text, told.loud), ("node 2 (c) was killed", true));
+        assert_eq!(look(&run.events[2]), "died", "it has a mark");
+        assert_eq!(shown(&run.events[2]).by, "", "it tells of itself");
+        let run = seen(json!({"state": "meeting again", "round": 1, "events": [
+            {"revision": 1, "round": 1, "event": "killed", "by": "c", "text": "node 2 (c) was killed"}, lost(2, 2, "killed")]}));
+        assert_eq!(look(&run.events[1]), "follows", "one event has one mark");
+        assert!(ended(&run).unwrap().also.is_empty(), "and is told once");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -95,7 +96,7 @@ fn listen(address: SocketAddr) -> Result<TcpListener, ServerError> {
         TcpListener::from_std(listener)
     });
     bound.map_err(|source| match source.kind() {
-        io::ErrorKind::AddrInUse => ServerError::AddressInUse { address, source },
+        io::ErrorKind::AddrInUse => ServerError::AddressInUse { address },
         _ => ServerError::Listen { address, source },
     })
 }
@@ -174,7 +175,10 @@ impl Door {
             .keep_alive_interval(UNSENT)
             .keep_alive_timeout(HANDSHAKE);
         let router = self.router.clone();
+        let asks = Arc::new(AtomicBool::new(false));
+        let asked = Arc::clone(&asks);
         let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+            asked.store(true, Ordering::Relaxed);
             request.extensions_mut().insert(peer(from));
             let mut router = router.clone();
             async move {
@@ -188,8 +192,16 @@ impl Door {
         });
         let connection = http.serve_connection(TokioIo::new(socket), service);
         tokio::pin!(connection);
+        // Until its first bytes hyper waits for ever to learn which HTTP it is, and each takes a place.
+        let silence = async {
+            tokio::time::sleep(HANDSHAKE).await;
+            if asks.load(Ordering::Relaxed) {
+                std::future::pending::<()>().await;
+            }
+        };
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
+            () = silence => return tracing::debug!("a connection asked for nothing"),
             () = told(&mut self.stopping) => {
                 connection.as_mut().graceful_shutdown();
                 connection.await

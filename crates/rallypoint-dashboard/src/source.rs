@@ -1,13 +1,17 @@
 //! What is read from etcd. The rest of this crate knows a run as `rallypoint status --json` writes it, and an event of its
 //! timeline as `rallypoint events --json` does.
 
+use std::collections::HashMap;
+
 use rallypoint_core::round::DEFAULT_CLOSED_TTL;
 use rallypoint_etcd::v3::Client;
 use rallypoint_etcd::{Error, ErrorKind, Result};
-use rallypoint_rendezvous::native;
+use rallypoint_rendezvous::{Exclusion, native};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+/// Of so many runs in the list the past is read, for the time they have been meeting again.
+const MOST_TIMED: usize = 32;
 /// A moment that no run sees.
 const FOR_EVER: u64 = u64::MAX;
 
@@ -27,12 +31,29 @@ pub(crate) struct Seen {
     pub(crate) waiting: usize,
     pub(crate) spares: usize,
     pub(crate) missing: Vec<Missing>,
+    pub(crate) excluded: Vec<Exclusion>,
+    pub(crate) unhealthy: Vec<Unhealthy>,
     pub(crate) unreadable: Vec<Unreadable>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) events: Vec<Event>,
     pub(crate) summary: Option<Summary>,
     #[serde(skip)]
     pub(crate) parts: Vec<Part>,
+    /// What was last known of members that are gone, by their names.
+    #[serde(skip)]
+    pub(crate) last_known: HashMap<String, Node>,
+}
+
+impl Seen {
+    /// The nodes that are there, without those that are excluded and wait to be let in.
+    pub(crate) fn present(&self) -> usize {
+        self.nodes.iter().filter(|node| node.state != "excluded").count()
+    }
+
+    /// Whether its nodes meet, for the first time or again.
+    pub(crate) fn meets(&self) -> bool {
+        ["meeting", "meeting again"].contains(&&*self.state)
+    }
 }
 
 /// A part of the run's time.
@@ -73,6 +94,15 @@ pub(crate) struct Missing {
     pub(crate) why: String,
 }
 
+/// A node that stays away because it fails its health checks.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Unhealthy {
+    pub(crate) node: String,
+    pub(crate) problems: Vec<String>,
+    pub(crate) at_ms: u64,
+}
+
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Unreadable {
@@ -88,10 +118,14 @@ pub(crate) struct Node {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) rank: Option<usize>,
     pub(crate) address: String,
+    pub(crate) host: String,
     pub(crate) rack: String,
     pub(crate) about: String,
     pub(crate) since: u64,
     pub(crate) arrived: i64,
+    /// Its name or its host is not shown as it is: who asks for it by what is shown would ask for another.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) is_altered: bool,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -111,6 +145,8 @@ pub(crate) struct Event {
     pub(crate) lost: Vec<Lost>,
     pub(crate) message: String,
     pub(crate) traceback: String,
+    pub(crate) left_ms: Option<u64>,
+    pub(crate) world_size: Option<usize>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -124,6 +160,9 @@ pub(crate) struct Summary {
     pub(crate) working_share: Option<f64>,
     pub(crate) deaths: u64,
     pub(crate) failures: u64,
+    pub(crate) failures_may_be_more: bool,
+    /// What is to be known of these figures, in sentences.
+    pub(crate) caveats: Vec<String>,
 }
 
 /// A run in the list of all.
@@ -134,11 +173,15 @@ pub(crate) struct Row {
     pub(crate) state: String,
     pub(crate) round: u64,
     pub(crate) nodes: usize,
+    /// Those that are there, whatever they do.
+    pub(crate) there: usize,
     pub(crate) min_nodes: Option<usize>,
     pub(crate) max_nodes: Option<usize>,
     pub(crate) waiting: usize,
     pub(crate) spares: usize,
     pub(crate) closed: Option<String>,
+    /// Since when its nodes meet again.
+    pub(crate) since_ms: Option<u64>,
 }
 
 impl From<native::NodeStatus> for Node {
@@ -148,17 +191,25 @@ impl From<native::NodeStatus> for Node {
             state: node.state.to_string(),
             rank: node.rank,
             address: node.address,
+            host: node.host,
             rack: node.rack,
             about: node.about,
             since: node.since,
             arrived: node.arrived,
+            is_altered: false,
         }
     }
 }
 
-/// All runs.
+/// All runs. Of those whose nodes meet again, the first few, it is known since when.
 pub(crate) async fn runs(client: &Client) -> Result<Vec<Row>> {
-    understood(serde_json::to_value(native::list(client).await?))
+    let mut rows: Vec<Row> = understood(serde_json::to_value(native::list(client).await?))?;
+    for row in rows.iter_mut().filter(|row| row.state == "meeting again").take(MOST_TIMED) {
+        let events = native::events(client, &row.run_id).await?;
+        let open = native::spans(&events, Some(FOR_EVER)).pop();
+        row.since_ms = open.filter(|span| span.to_ms == FOR_EVER).map(|span| span.from_ms);
+    }
+    Ok(rows)
 }
 
 /// One run with its timeline; none if there is no such run.
@@ -171,8 +222,11 @@ pub(crate) async fn run(client: &Client, id: &str) -> Result<Option<Seen>> {
     seen.nodes = nodes.into_iter().map(Node::from).collect();
     let open = |span: native::Span| Part { to_ms: (span.to_ms < FOR_EVER).then_some(span.to_ms), span };
     seen.parts = native::spans(&events, Some(FOR_EVER)).into_iter().map(open).collect();
-    // Without what goes on: that grows by itself, and is added by whoever shows it.
-    seen.summary = understood(serde_json::to_value(native::Summary::of(&events, None)))?;
+    // Without what goes on: that grows by itself, and is added by whoever shows it. Of a run whose nodes are all gone nothing does.
+    let goes_on = seen.parts.iter().find(|part| part.to_ms.is_none() && seen.state != "abandoned");
+    let summary = native::Summary::of(&events, goes_on.map(|part| part.span.from_ms));
+    let shown: Summary = understood(serde_json::to_value(&summary))?;
+    seen.summary = Some(Summary { caveats: summary.caveats(), ..shown });
     seen.events = understood(serde_json::to_value(&events))?;
     Ok(Some(seen))
 }

@@ -3,6 +3,7 @@
 use rallypoint_rendezvous::native::SpanKind;
 use serde::Serialize;
 
+use crate::missing::missing;
 use crate::past::{cause, look};
 use crate::source::Seen;
 use crate::text::line;
@@ -25,13 +26,17 @@ pub(crate) struct Timeline {
     note: &'static str,
 }
 
-/// A round that was at work.
+/// A round that was at work, or that is being formed: then nothing is known of its nodes and its end.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Worked {
     pub(crate) round: u64,
+    is_forming: bool,
+    pub(crate) nodes: Option<usize>,
     from_ms: u64,
     /// None while it goes on.
     to_ms: Option<u64>,
+    /// The time after it in which the nodes met again.
+    pub(crate) after: Option<Bar>,
     pub(crate) why: String,
     /// The event that tells of its end.
     event: Option<String>,
@@ -90,14 +95,37 @@ pub(crate) fn timeline(seen: &Seen) -> Timeline {
             (None, Some(_)) => "not known".to_owned(),
         };
         let event = cause.map(|cause| cause.id.clone());
-        Worked { round: bar.round, from_ms: bar.from_ms, to_ms: bar.to_ms, why, event }
+        let formed = seen.events.iter().find(|event| event.kind == "formed" && event.round == bar.round);
+        let is_after = |after: &&Bar| after.kind == SpanKind::Regaining && after.round == bar.round + 1;
+        Worked {
+            round: bar.round,
+            is_forming: false,
+            nodes: formed.and_then(|event| event.world_size),
+            from_ms: bar.from_ms,
+            to_ms: bar.to_ms,
+            after: bars.iter().find(is_after).cloned(),
+            why,
+            event,
+        }
     });
+    let next = bars.last().filter(|bar| bar.to_ms.is_none() && bar.kind != SpanKind::Working);
+    let next = next.map(|bar| Worked {
+        round: bar.round,
+        is_forming: true,
+        nodes: None,
+        from_ms: bar.from_ms,
+        to_ms: None,
+        after: None,
+        why: missing(seen).map_or_else(String::new, |missing| missing.text),
+        event: None,
+    });
+    let rounds: Vec<Worked> = next.into_iter().chain(rounds).collect();
     let note = match (over, seen.round) {
         (true, 0) => "No round was ever formed.",
         _ if bars.is_empty() => "Nothing has been told yet.",
         _ => "",
     };
-    Timeline { marks: marks.collect(), rounds: rounds.collect(), note, bars }
+    Timeline { marks: marks.collect(), rounds, note, bars }
 }
 
 #[cfg(test)]

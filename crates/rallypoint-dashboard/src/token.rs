@@ -1,4 +1,4 @@
-//! Who may close a run: whoever has the token. Guessing is slow.
+//! Who may change a run: whoever has the token. Guessing is slow.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -18,7 +18,8 @@ const MOST_ADDRESSES: usize = 1024;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Right,
-    Wrong,
+    /// With how many wrong ones there were since that was last told of, if it is time to.
+    Wrong(Option<u32>),
     /// There were too many wrong ones; it is not even looked at.
     Later(Duration),
     /// There is no token: nobody may.
@@ -28,7 +29,17 @@ pub(crate) enum Verdict {
 /// The token as no reader of memory dumps or logs finds it, and who has shown wrong ones.
 pub(crate) struct Gatekeeper {
     key: Option<(hmac::Key, hmac::Tag)>,
-    wrong: Mutex<HashMap<IpAddr, (u32, Instant)>>,
+    wrong: Mutex<Wrong>,
+}
+
+/// Wrong tokens.
+#[derive(Debug, Default)]
+struct Wrong {
+    /// Of each address, within [`WINDOW`]: how many, and when the first was.
+    by: HashMap<IpAddr, (u32, Instant)>,
+    /// How many nobody was told of.
+    untold: u32,
+    told_at: Option<Instant>,
 }
 
 impl std::fmt::Debug for Gatekeeper {
@@ -57,20 +68,26 @@ impl Gatekeeper {
     pub(crate) fn judge(&self, from: IpAddr, given: Option<&str>, now: Instant) -> Verdict {
         let Some((key, tag)) = &self.key else { return Verdict::ReadOnly };
         let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
-        wrong.retain(|_, (_, first)| now.saturating_duration_since(*first) < WINDOW);
-        let known = wrong.get(&from).copied();
+        wrong.by.retain(|_, (_, first)| now.saturating_duration_since(*first) < WINDOW);
+        let known = wrong.by.get(&from).copied();
         let left = |first: Instant| WINDOW.saturating_sub(now.saturating_duration_since(first));
         match known {
             Some((count, first)) if count >= MOST_WRONG => return Verdict::Later(left(first)),
-            None if wrong.len() >= MOST_ADDRESSES => return Verdict::Later(WINDOW),
+            None if wrong.by.len() >= MOST_ADDRESSES => return Verdict::Later(WINDOW),
             _ => {}
         }
         if given.is_some_and(|given| hmac::verify(key, given.as_bytes(), tag.as_ref()).is_ok()) {
-            wrong.remove(&from);
+            wrong.by.remove(&from);
             return Verdict::Right;
         }
-        wrong.entry(from).or_insert((0, now)).0 += 1;
-        Verdict::Wrong
+        wrong.by.entry(from).or_insert((0, now)).0 += 1;
+        wrong.untold += 1;
+        // Once in a while, whoever they are: they could fill the log.
+        if wrong.told_at.is_some_and(|at| now.saturating_duration_since(at) < WINDOW) {
+            return Verdict::Wrong(None);
+        }
+        wrong.told_at = Some(now);
+        Verdict::Wrong(Some(std::mem::take(&mut wrong.untold)))
     }
 }
 
@@ -89,7 +106,7 @@ mod tests {
         let now = Instant::now();
         assert_eq!(gate.judge(HERE, Some(TOKEN), now), Verdict::Right);
         for wrong in [None, Some(""), Some("correct horse batter"), Some("correct horse battery ")] {
-            assert_eq!(gate.judge(HERE, wrong, now), Verdict::Wrong, "{wrong:?}");
+            assert!(matches!(gate.judge(HERE, wrong, now), Verdict::Wrong(_)), "{wrong:?}");
         }
     }
 
@@ -98,7 +115,7 @@ mod tests {
         let gate = Gatekeeper::new(Some(TOKEN));
         let now = Instant::now();
         for _ in 0..MOST_WRONG {
-            assert_eq!(gate.judge(HERE, Some("x"), now), Verdict::Wrong);
+            assert!(matches!(gate.judge(HERE, Some("x"), now), Verdict::Wrong(_)));
         }
         assert_eq!(
             gate.judge(HERE, Some(TOKEN), now + Duration::from_secs(20)),
@@ -107,6 +124,18 @@ mod tests {
         let other = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
         assert_eq!(gate.judge(other, Some(TOKEN), now), Verdict::Right);
         assert_eq!(gate.judge(HERE, Some(TOKEN), now + WINDOW), Verdict::Right);
+    }
+
+    #[test]
+    fn wrong_ones_are_told_of_once_a_minute_and_counted() {
+        let gate = Gatekeeper::new(Some(TOKEN));
+        let now = Instant::now();
+        let from = |n: u32| IpAddr::V4(Ipv4Addr::from_bits(n));
+        let told = (0..100).map(|n| gate.judge(from(n), Some("x"), now));
+        let told: Vec<_> = told.filter(|verdict| *verdict != Verdict::Wrong(None)).collect();
+        assert_eq!(told, [Verdict::Wrong(Some(1))]);
+        let later = now + WINDOW;
+        assert_eq!(gate.judge(HERE, Some("x"), later), Verdict::Wrong(Some(100)), "99 and this one");
     }
 
     #[test]

@@ -1,14 +1,18 @@
 //! What the page shows of a run: all words are made here, and all that nodes wrote is made fit to be shown.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use rallypoint_core::endpoint::host_and_port;
 use rallypoint_core::text::{are, count};
 use serde::Serialize;
 
+use crate::absent::{self, Absent, absent};
+use crate::away::{self, Preempted, Sick};
+use crate::exclusion::{self, Excluded};
+use crate::missing::{Waits, WhoIsMissing, missing, waits};
 use crate::outcome::badge;
 use crate::past::{self, Ended, Failure, ShownEvent};
-use crate::source::{Lost, Missing, Node, Row, Seen, Summary, Unreadable};
+use crate::source::{Node, Row, Seen, Summary, Unreadable};
 use crate::text::{line, name};
 use crate::timeline::{Timeline, timeline};
 
@@ -16,7 +20,7 @@ use crate::timeline::{Timeline, timeline};
 const WORDS: usize = 300;
 /// Of a long timeline the last events are shown.
 const EVENTS: usize = 300;
-/// Of many that are missing, lost or unreadable the first are named.
+/// Of many that are lost or unreadable the first are named.
 const NAMED: usize = 64;
 /// Rows of the list of runs.
 const ROWS: usize = 500;
@@ -53,7 +57,12 @@ pub(crate) struct Head {
     master: Option<Shown>,
     leader: Option<String>,
     missing: Option<WhoIsMissing>,
-    lost: Vec<Lost>,
+    excluded: Vec<Excluded>,
+    unhealthy: Vec<Sick>,
+    preempted: Vec<Preempted>,
+    absent: Vec<Absent>,
+    /// For how many nodes the others wait, and since when.
+    waits: Option<Waits>,
     ended: Option<Ended>,
     failure: Option<Failure>,
     summary: Option<Summary>,
@@ -70,14 +79,6 @@ pub(crate) struct Head {
 struct Shown {
     node: String,
     address: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize)]
-struct WhoIsMissing {
-    text: String,
-    /// How that is known, where it is the same for all.
-    why: String,
-    nodes: Vec<Missing>,
 }
 
 impl RunView {
@@ -127,6 +128,7 @@ struct ShownRow {
     needs: String,
     /// Those who came after the round was formed.
     late: usize,
+    waits: Option<Waits>,
 }
 
 impl Runs {
@@ -148,22 +150,25 @@ impl Runs {
             let (word, look) = badge(&row.state, row.closed.as_deref());
             let forms = row.state == "meeting";
             let least = row.min_nodes.unwrap_or_default();
-            let here = match row.waiting {
-                waiting if forms && waiting < least => format!("{waiting} of {least}"),
-                waiting if forms => waiting.to_string(),
+            let meets = forms || row.state == "meeting again";
+            let here = match row.there {
+                there if meets && there < least => format!("{there} of {least}"),
+                there if meets => there.to_string(),
                 _ => row.nodes.to_string(),
             };
+            let lack = if meets { least.saturating_sub(row.there) } else { 0 };
+            let waits = (lack > 0).then_some(Waits { count: lack, since_ms: row.since_ms });
             let needs = needs(least, row.max_nodes.unwrap_or_default());
-            let late = if row.state == "running" { row.waiting } else { 0 };
+            let late = if forms { 0 } else { row.waiting };
             row.closed = row.closed.map(|reason| line(&reason, WORDS));
-            ShownRow { id, row, word, look, here, needs, late }
+            ShownRow { id, row, word, look, here, needs, late, waits }
         };
         Runs { text, rows: rows.into_iter().map(shown).collect() }
     }
 }
 
 fn head(seen: &Seen) -> Head {
-    let present = seen.nodes.len();
+    let present = seen.present();
     let settings = seen.settings.clone().unwrap_or_default();
     let (word, look) = badge(&seen.state, seen.closed.as_deref());
     Head {
@@ -185,7 +190,11 @@ fn head(seen: &Seen) -> Head {
         }),
         leader: seen.leader.as_deref().map(name),
         missing: missing(seen),
-        lost: seen.lost.iter().filter(|lost| lost.why != "again").take(NAMED).map(lost).collect(),
+        excluded: seen.excluded.iter().map(exclusion::shown).collect(),
+        unhealthy: away::sick(seen),
+        preempted: away::preempted(seen),
+        absent: absent(seen),
+        waits: waits(seen),
         ended: past::ended(seen),
         failure: past::failure(seen),
         summary: seen.summary.clone(),
@@ -220,24 +229,23 @@ fn words(seen: &Seen) -> BTreeMap<&'static str, String> {
         "closed" => "on its way out".to_owned(),
         _ => "at work".to_owned(),
     };
-    BTreeMap::from([
+    let lost = ["died", "killed", "left", "replaced", "late"].map(|why| (why, absent::words(why).to_owned()));
+    let mut words = BTreeMap::from([
         ("member", member),
         ("joining", format!("ready for round {}", seen.round + 1)),
         ("waiting", "waits to get in".to_owned()),
         ("spare", "stands by as a spare".to_owned()),
         ("leaving", "on its way out".to_owned()),
         ("missing", "missing".to_owned()),
-        ("died", "died".to_owned()),
-        ("left", "has left".to_owned()),
-        ("replaced", "was replaced".to_owned()),
-        ("again", "asked for a new round".to_owned()),
-        ("excluded", "excluded from the run".to_owned()),
-        ("gone", "gone".to_owned()),
-    ])
+        ("excluded", "excluded".to_owned()),
+        ("gone", "is gone".to_owned()),
+    ]);
+    words.extend(lost);
+    words
 }
 
 fn headline(seen: &Seen) -> String {
-    let present = seen.nodes.len();
+    let present = seen.present();
     let in_state = |state: &str| seen.nodes.iter().filter(|node| node.state == state).count();
     let spares = match seen.spares {
         0 => String::new(),
@@ -279,71 +287,12 @@ fn headline(seen: &Seen) -> String {
     }
 }
 
-/// Who is waited for, as long as the nodes meet.
-fn missing(seen: &Seen) -> Option<WhoIsMissing> {
-    if !["meeting", "meeting again"].contains(&&*seen.state) {
-        return None;
-    }
-    // Some of those who are waited for are there, and have not stopped their workers yet.
-    let there: HashSet<&str> = seen.nodes.iter().map(|node| node.node.as_str()).collect();
-    let absent: Vec<&Missing> =
-        seen.missing.iter().filter(|missing| !there.contains(missing.node.as_str())).collect();
-    let late = seen.nodes.iter().filter(|node| node.state == "member").count();
-    let needed = seen.settings.as_ref().map_or(0, |needs| needs.min_nodes);
-    let lack = needed.saturating_sub(seen.nodes.len()).max(absent.len());
-    let of = if seen.round == 0 { needed.max(seen.nodes.len() + lack) } else { seen.world_size.max(lack) };
-    let mut text = String::new();
-    if lack > 0 {
-        let verb = if lack == 1 { "is" } else { "are" };
-        text = format!("{lack} of {} {verb} missing", count(of, "node"));
-        let named: Vec<String> = absent.iter().take(8).map(|missing| name(&missing.node)).collect();
-        if named.is_empty() {
-            let whose = if lack == 1 { "its name is" } else { "their names are" };
-            text.push_str(&format!("; {whose} not known"));
-        } else {
-            text.push_str(&format!(": {}", named.join(", ")));
-        }
-        if lack > named.len() && !named.is_empty() {
-            text.push_str(&format!(" and {} more", lack - named.len()));
-        }
-    }
-    if late > 0 {
-        let of = if lack > 0 { String::new() } else { format!(" of {of}") };
-        let between = if lack > 0 { ". " } else { "" };
-        let verb = if late == 1 { "has" } else { "have" };
-        text.push_str(&format!("{between}{late}{of} {verb} yet to leave round {}", seen.round));
-    }
-    let shown = |missing: &&Missing| Missing { node: name(&missing.node), why: line(&missing.why, WORDS) };
-    let why = line(&common(&absent), WORDS);
-    (!text.is_empty()).then(|| WhoIsMissing {
-        text,
-        why,
-        nodes: absent.iter().take(NAMED).map(shown).collect(),
-    })
-}
-
-/// How it is known that they are missing, if it is the same for all but for their ranks.
-fn common(missing: &[&Missing]) -> String {
-    let Some((first, rest)) = missing.split_first() else { return String::new() };
-    if rest.iter().all(|missing| missing.why == first.why) {
-        return first.why.clone();
-    }
-    // `node 17 of round 1 died`.
-    let after_rank = |missing: &&&Missing| {
-        let (rank, rest) = missing.why.strip_prefix("node ")?.split_once(" of round ")?;
-        let (round, what) = rest.split_once(' ')?;
-        rank.parse::<u64>().ok().map(|_| format!("members of round {round}; each {what}"))
-    };
-    let whys: Option<Vec<String>> = missing.iter().map(|missing| after_rank(&missing)).collect();
-    match whys {
-        Some(whys) if whys.iter().all(|why| *why == whys[0]) => whys[0].clone(),
-        _ => String::new(),
-    }
-}
-
 fn node(node: &Node) -> Node {
+    let (shown, host) = (name(&node.node), name(&node.host));
     Node {
-        node: name(&node.node),
+        is_altered: shown != node.node || host != node.host,
+        node: shown,
+        host,
         state: line(&node.state, WORDS),
         address: line(&node.address, WORDS),
         rack: line(&node.rack, 60),
@@ -352,10 +301,6 @@ fn node(node: &Node) -> Node {
         since: node.since,
         arrived: node.arrived,
     }
-}
-
-fn lost(lost: &Lost) -> Lost {
-    Lost { node: name(&lost.node), rank: lost.rank, why: line(&lost.why, WORDS) }
 }
 
 fn unreadable(unreadable: &Unreadable) -> Unreadable {
@@ -377,42 +322,9 @@ mod tests {
     }
 
     #[test]
-    fn who_is_missing_of_64_is_said_in_one_line() {
-        let settings = json!({"min_nodes": 64, "max_nodes": 64});
-        let run = |missing| json!({"state": "meeting", "settings": settings, "nodes": nodes((0..64).filter(|n| *n != 17)), "missing": missing});
-        let named =
-            head(run(json!([{"node": "gpu-017", "why": "the others count from gpu-000 to gpu-063"}])));
-        assert_eq!(named.missing.unwrap().text, "1 of 64 nodes is missing: gpu-017");
-        let nameless = head(run(json!([])));
-        assert_eq!(nameless.missing.unwrap().text, "1 of 64 nodes is missing; its name is not known");
-        assert_eq!(nameless.headline, "The first round is being formed: 63 nodes are here; it needs 64.");
-    }
-
-    #[test]
-    fn those_who_meet_again_are_waited_for_and_only_those_who_are_gone_are_missing() {
-        let missing = |names: std::ops::Range<usize>| -> Vec<_> {
-            names.map(|n| json!({"node": format!("gpu-{n:03}"), "why": "of round 3"})).collect()
-        };
-        let text = |there, late, gone| {
-            let mut nodes = nodes(0..there);
-            nodes.iter_mut().take(late).for_each(|node| node["state"] = "member".into());
-            let run = json!({"state": "meeting again", "round": 3, "world_size": 12, "nodes": nodes, "missing": missing(0..gone)});
-            head(run).missing.map(|missing| (missing.text, missing.nodes.len()))
-        };
-        let said = |text: &str, named| Some((text.to_owned(), named));
-        assert_eq!(
-            text(11, 11, 12),
-            said("1 of 12 nodes is missing: gpu-011. 11 have yet to leave round 3", 1)
-        );
-        assert_eq!(text(12, 1, 1), said("1 of 12 has yet to leave round 3", 0));
-        let (many, named) = text(2, 2, 12).unwrap();
-        assert!(
-            many.starts_with("10 of 12 nodes are missing: gpu-002, ")
-                && many.contains("gpu-009 and 2 more. 2 have"),
-            "{many}"
-        );
-        assert_eq!(named, 10);
-        assert_eq!(text(12, 0, 0), None);
+    fn what_goes_on_is_said_in_a_sentence() {
+        let run = json!({"state": "meeting", "settings": {"min_nodes": 64, "max_nodes": 64}, "nodes": nodes(0..63)});
+        assert_eq!(head(run).headline, "The first round is being formed: 63 nodes are here; it needs 64.");
     }
 
     #[test]
@@ -436,7 +348,7 @@ mod tests {
     fn who_only_asks_for_a_new_round_is_not_among_the_lost() {
         let lost = json!([{"node": "a", "rank": 0, "why": "again"}, {"node": "b", "rank": 1, "why": "died"}]);
         let head = head(json!({"state": "meeting again", "round": 1, "lost": lost}));
-        assert_eq!(head.lost.iter().map(|lost| lost.node.as_str()).collect::<Vec<_>>(), ["b"]);
+        assert_eq!(head.absent.iter().map(|lost| lost.node.as_str()).collect::<Vec<_>>(), ["b"]);
     }
 
     #[test]
@@ -446,6 +358,7 @@ mod tests {
             state: state.to_owned(),
             nodes,
             waiting,
+            there: if state == "meeting again" { 3 } else { waiting },
             min_nodes: Some(4),
             max_nodes: Some(4),
             closed: closed.map(str::to_owned),
@@ -454,28 +367,24 @@ mod tests {
         let rows = vec![
             row("closed", 0, 0, Some("all workers have finished")),
             row("meeting", 0, 3, None),
+            row("meeting again", 4, 3, None),
             row("running", 4, 1, None),
         ];
         let runs = Runs::of(rows);
         let shown: Vec<_> = runs.rows.iter().map(|row| (&*row.word, &*row.here, row.late)).collect();
-        assert_eq!(shown, [("meeting", "3 of 4", 0), ("running", "4", 1), ("finished", "0", 0)]);
-    }
-
-    #[test]
-    fn what_is_known_of_all_who_are_missing_is_said_once() {
-        let common = |whys: &[&str]| {
-            let all: Vec<_> =
-                whys.iter().map(|why| Missing { node: String::new(), why: (*why).to_owned() }).collect();
-            super::common(&all.iter().collect::<Vec<_>>())
-        };
-        assert_eq!(common(&["by the numbers", "by the numbers"]), "by the numbers");
-        assert_eq!(common(&["node 17 of round 1 died"]), "node 17 of round 1 died");
         assert_eq!(
-            common(&["node 17 of round 1 died", "node 3 of round 1 died"]),
-            "members of round 1; each died"
+            shown,
+            [
+                ("meeting", "3 of 4", 0),
+                ("meeting again", "3 of 4", 3),
+                ("running", "4", 1),
+                ("finished", "0", 0)
+            ]
         );
-        assert_eq!(common(&["node 17 of round 1 died", "node 3 of round 1 left"]), "");
-        assert_eq!(common(&[]), "");
+        assert_eq!(
+            runs.rows.iter().filter(|row| row.waits.as_ref().is_some_and(|waits| waits.count == 1)).count(),
+            2
+        );
     }
 
     #[test]
@@ -491,13 +400,14 @@ mod tests {
         let run = json!({"run_id": long, "state": "running", "closed": long, "leader": long, "round": 1,
             "master": {"node": long, "address": long, "port": 1}, "lost": [{"node": long, "rank": 0, "why": long}],
             "unreadable": [{"key": long, "problem": long}], "missing": [{"node": long, "why": long}],
-            "nodes": [{"node": long, "state": "member", "address": long, "rack": long, "about": long}],
+            "excluded": [{"node": long, "reason": long, "by": long}], "unhealthy": [{"node": long, "problems": [long, long]}],
+            "nodes": [{"node": long, "state": "member", "address": long, "host": long, "rack": long, "about": long}],
             "events": [{"revision": 1, "round": 1, "event": "failed", "text": long, "by": long, "message": long, "traceback": long}]});
         let view = RunView::of(serde_json::from_value(run).unwrap());
         let sent =
             serde_json::to_string(&(&view.head, &view.events, &view.nodes.values().collect::<Vec<_>>()))
                 .unwrap();
         assert!(!sent.contains('\u{202e}') && sent.contains("<script>"), "turned around");
-        assert!(sent.len() < 24_000, "{} bytes", sent.len());
+        assert!(sent.len() < 26_000, "{} bytes", sent.len());
     }
 }

@@ -84,6 +84,24 @@ async fn connections_and_heads_of_requests_have_their_limits() {
 }
 
 #[tokio::test]
+async fn connections_that_ask_for_nothing_are_let_go() {
+    let dashboard = dashboard(|config| config.max_connections = 4);
+    let address = dashboard.address();
+    let mut silent = Vec::new();
+    for _ in 0..4 {
+        silent.push(tokio::net::TcpStream::connect(address).await.unwrap());
+    }
+    // One more is turned away, until they have had their time.
+    let served = async {
+        while reqwest::get(dashboard.url()).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), served).await.unwrap();
+    drop(silent);
+}
+
+#[tokio::test]
 async fn it_stops_while_pages_are_open() {
     let dashboard = dashboard(|_| {});
     let mut live = get(&dashboard, "api/live").await;

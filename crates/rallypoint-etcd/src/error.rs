@@ -96,7 +96,7 @@ impl ErrorKind {
             ErrorKind::Settings => "the settings cannot work",
             ErrorKind::Unreachable => "no connection",
             ErrorKind::Tls => "TLS failed",
-            ErrorKind::Auth => "the user or password was not accepted",
+            ErrorKind::Auth => "the user, password or token was not accepted",
             ErrorKind::PermissionDenied => "permission denied",
             ErrorKind::Timeout => "no answer in time",
             ErrorKind::Interrupted => "interrupted before an answer came",
@@ -113,6 +113,9 @@ impl ErrorKind {
         }
     }
 }
+
+/// What was being done when a file with a certificate or a key could not be used.
+pub(crate) const LOAD_TLS_FILES: &str = "load TLS files";
 
 impl Error {
     /// An error of `kind` while doing `what` ("put", "watch", ...).
@@ -170,6 +173,12 @@ impl Error {
         self.0.kind
     }
 
+    /// Whether a file with a certificate or a key cannot be used.
+    #[must_use]
+    pub fn is_of_tls_files(&self) -> bool {
+        self.0.what == LOAD_TLS_FILES
+    }
+
     /// See [`ErrorKind::is_transient`].
     #[must_use]
     pub fn is_transient(&self) -> bool {
@@ -183,7 +192,22 @@ impl Error {
     }
 }
 
+/// What is said of an etcd that should ask for the token that was given, and does not.
+pub(crate) const ASKS_NOBODY: &str = "it is open to all, and a token was given";
+
 impl Error {
+    /// Whether the etcd asks for nobody, where it should.
+    #[must_use]
+    pub fn asks_nobody(&self) -> bool {
+        self.kind() == ErrorKind::Auth && self.is_caused_by(&[ASKS_NOBODY])
+    }
+
+    /// Whether the etcd asks who this is, and nothing was shown.
+    #[must_use]
+    pub fn shows_nobody(&self) -> bool {
+        self.kind() == ErrorKind::Auth && self.is_caused_by(&["user name is empty"])
+    }
+
     /// Whether a connection came about, and was closed before an etcd had said anything: what listens there speaks
     /// something else, TLS for instance, or is being started.
     #[must_use]

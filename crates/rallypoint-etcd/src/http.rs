@@ -8,7 +8,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 
-use crate::error::CONNECT;
+use crate::error::{CONNECT, LOAD_TLS_FILES};
 use crate::tls::Pem;
 use crate::{Error, ErrorKind, Result};
 
@@ -33,7 +33,7 @@ pub(crate) fn client(settings: &EtcdSettings) -> Result<reqwest::Client> {
 
 /// The crypto library is named here and not installed for the whole process, which belongs to its program.
 fn tls_config(settings: &EtcdSettings) -> Result<ClientConfig> {
-    let wrong = |problem: String| Error::new(ErrorKind::Settings, "load TLS files").because(problem);
+    let wrong = |problem: String| Error::new(ErrorKind::Settings, LOAD_TLS_FILES).because(problem);
     let pem = match &settings.tls {
         Some(tls) => Pem::load(tls)?,
         None => Pem { ca: None, identity: None },

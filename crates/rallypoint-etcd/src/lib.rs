@@ -10,6 +10,7 @@ mod error;
 mod failover;
 mod http;
 mod reach;
+mod secret;
 mod tls;
 pub mod v2;
 pub mod v3;
@@ -18,6 +19,7 @@ pub use date::{ServerDate, server_dates};
 pub use error::{Error, ErrorKind, Result};
 pub use failover::Repeat;
 pub use reach::Reach;
+pub use secret::read_secret;
 
 /// The example of the README, as a test.
 #[cfg(doctest)]

@@ -7,7 +7,7 @@ use rallypoint_core::TlsSettings;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, LOAD_TLS_FILES, Result};
 
 /// What the files hold, still as PEM.
 pub(crate) struct Pem {
@@ -36,7 +36,7 @@ impl Pem {
 /// The bytes of the file, which must hold a `T` at least.
 fn read<T: PemObject>(path: &Path, wanted: &str) -> Result<Vec<u8>> {
     let error = |problem: String| {
-        Error::new(ErrorKind::Settings, "load TLS files").because(format!("{}: {problem}", path.display()))
+        Error::new(ErrorKind::Settings, LOAD_TLS_FILES).because(format!("{}: {problem}", path.display()))
     };
     let bytes = std::fs::read(path).map_err(|cause| error(cause.to_string()))?;
     match T::from_pem_slice(&bytes) {

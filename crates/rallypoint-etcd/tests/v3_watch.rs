@@ -11,7 +11,7 @@ use rallypoint_testkit::{Etcd, Proxy, Version};
 
 async fn connect(endpoint: &str) -> Client {
     let mut settings = EtcdSettings::new(endpoint).unwrap();
-    settings.request_timeout = Duration::from_secs(2);
+    settings.request_timeout = Duration::from_secs(30);
     Client::connect(settings).await.unwrap()
 }
 

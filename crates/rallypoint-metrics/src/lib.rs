@@ -14,7 +14,7 @@ mod labelled;
 #[cfg(feature = "listen")]
 mod listen;
 #[cfg(feature = "listen")]
-mod place;
+mod listen_address;
 pub mod process;
 mod rendezvous;
 mod store;
@@ -29,7 +29,7 @@ pub use labelled::Labelled;
 #[cfg(feature = "listen")]
 pub use listen::{CannotListen, Listener};
 #[cfg(feature = "listen")]
-pub use place::{BadPlace, Place};
+pub use listen_address::{BadListenAddress, ListenAddress};
 /// The library, for those who have metrics of their own.
 pub use prometheus_client;
 use prometheus_client::registry::Registry;

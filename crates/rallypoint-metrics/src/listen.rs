@@ -19,7 +19,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::{Place, text};
+use crate::{ListenAddress, text};
 
 /// Connections at a time. A Prometheus needs one, and there are seldom more than two.
 const CONNECTIONS: usize = 16;
@@ -44,10 +44,10 @@ pub struct Listener {
 
 /// Nobody can ask for metrics.
 #[derive(Debug, thiserror::Error)]
-#[error("metrics cannot be served at {place}: {}", because(.source))]
+#[error("metrics cannot be served at {address}: {}", because(.source))]
 pub struct CannotListen {
     /// Where.
-    pub place: Place,
+    pub address: ListenAddress,
     /// What the system says.
     #[source]
     pub source: io::Error,
@@ -61,17 +61,17 @@ fn because(error: &io::Error) -> String {
 }
 
 impl Listener {
-    /// Listens at the first free port of `place`, and answers with what `text` says.
+    /// Listens at the first free port of `address`, and answers with what `text` says.
     ///
     /// # Panics
     ///
     /// Outside a tokio runtime.
     pub async fn start(
-        place: &Place,
+        address: &ListenAddress,
         text: impl Fn() -> String + Send + Sync + 'static,
     ) -> Result<Self, CannotListen> {
-        let failed = |source| CannotListen { place: place.clone(), source };
-        let listener = bind(place).await.map_err(failed)?;
+        let failed = |source| CannotListen { address: address.clone(), source };
+        let listener = bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         Ok(Listener { address, task: tokio::spawn(serve(listener, Arc::new(text))) })
     }
@@ -89,10 +89,10 @@ impl Drop for Listener {
     }
 }
 
-async fn bind(place: &Place) -> io::Result<TcpListener> {
+async fn bind(address: &ListenAddress) -> io::Result<TcpListener> {
     let mut failed = io::Error::from(io::ErrorKind::AddrInUse);
-    for port in place.ports() {
-        match TcpListener::bind((place.host(), port)).await {
+    for port in address.ports() {
+        match TcpListener::bind((address.host(), port)).await {
             Ok(listener) => return Ok(listener),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => failed = error,
             Err(error) => return Err(error),
@@ -232,14 +232,14 @@ mod tests {
     async fn of_several_ports_the_first_free_one_is_taken() {
         let taken = listener().await;
         let port = taken.address().port();
-        let place: Place = format!("127.0.0.1:{port}").parse().unwrap();
-        let error = Listener::start(&place, String::new).await.unwrap_err().to_string();
+        let address: ListenAddress = format!("127.0.0.1:{port}").parse().unwrap();
+        let error = Listener::start(&address, String::new).await.unwrap_err().to_string();
         assert!(
             error.starts_with(&format!("metrics cannot be served at 127.0.0.1:{port}: the port is in use")),
             "{error}"
         );
-        let place: Place = format!("127.0.0.1:{port}-{}", port.saturating_add(20)).parse().unwrap();
-        let other = Listener::start(&place, String::new).await.unwrap();
+        let address: ListenAddress = format!("127.0.0.1:{port}-{}", port.saturating_add(20)).parse().unwrap();
+        let other = Listener::start(&address, String::new).await.unwrap();
         assert!(other.address().port() > port);
         drop(taken);
         tokio::task::yield_now().await;

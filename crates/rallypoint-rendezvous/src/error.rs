@@ -28,7 +28,7 @@ pub enum RendezvousError {
         reason: String,
     },
     /// No round was completed in time.
-    #[error("run {run_id:?}: {}", not_met(*needed, *here, *after))]
+    #[error("run {run_id:?}: {}{}", not_met(*needed, *here, *after), and(.kept_out.as_deref()))]
     NotMet {
         /// The run.
         run_id: String,
@@ -38,6 +38,8 @@ pub enum RendezvousError {
         here: usize,
         /// How long it waited.
         after: Duration,
+        /// Who is excluded from the run, in words, if anybody is.
+        kept_out: Option<String>,
     },
     /// Something else did not happen in time.
     #[error("run {run_id:?}: {what} did not happen within {after:?}")]
@@ -93,7 +95,7 @@ pub enum RendezvousError {
         /// Where the other process is.
         by: String,
     },
-    /// This node is kept out of the run.
+    /// This node is excluded from the run.
     #[error("run {run_id:?}: this node is excluded from the run, {}{}", until_then(*.until), because(.reason))]
     Excluded {
         /// The run.
@@ -151,6 +153,10 @@ fn not_met(needed: usize, here: usize, after: Duration) -> String {
     } else {
         format!("no round within {after} s, though {there} and that is enough")
     }
+}
+
+fn and(kept_out: Option<&str>) -> String {
+    kept_out.map_or_else(String::new, |kept_out| format!("; {kept_out}"))
 }
 
 fn until_then(until: Option<SystemTime>) -> String {

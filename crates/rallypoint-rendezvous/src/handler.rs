@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::error::Result;
 use crate::port::HeldPort;
+use crate::progress::Progress;
 
 /// The reason of a run that is closed because all its work is done.
 pub const FINISHED: &str = "all workers have finished";
@@ -49,6 +50,12 @@ pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
     /// Ends the run for all nodes, for good, and says what became of that: only a member of the last round can.
     async fn set_closed(&self, reason: &str) -> Result<CloseOutcome>;
 
+    /// The same by a node without which no other can go on, since it has the server that they meet on: whether it is a member or
+    /// not, and before the first round too.
+    async fn close_as_host(&self, reason: &str) -> Result<()> {
+        self.set_closed(reason).await.map(|_| ())
+    }
+
     /// How many nodes wait to get in; also not 0 when a member is gone or the run was closed over work that is not
     /// done, since it is what torchrun polls to learn that it must stop its workers and meet again.
     async fn num_nodes_waiting(&self) -> Result<usize>;
@@ -62,6 +69,12 @@ pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
 
     /// This node's name in the run; none where the backend gives none.
     fn node_name(&self) -> Option<&str> {
+        None
+    }
+
+    /// What this node excludes to keep itself out of the run: its machine where it was told which that is, else its name. None
+    /// where the backend has no place for it.
+    fn itself(&self) -> Option<Whom> {
         None
     }
 
@@ -80,6 +93,17 @@ pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
     /// How many nodes that are not in the last round stand by. Read when asked for.
     async fn spares(&self) -> Result<usize> {
         Ok(0)
+    }
+
+    /// How many nodes are there that `whom` does not mean: members, those who wait, and spares, but for those who are excluded
+    /// already. Read when asked for; none where the backend does not know.
+    async fn others_than(&self, _whom: &Whom) -> Result<Option<usize>> {
+        Ok(None)
+    }
+
+    /// Data of the run, also for a node that is in no round; none before the first round, or where the backend has no place for it.
+    async fn run_store(&self) -> Result<Option<Arc<dyn Store>>> {
+        Ok(None)
     }
 
     /// How many nodes wait and stand by, as this node is told of them; none where the backend does not say.
@@ -112,7 +136,7 @@ pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
     async fn record(&self, event: &EventRecord);
 
     /// Keeps a node or a machine out of the run, for so long or for as long as the run lives: this node itself, or as a member
-    /// of the last round, any other. It ends the round of a member; who is kept out is told, and the others meet again.
+    /// of the last round, any other. It ends the round of a member; who is excluded is told, and the others meet again.
     async fn exclude(&self, whom: Whom, reason: &str, time: Option<Duration>) -> Result<ExclusionOutcome>;
 
     /// How far `next_rendezvous` has come.
@@ -299,32 +323,6 @@ impl GroupChange {
                 | GroupChange::Left { .. }
         )
     }
-}
-
-/// How far a rendezvous has come.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct Progress {
-    /// The round that is being formed.
-    pub round: u64,
-    /// Nodes that are there, as far as this node knows.
-    pub joined: usize,
-    /// Nodes that a round needs.
-    pub min_nodes: usize,
-    /// Nodes that a round takes.
-    pub max_nodes: usize,
-    /// Of those, the ones that a round could have now, where only whole segments are seated.
-    pub seatable: Option<usize>,
-    /// The nodes of a segment, where only whole ones are seated.
-    pub segment_size: Option<usize>,
-    /// What is left of the last call, once enough nodes are there.
-    pub last_call: Option<Duration>,
-    /// The group is full, or this node is kept out: it stands by as a spare.
-    pub spare: bool,
-    /// Why this node itself is kept out, while it waits to be let in again.
-    pub kept_out: Option<Exclusion>,
-    /// All who are kept out of the run, as far as this node knows.
-    pub exclusions: Vec<Exclusion>,
 }
 
 /// A moment in milliseconds since 1970.

@@ -44,6 +44,7 @@ pub mod native;
 mod observe;
 mod parameters;
 mod port;
+mod progress;
 mod registry;
 
 pub use barrier::EtcdBarrier;
@@ -51,11 +52,12 @@ pub use connecting::connect_within;
 pub use error::{RendezvousError, Result};
 pub use handler::{
     Census, CloseOutcome, Contact, Exclusion, ExclusionOutcome, FINISHED, GroupChange, Master, Member,
-    NODE_FINISHED, Progress, Rendezvous, RendezvousHandler, Standing, Whom, is_finish,
+    NODE_FINISHED, Rendezvous, RendezvousHandler, Standing, Whom, is_finish,
 };
-pub use observe::{send_traces, serve_metrics};
-pub use parameters::{ParameterError, RendezvousParameters};
+pub use observe::{observed, send_traces, serve_metrics};
+pub use parameters::{HEALTH_OPTIONS, ParameterError, RendezvousParameters, seconds};
 pub use port::HeldPort;
+pub use progress::Progress;
 pub use registry::{Creator, Registry};
 /// What [`EtcdBarrier::store_extra_data`] takes.
 pub use serde_json::Value;

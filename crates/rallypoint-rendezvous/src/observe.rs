@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use rallypoint_core::round::EventRecord;
-use rallypoint_metrics::{Listener, Metrics, Place};
+use rallypoint_metrics::{ListenAddress, Listener, Metrics};
 use rallypoint_store::{CountedStore, Store};
 use rallypoint_traces::{Endpoint, Round, Tracer};
 use tokio::sync::watch;
@@ -20,10 +20,11 @@ use tracing::{info, warn};
 use self::seen::{Seen, Way};
 use crate::error::Result;
 use crate::handler::{
-    Census, CloseOutcome, Contact, ExclusionOutcome, GroupChange, Member, Progress, Rendezvous,
-    RendezvousHandler, Standing, Whom,
+    Census, CloseOutcome, Contact, ExclusionOutcome, GroupChange, Member, Rendezvous, RendezvousHandler,
+    Standing, Whom,
 };
 use crate::parameters::{ParameterError, RendezvousParameters};
+use crate::progress::Progress;
 
 /// The option that says where metrics are served.
 pub(crate) const LISTEN: &str = "metrics_listen";
@@ -34,11 +35,11 @@ const LOOK: Duration = Duration::from_millis(20);
 /// For the last spans, where nobody else sends them.
 const LAST_SPANS: Duration = Duration::from_secs(1);
 
-/// Serves `metrics` at `place` until the listener is dropped, and says where. If it cannot, it says so: nobody's training
+/// Serves `metrics` at `address` until the listener is dropped, and says where. If it cannot, it says so: nobody's training
 /// ends for that.
-pub async fn serve_metrics(place: &Place, metrics: &Metrics) -> Option<Listener> {
+pub async fn serve_metrics(address: &ListenAddress, metrics: &Metrics) -> Option<Listener> {
     let told = metrics.clone();
-    match Listener::start(place, move || told.text()).await {
+    match Listener::start(address, move || told.text()).await {
         Ok(listener) => {
             info!("metrics are served at http://{}/metrics", listener.address());
             Some(listener)
@@ -51,9 +52,11 @@ pub async fn serve_metrics(place: &Place, metrics: &Metrics) -> Option<Listener>
 }
 
 /// Where the parameters say that metrics are to be served.
-pub(crate) fn place(parameters: &RendezvousParameters) -> Result<Option<Place>, ParameterError> {
-    let place = parameters.get(LISTEN).map(str::parse::<Place>).transpose();
-    place.map_err(|problem| ParameterError(format!("the option '{LISTEN}': {problem}")))
+pub(crate) fn listen_address(
+    parameters: &RendezvousParameters,
+) -> Result<Option<ListenAddress>, ParameterError> {
+    let address = parameters.get(LISTEN).map(str::parse::<ListenAddress>).transpose();
+    address.map_err(|problem| ParameterError(format!("the option '{LISTEN}': {problem}")))
 }
 
 /// Sends traces to this collector. If it cannot, it says so: nobody's training ends for that.
@@ -65,6 +68,16 @@ pub fn send_traces(collector: &Endpoint) -> Option<Tracer> {
 pub(crate) fn collector(parameters: &RendezvousParameters) -> Result<Option<Endpoint>, ParameterError> {
     let collector = parameters.get(COLLECTOR).map(str::parse::<Endpoint>).transpose();
     collector.map_err(|problem| ParameterError(format!("the option '{COLLECTOR}': {problem}")))
+}
+
+/// A handler that does what `handler` does, and is counted and traced: as the registry makes them.
+#[must_use]
+pub fn observed(
+    handler: Arc<dyn RendezvousHandler>,
+    metrics: Metrics,
+    tracer: Option<Tracer>,
+) -> Arc<dyn RendezvousHandler> {
+    Arc::new(Observed::new(handler, metrics, None, tracer, false))
 }
 
 /// A handler that is watched.
@@ -276,6 +289,10 @@ impl RendezvousHandler for Observed {
         self.inner.node_name()
     }
 
+    fn itself(&self) -> Option<Whom> {
+        self.inner.itself()
+    }
+
     fn address(&self) -> Option<&str> {
         self.inner.address()
     }
@@ -286,6 +303,14 @@ impl RendezvousHandler for Observed {
 
     async fn spares(&self) -> Result<usize> {
         self.inner.spares().await
+    }
+
+    async fn others_than(&self, whom: &Whom) -> Result<Option<usize>> {
+        self.inner.others_than(whom).await
+    }
+
+    async fn run_store(&self) -> Result<Option<Arc<dyn Store>>> {
+        Ok(self.inner.run_store().await?.map(|store| self.counted(&*store)))
     }
 
     fn census(&self) -> Option<watch::Receiver<Census>> {
@@ -306,6 +331,10 @@ impl RendezvousHandler for Observed {
 
     async fn record(&self, event: &EventRecord) {
         self.inner.record(event).await;
+    }
+
+    async fn close_as_host(&self, reason: &str) -> Result<()> {
+        self.inner.close_as_host(reason).await
     }
 
     async fn exclude(&self, whom: Whom, reason: &str, time: Option<Duration>) -> Result<ExclusionOutcome> {

@@ -2,6 +2,7 @@
 //! are PyTorch's.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use rallypoint_core::Endpoints;
@@ -11,15 +12,14 @@ use rallypoint_metrics::Metrics;
 use rallypoint_traces::Tracer;
 use thiserror::Error;
 
-/// What whoever drives a rendezvous reads itself.
-const LAUNCHERS: [&str; 6] = [
-    "is_host",
-    "worker_store",
-    "health_check",
-    "health_check_timeout",
-    "health_check_interval",
-    "when_unhealthy",
-];
+/// What whoever drives a rendezvous reads itself, besides [`HEALTH_OPTIONS`].
+const LAUNCHERS: [&str; 5] = ["is_host", "worker_store", "store_cacert", "store_cert", "store_key"];
+
+/// The options by which a node is told to look at its health: the checks, how long each may take, how long after a look the
+/// next one is, what a node does that fails, and for how long it is kept out if it is to be. Whoever drives a rendezvous reads
+/// them.
+pub const HEALTH_OPTIONS: [&str; 5] =
+    ["health_check", "health_check_timeout", "health_check_interval", "when_unhealthy", "exclude_for"];
 
 /// What torchrun puts among a backend's options by itself; none of it means anything to ours.
 pub const TORCHRUNS: [&str; 4] = ["rank", "is_host", "store_type", "keep_alive_interval"];
@@ -37,7 +37,7 @@ pub const TORCHRUNS: [&str; 4] = ["rank", "is_host", "store_type", "keep_alive_i
 /// assert_eq!((legacy.backend.as_str(), legacy.run_id.as_str()), ("etcd", "job42"));
 /// # Ok::<(), rallypoint_rendezvous::ParameterError>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RendezvousParameters {
     /// The name of the backend.
@@ -58,6 +58,27 @@ pub struct RendezvousParameters {
     pub metrics: Option<Metrics>,
     /// Where its rounds are told as traces, for those who send them themselves.
     pub tracer: Option<Tracer>,
+}
+
+/// The options whose values are not for a log.
+const SECRETS: [&str; 2] = ["password", "token"];
+
+impl fmt::Debug for RendezvousParameters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = |(key, value): (&'_ String, &'_ String)| {
+            let is_secret = SECRETS.contains(&key.as_str());
+            (key.clone(), if is_secret { "(not shown)".to_owned() } else { value.clone() })
+        };
+        f.debug_struct("RendezvousParameters")
+            .field("backend", &self.backend)
+            .field("endpoint", &self.endpoint)
+            .field("run_id", &self.run_id)
+            .field("min_nodes", &self.min_nodes)
+            .field("max_nodes", &self.max_nodes)
+            .field("local_addr", &self.local_addr)
+            .field("config", &self.config.iter().map(shown).collect::<BTreeMap<_, _>>())
+            .finish_non_exhaustive()
+    }
 }
 
 /// A parameter that cannot be used.
@@ -151,8 +172,11 @@ impl RendezvousParameters {
                 );
             }
             if value.is_empty() {
+                // What follows a name may be its value, after another character: a secret, maybe.
+                let name = key.split(|letter: char| !letter.is_alphanumeric() && letter != '_').next();
+                let name = name.unwrap_or_default();
                 return refused(format!(
-                    "The rendezvous configuration option '{key}' must have a value specified."
+                    "The rendezvous configuration option '{name}' must have a value specified."
                 ));
             }
             config.insert(key.to_owned(), value.to_owned());
@@ -188,7 +212,7 @@ impl RendezvousParameters {
     pub(crate) fn check_names(&self, known: &[&str]) -> Result<(), ParameterError> {
         for key in self.config.keys().map(String::as_str) {
             if !known.contains(&key) && !TORCHRUNS.contains(&key) {
-                let launchers = LAUNCHERS.iter().filter(|name| **name != key);
+                let launchers = LAUNCHERS.iter().chain(&HEALTH_OPTIONS).filter(|name| **name != key);
                 let known: Vec<&str> = known.iter().chain(launchers).copied().collect();
                 let meant = nearest(key, known.iter().copied());
                 let meant = meant.map_or_else(String::new, |name| format!(" did you mean '{name}'?"));
@@ -205,14 +229,13 @@ impl RendezvousParameters {
     /// The value of `key` in seconds; fractions are allowed, which PyTorch's backends do not.
     pub fn seconds(&self, key: &str) -> Result<Option<Duration>, ParameterError> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        let seconds = value.trim().parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let refused = || {
             let separate = if value.contains('=') { " Several options are separated by commas." } else { "" };
             ParameterError(format!(
                 "The rendezvous configuration option '{key}' does not represent a valid number of seconds: '{value}'.{separate}"
             ))
         };
-        seconds.map(Some).ok_or_else(refused)
+        seconds(value).map(Some).ok_or_else(refused)
     }
 
     /// The servers that [`endpoint`](RendezvousParameters::endpoint) names: `host`, `host:port`, `[::1]:port`,
@@ -281,6 +304,12 @@ fn not_an_integer(key: &str) -> ParameterError {
     ))
 }
 
+/// A text as a number of seconds; fractions are allowed.
+#[must_use]
+pub fn seconds(text: &str) -> Option<Duration> {
+    text.trim().parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+}
+
 fn refused<T>(text: impl Into<String>) -> Result<T, ParameterError> {
     Err(ParameterError(text.into()))
 }
@@ -314,6 +343,15 @@ mod tests {
         }
         assert!(with("k", "maybe").get_as_bool("k").unwrap_err().0.contains("a valid boolean value"));
         assert_eq!(with("k", "1").get_as_int("other").unwrap(), None);
+    }
+
+    #[test]
+    fn secrets_are_not_printed() {
+        let mut parameters = with("password", "hunter2");
+        parameters.config.insert("token".to_owned(), "hunter3".to_owned());
+        parameters.config.insert("user".to_owned(), "root".to_owned());
+        let printed = format!("{parameters:?}");
+        assert!(!printed.contains("hunter") && printed.contains("root"), "{printed}");
     }
 
     #[test]
@@ -354,6 +392,10 @@ mod tests {
         let refused = |text: &str| RendezvousParameters::parse_config(text).unwrap_err().0;
         assert!(refused("=1").contains("<key1>=<value1>"));
         assert_eq!(refused("a,b=1"), "The rendezvous configuration option 'a' must have a value specified.");
+        assert_eq!(
+            refused("token:a secret,b=1"),
+            "The rendezvous configuration option 'token' must have a value specified."
+        );
     }
 
     #[test]

@@ -106,14 +106,15 @@ impl Registry {
         let own = tracer.is_some();
         parameters.tracer = parameters.tracer.or(tracer);
         // Before there is an etcd, so that it can be seen that there is none.
-        let listener =
-            match observe::place(&parameters)?.filter(|_| self.creators.contains_key(&parameters.backend)) {
-                Some(place) => {
-                    let metrics = parameters.metrics.get_or_insert_default();
-                    observe::serve_metrics(&place, metrics).await
-                }
-                None => None,
-            };
+        let listener = match observe::listen_address(&parameters)?
+            .filter(|_| self.creators.contains_key(&parameters.backend))
+        {
+            Some(place) => {
+                let metrics = parameters.metrics.get_or_insert_default();
+                observe::serve_metrics(&place, metrics).await
+            }
+            None => None,
+        };
         let made = || self.make(parameters.clone());
         let handler = connect_within(&parameters.endpoint, patience, made).await?;
         if parameters.metrics.is_none() && parameters.tracer.is_none() {

@@ -325,6 +325,7 @@ fn dynamic_groups(version: Version) {
 }
 
 #[test]
+#[ignore = "it takes long: scripts/test long"]
 fn groups_on_both_backends_meet_under_pytorchs_dynamic_handler_on_etcd_3_4() {
     dynamic_groups(Version::V34);
 }

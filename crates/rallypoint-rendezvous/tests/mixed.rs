@@ -81,6 +81,7 @@ fn late(version: Version, latecomer: Kind) {
 }
 
 #[test]
+#[ignore = "it takes long: scripts/test long"]
 fn a_late_node_of_ours_is_counted_and_gets_in() {
     late(Version::V34, Ours);
 }
@@ -122,6 +123,7 @@ fn killed(version: Version, victim: Kind) {
 }
 
 #[test]
+#[ignore = "it takes long: scripts/test long"]
 fn the_others_meet_again_when_a_node_of_ours_is_killed() {
     killed(Version::V35, Ours);
 }

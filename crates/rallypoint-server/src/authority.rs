@@ -3,6 +3,9 @@
 //! etcd's 3.4 client does so when it is told to ask one endpoint, as for `etcdctl endpoint status`: its
 //! `:authority` is `http://host:port`. Go's servers do not look at it; h2 resets the request. Nothing here is
 //! served by name, so the value is blanked on its way in.
+//!
+//! A client gives all requests of a connection the same name, so the first one tells. If that does not begin as a URL does,
+//! nothing stands before the rest of the connection.
 
 use std::io;
 use std::pin::Pin;
@@ -87,7 +90,7 @@ enum Blank {
     Skip(usize),
     /// In a frame of headers: so much is left of it, what is before the fields, and the place in the fields.
     Fields { left: usize, ahead: usize, place: HpackState },
-    /// Another protocol.
+    /// Another protocol, or a client that needs no help.
     Off,
 }
 
@@ -168,8 +171,12 @@ impl Blank {
                     let skipped = used.min(*ahead);
                     *ahead -= skipped;
                     *left -= used;
-                    for byte in &mut bytes[skipped..used] {
-                        place.pass(byte);
+                    for at in skipped..used {
+                        if place.is_before_name() && is_plain_name(&bytes[at..used]) {
+                            *self = Blank::Off;
+                            return;
+                        }
+                        place.pass(&mut bytes[at]);
                     }
                     used
                 }
@@ -192,7 +199,23 @@ impl Blank {
     }
 }
 
+/// Whether a length and what follows it are certainly no URL. That begins with an `h`, plain or in Huffman's code, where
+/// the byte has two bits of the next letter too. A name that is cut here is taken for one: to blank it does no harm.
+fn is_plain_name(bytes: &[u8]) -> bool {
+    /// The six bits of an `h`, and the first two of a `t`.
+    const HUFFMAN_HT: u8 = 0b1001_1101;
+    match bytes {
+        [length, first, ..] => matches!(length & 0x7f, 1..0x7f) && !matches!(*first, b'h' | HUFFMAN_HT),
+        _ => false,
+    }
+}
+
 impl HpackState {
+    /// Whether the length of the server's name comes next.
+    fn is_before_name(self) -> bool {
+        matches!(self, HpackState::ValueLength { blank: true })
+    }
+
     /// Goes on by a byte, which it may change.
     fn pass(&mut self, byte: &mut u8) {
         *self = match *self {
@@ -283,7 +306,7 @@ mod tests {
         for (value, blanked) in [
             (b"\x08http://a".to_vec(), b"\x08xxxxxxxx".to_vec()),
             // In Huffman's code.
-            (b"\x83\xaa\xbb\xcc".to_vec(), b"\x03xxx".to_vec()),
+            (b"\x83\x9d\xbb\xcc".to_vec(), b"\x03xxx".to_vec()),
             (b"\x00".to_vec(), b"\x00".to_vec()),
             (
                 [&[over_two_bytes[0] | 0x80, over_two_bytes[1]][..], &vec![0xaa; long]].concat(),
@@ -308,6 +331,24 @@ mod tests {
         }
     }
 
+    /// Whole or in pieces that the name is not cut from its length in, a name that is none of a URL stays, and so does all
+    /// that comes after it.
+    #[test]
+    fn after_a_name_that_is_no_url_nothing_is_looked_at() {
+        for name in [&b"\x0b10.0.0.1:80"[..], b"\x83\xaa\xbb\xcc", b"\x01e"] {
+            let sent = [
+                PREFACE,
+                &frame(HEADERS, 4, &[&b"\x83\x41"[..], name].concat()),
+                &frame(HEADERS, 4, b"\x41\x08http://a"),
+            ]
+            .concat();
+            let (mut blank, mut bytes) = (Blank::default(), sent.clone());
+            blank.pass(&mut bytes);
+            assert_eq!(bytes, sent);
+            assert!(matches!(blank, Blank::Off));
+        }
+    }
+
     #[test]
     fn other_protocols_pass() {
         for sent in [&b"GET / HTTP/1.1\r\n\r\n\x41\x01a"[..], b"PRI * HTTP/1.1", &[PREFACE, &[0; 9]].concat()]
@@ -323,9 +364,12 @@ mod tests {
             let noise: Vec<u8> = (0..random.usize(..200)).map(|_| random.u8(..)).collect();
             let mut sent = [PREFACE, &frame(HEADERS, random.u8(..), &noise)].concat();
             let length = sent.len();
-            sent.extend_from_slice(&frame(HEADERS, 0, b"\x41\x01a"));
-            Blank::default().pass(&mut sent);
-            assert_eq!(sent.split_off(length), frame(HEADERS, 0, b"\x41\x01x"), "{noise:?}");
+            let last = frame(HEADERS, 0, b"\x41\x01h");
+            sent.extend_from_slice(&last);
+            let mut blank = Blank::default();
+            blank.pass(&mut sent);
+            let expected = if matches!(blank, Blank::Off) { last } else { frame(HEADERS, 0, b"\x41\x01x") };
+            assert_eq!(sent.split_off(length), expected, "{noise:?}");
         }
     }
 }

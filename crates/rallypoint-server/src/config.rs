@@ -4,6 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rallypoint_core::Token;
+
 /// How to serve. The default is etcd's, on the loopback address alone.
 ///
 /// ```
@@ -26,6 +28,9 @@ pub struct Config {
     pub advertise: Vec<String>,
     /// TLS, if clients are to use it.
     pub tls: Option<Tls>,
+    /// What clients show to be let in: as the password of the user `root`, who may do everything. In a folder that becomes
+    /// root's password, and is asked for from then on.
+    pub token: Option<Token>,
     /// Bytes of one request that writes.
     pub max_request_bytes: usize,
     /// Operations in a transaction.
@@ -44,6 +49,12 @@ pub struct Config {
     pub history_bytes: usize,
     /// Where the revisions of v3 and the indices of v2 begin. In a folder with data they go on.
     pub numbering: Numbering,
+    /// How long a token that a client got for its password lives after it was shown last.
+    pub auth_token_ttl: Duration,
+    /// How long a connection may take until its first byte, and for a TLS handshake.
+    pub handshake_timeout: Duration,
+    /// How long the first request of a connection may take to come, and the body of each.
+    pub request_timeout: Duration,
     /// How often an idle watch that asked for it hears that it missed nothing.
     pub progress_interval: Duration,
     /// How long open requests may go on after the server was told to stop.
@@ -103,6 +114,7 @@ impl Default for Config {
             name: "default".to_owned(),
             advertise: Vec::new(),
             tls: None,
+            token: None,
             max_request_bytes: 3 << 19,
             max_txn_ops: 128,
             quota_bytes: 2 << 30,
@@ -111,6 +123,9 @@ impl Default for Config {
             history_changes: 1 << 16,
             history_bytes: 64 << 20,
             numbering: Numbering::FromClock,
+            auth_token_ttl: Duration::from_secs(300),
+            handshake_timeout: Duration::from_secs(10),
+            request_timeout: Duration::from_secs(60),
             progress_interval: Duration::from_secs(10 * 60),
             stop_timeout: Duration::from_secs(1),
         }

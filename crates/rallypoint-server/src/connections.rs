@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures::{FutureExt as _, future};
@@ -23,8 +23,10 @@ use tower_service::Service;
 use crate::admission::{Account, Budget};
 use crate::authority::WithoutAuthority;
 use crate::fair::Fair;
-use crate::grpc::{Grpc, ReplyBody};
+use crate::grpc::{self, Grpc, ReplyBody};
+use crate::hang_up::ReadAhead;
 use crate::stopped::stopped;
+use crate::tls::{Certificates, common_name};
 use crate::traffic::{Method, Traffic};
 
 /// Requests on one connection at a time. Every watch may be one of its own.
@@ -32,10 +34,6 @@ const MAX_STREAMS: u32 = 1 << 14;
 /// What a client may send ahead on all streams together. h2 takes half of it for the number of small frames that it
 /// holds, and thousands of watches may be opened at once; with its own default it would be 2,200.
 const CONNECTION_WINDOW: u32 = 3 << 20;
-/// For the first byte, and for a TLS handshake, which an idle connection never ends.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// For the first request.
-const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// A client that is silent for so long is asked whether it is still there, as etcd does.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2 * 60 * 60);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -67,12 +65,17 @@ impl Front {
         &self,
         mut request: http::Request<Incoming>,
         account: &Account,
+        certificate: Option<&Arc<str>>,
     ) -> impl Future<Output = Result<Answer, Infallible>> + Send + Unpin + use<> {
         if let Some(grpc) = self.grpc.as_ref().filter(|_| Grpc::is_for_us(&request)) {
             let (method, traffic) = (Method::grpc(request.uri().path()), Arc::clone(&self.traffic));
-            let reply = grpc.call(request, account);
-            return future::Either::Left(reply.map(move |reply| {
+            let handling = traffic.handled.start(request.uri().path());
+            let reply = grpc.call(request, account, certificate, handling.as_ref());
+            return future::Either::Left(reply.map(move |mut reply| {
                 traffic.answered(method, &reply);
+                if let Some(handling) = handling {
+                    grpc::handled(handling, &mut reply);
+                }
                 Ok(reply.map(Either::Left))
             }));
         }
@@ -88,10 +91,20 @@ impl Front {
     }
 }
 
+/// How long connections may take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Times {
+    /// For the first byte, and for a TLS handshake, which an idle connection never ends.
+    pub(crate) handshake: Duration,
+    /// For the first request.
+    pub(crate) request: Duration,
+}
+
 /// Takes connections in and serves them.
 pub(crate) struct Connections {
+    pub(crate) times: Times,
     pub(crate) front: Front,
-    pub(crate) tls: Option<TlsAcceptor>,
+    pub(crate) tls: Option<Arc<Certificates>>,
     pub(crate) budget: Arc<Budget>,
     pub(crate) stopping: watch::Receiver<bool>,
 }
@@ -110,8 +123,9 @@ impl Connections {
                 accepted = listener.accept() => match accepted {
                     Ok((socket, _)) => match self.budget.open() {
                         Ok(account) => {
-                            let (front, tls, stopping) = (self.front.clone(), self.tls.clone(), self.stopping.clone());
-                            tasks.spawn(connection(socket, front, tls, account, stopping));
+                            let tls = self.tls.as_ref().map(|certificates| certificates.acceptor());
+                            let (front, stopping) = (self.front.clone(), self.stopping.clone());
+                            tasks.spawn(connection(socket, front, tls, account, self.times, stopping));
                         }
                         Err(_) => tracing::warn!("too many connections: one is turned away"),
                     },
@@ -133,12 +147,13 @@ async fn connection(
     front: Front,
     tls: Option<TlsAcceptor>,
     account: Account,
+    times: Times,
     mut stopping: watch::Receiver<bool>,
 ) {
     // Answers are small and waited for. It fails only on a connection that is gone.
     let _ = socket.set_nodelay(true);
     let served = async {
-        let first_byte = tokio::time::timeout(HANDSHAKE_TIMEOUT, socket.readable());
+        let first_byte = tokio::time::timeout(times.handshake, socket.readable());
         let is_there = tokio::select! {
             readable = first_byte => readable.is_ok(),
             () = stopped(&mut stopping) => false,
@@ -146,14 +161,21 @@ async fn connection(
         if !is_there {
             return;
         }
-        let Some(tls) = tls else { return speak(socket, front, account.clone(), stopping).await };
-        let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(socket));
+        let Some(tls) = tls else {
+            return speak(socket, front, account.clone(), None, times, stopping).await;
+        };
+        let handshake = tokio::time::timeout(times.handshake, tls.accept(socket));
         let accepted = tokio::select! {
             accepted = handshake => accepted,
             () = stopped(&mut stopping) => return,
         };
         match accepted {
-            Ok(Ok(socket)) => speak(socket, front, account.clone(), stopping).await,
+            Ok(Ok(socket)) => {
+                // It was checked: without an authority nobody is asked for one.
+                let shown = socket.get_ref().1.peer_certificates().and_then(<[_]>::first);
+                let certificate = shown.and_then(common_name);
+                speak(socket, front, account.clone(), certificate, times, stopping).await;
+            }
             Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
             Err(_) => tracing::debug!("TLS handshake took too long"),
         }
@@ -165,12 +187,19 @@ async fn connection(
 }
 
 /// Speaks on one connection until it ends, or until the server stops and its requests have ended.
-async fn speak<S>(socket: S, front: Front, account: Account, mut stopping: watch::Receiver<bool>)
-where
+async fn speak<S>(
+    socket: S,
+    front: Front,
+    account: Account,
+    certificate: Option<Arc<str>>,
+    times: Times,
+    mut stopping: watch::Receiver<bool>,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let mut http = auto::Builder::new(InPlace);
-    http.http1().timer(TokioTimer::new());
+    // Who has closed its half still gets what it asked for; who waits for a change is seen to hang up by `ReadAhead`.
+    http.http1().timer(TokioTimer::new()).header_read_timeout(times.request).half_close(true);
     http.http2()
         .timer(TokioTimer::new())
         .auto_date_header(false)
@@ -179,20 +208,27 @@ where
         .keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT);
     let of_requests = account.clone();
-    let service = service_fn(move |request| front.call(request, &of_requests));
-    let connection = http.serve_connection(TokioIo::new(WithoutAuthority::new(Fair::new(socket))), service);
+    let service = service_fn(move |request| front.call(request, &of_requests, certificate.as_ref()));
+    let (socket, hung_up) = ReadAhead::new(Fair::new(socket));
+    let connection = http.serve_connection(TokioIo::new(WithoutAuthority::new(socket)), service);
     tokio::pin!(connection);
     let silent = async {
-        tokio::time::sleep(FIRST_REQUEST_TIMEOUT).await;
+        tokio::time::sleep(times.request).await;
         if account.has_asked() {
             future::pending::<()>().await;
         }
     };
+    let served = future::poll_fn(|cx| match connection.as_mut().poll(cx) {
+        // All that could be said is said, and nobody is there for the rest.
+        Poll::Pending if hung_up.is_true() => Poll::Ready(Ok(())),
+        polled => polled,
+    });
     let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
+        ended = served => ended,
         () = silent => {
             connection.as_mut().graceful_shutdown();
-            connection.await
+            // Who does not answer that either is not waited for.
+            tokio::time::timeout(times.handshake, connection).await.unwrap_or(Ok(()))
         }
         () = stopped(&mut stopping) => {
             connection.as_mut().graceful_shutdown();

@@ -11,12 +11,10 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum ServerError {
     /// Something else listens there already.
-    #[error("cannot listen on {address}: the address is in use")]
+    #[error("cannot listen on {address}: the address is in use; stop what listens there, or choose another")]
     AddressInUse {
         /// Where it was to listen.
         address: SocketAddr,
-        /// What the system said.
-        source: io::Error,
     },
     /// The address cannot be listened on, by this user or at all.
     #[error("cannot listen on {address}")]
@@ -65,6 +63,12 @@ pub enum ServerError {
     Etcd {
         /// What the etcd said, or what is wrong with how it is to be reached.
         source: rallypoint_etcd::Error,
+    },
+    /// The token cannot be hashed.
+    #[error("cannot make the hash of the token")]
+    Token {
+        /// What the system said.
+        source: io::Error,
     },
     /// There is no thread for what writes to the disk.
     #[error("cannot start a thread")]

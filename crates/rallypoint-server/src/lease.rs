@@ -1,6 +1,7 @@
 //! Leases: grants, the keys attached to them, and their end by a clock from outside.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -23,8 +24,9 @@ pub(crate) struct Leases {
     of_key: HashMap<Bytes, i64>,
 }
 
+/// One lease. With very many keys it is much to drop.
 #[derive(Debug)]
-struct Lease {
+pub(crate) struct Lease {
     ttl: i64,
     deadline: Instant,
     keys: BTreeSet<Bytes>,
@@ -87,12 +89,18 @@ impl Leases {
 
     /// Forgets a lease; its keys, which the caller deletes.
     pub(crate) fn revoke(&mut self, id: i64) -> Result<BTreeSet<Bytes>, Error> {
-        let lease = self.by_id.remove(&id).ok_or(Error::LeaseNotFound)?;
-        self.by_deadline.remove(&(lease.deadline, id));
+        let lease = self.take(id).ok_or(Error::LeaseNotFound)?;
         for key in &lease.keys {
             self.of_key.remove(key);
         }
         Ok(lease.keys)
+    }
+
+    /// Forgets a lease, and leaves the places of its keys to [`Leases::attach`].
+    pub(crate) fn take(&mut self, id: i64) -> Option<Lease> {
+        let lease = self.by_id.remove(&id)?;
+        self.by_deadline.remove(&(lease.deadline, id));
+        Some(lease)
     }
 
     /// Starts the TTL of a lease anew; the TTL, or nothing if there is no such lease.
@@ -116,6 +124,35 @@ impl Leases {
 
     pub(crate) fn contains(&self, id: i64) -> bool {
         self.by_id.contains_key(&id)
+    }
+
+    /// The keys that hang on a lease, if there is one.
+    pub(crate) fn keys_of(&self, id: i64) -> impl Iterator<Item = &Bytes> {
+        self.by_id.get(&id).into_iter().flat_map(|lease| &lease.keys)
+    }
+
+    /// The same, in order, from after a key on.
+    pub(crate) fn keys_after(&self, id: i64, after: Option<&Bytes>) -> impl Iterator<Item = &Bytes> {
+        let start = after.map_or(Bound::Unbounded, |after| Bound::Excluded(after.clone()));
+        self.by_id
+            .get(&id)
+            .into_iter()
+            .flat_map(move |lease| lease.keys.range((start.clone(), Bound::Unbounded)))
+    }
+
+    /// How many keys hang on a lease.
+    pub(crate) fn key_count(&self, id: i64) -> usize {
+        self.by_id.get(&id).map_or(0, |lease| lease.keys.len())
+    }
+
+    /// The keys that hang on any lease, in no order.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &Bytes> {
+        self.of_key.keys()
+    }
+
+    /// All ids with their TTLs.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (i64, i64)> {
+        self.by_id.iter().map(|(id, lease)| (*id, lease.ttl))
     }
 
     /// All ids, the one that ends first first.

@@ -21,12 +21,13 @@
 //! - `serve`: the listener, TLS, and the way to stop. `connections`: what speaks on each; tells gRPC from the rest.
 //!   `authority` makes up for clients that HTTP/2 would turn away.
 //!   `fair` has them take turns.
-//! - `traffic`: what clients ask for, counted; `prometheus`: how that and all else is told to who asks for `/metrics`.
+//! - `traffic` and `handled`: what clients ask for, counted; `prometheus`: how that and all else is told to who asks for `/metrics`.
 //! - `admission`: what is held for clients, counted, and who makes room for whom.
 //! - `grpc`: the v3 services, a thin shell. `http`: the v2 API and what monitors ask for, another.
 //! - `shared`: the v3 state behind its one lock, and the task that ends leases.
 //! - `state`: the v3 state, plain data that is told the time: `mvcc` (keys and their history), `lease`, and
-//!   `watch` (who is to be told what).
+//!   `watch` (who is to be told what). `removal`, `removing`: a delete of very many keys, in steps.
+//! - `auth`: users, roles and who may do what, plain data too; `v2_users`: what that means for v2. `bolt`: etcd's file, for snapshots.
 //! - `durable`: what survives, where there is a folder for it.
 //! - `on_demand`: this server where nothing listens yet.
 //! - `managed`: a real etcd as a child process, or this server where there is none.
@@ -34,7 +35,9 @@
 //! - `gateway`: the v2 API again, with its keys in a cluster of etcd.
 
 mod admission;
+mod auth;
 mod authority;
+mod bolt;
 mod config;
 mod connections;
 mod durable;
@@ -43,6 +46,8 @@ mod fair;
 mod files;
 mod gateway;
 mod grpc;
+mod handled;
+mod hang_up;
 mod http;
 mod identity;
 mod lease;
@@ -51,6 +56,8 @@ mod metrics;
 mod mvcc;
 mod on_demand;
 mod prometheus;
+mod removal;
+mod removing;
 mod serve;
 mod shared;
 mod state;
@@ -58,6 +65,7 @@ mod stopped;
 mod tls;
 mod traffic;
 mod v2;
+mod v2_users;
 mod watch;
 
 pub use config::{Config, Numbering, Tls};

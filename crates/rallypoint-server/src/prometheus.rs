@@ -18,6 +18,7 @@ impl Page {
     pub(crate) fn new() -> Self {
         let mut page = Page::default();
         process::register(&mut page.registry);
+        process::usage(&mut page.registry);
         page
     }
 
@@ -26,6 +27,13 @@ impl Page {
         let gauge: Gauge = Gauge::default();
         gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         self.registry.register(name, help, gauge);
+    }
+
+    /// A word, as the label of a number that is always 1.
+    pub(crate) fn label(&mut self, name: &str, help: &str, label: &'static str, value: &str) {
+        let family: Family<[(&'static str, String); 1], Gauge> = Family::default();
+        family.get_or_create(&[(label, value.to_owned())]).set(1);
+        self.registry.register(name, help, family);
     }
 
     /// A number that only grows, under the name without `_total`.

@@ -10,10 +10,10 @@ use rallypoint_core::EtcdSettings;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio_rustls::TlsAcceptor;
 
 use crate::admission::Budget;
-use crate::connections::{Connections, Front};
+use crate::auth::Passwords;
+use crate::connections::{Connections, Front, Times};
 use crate::durable::{Folder, Halves, Journal, Opened, V2Batch, V3Batch, Writer};
 use crate::gateway::{Gateway, GatewayConfig};
 use crate::grpc::Grpc;
@@ -22,8 +22,10 @@ use crate::mvcc::{Retention, Store};
 use crate::shared::{Settings, Shared};
 use crate::state::{Limits, State};
 use crate::stopped::stopped;
+use crate::tls::Certificates;
 use crate::traffic::Traffic;
-use crate::{Config, ServerError, files, http as http1, metrics, tls, v2};
+use crate::v2_users::V2Users;
+use crate::{Config, ServerError, files, http as http1, metrics, v2};
 
 /// What etcd adds to the size of a request for the size of a message.
 const MESSAGE_OVERHEAD: usize = 512 << 10;
@@ -37,6 +39,7 @@ pub struct Server {
     url: String,
     stop: watch::Sender<bool>,
     open: watch::Receiver<usize>,
+    tls: Option<Arc<Certificates>>,
     task: JoinHandle<Result<(), ServerError>>,
 }
 
@@ -57,10 +60,10 @@ impl Server {
 
     fn start(prepared: Prepared) -> Server {
         let (stop, mut told) = watch::channel(false);
-        let (address, url) = (prepared.address, prepared.url.clone());
+        let (address, url, tls) = (prepared.address, prepared.url.clone(), prepared.tls.clone());
         let (connections, open) = watch::channel(0);
         let task = tokio::spawn(prepared.run(async move { stopped(&mut told).await }, connections));
-        Server { address, url, stop, open, task }
+        Server { address, url, stop, open, tls, task }
     }
 
     /// Serves on a listener until `shutdown` is there and open requests have ended, or had their time to.
@@ -88,6 +91,13 @@ impl Server {
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// Looks whether its certificates have changed. It does so by itself too, every few seconds, when a connection comes.
+    pub fn reload(&self) {
+        if let Some(certificates) = &self.tls {
+            certificates.reload();
+        }
     }
 
     /// Waits until nobody is connected.
@@ -132,7 +142,7 @@ fn listen(address: SocketAddr) -> Result<TcpListener, ServerError> {
         socket.listen(BACKLOG)
     })();
     bound.map_err(|source| match source.kind() {
-        io::ErrorKind::AddrInUse => ServerError::AddressInUse { address, source },
+        io::ErrorKind::AddrInUse => ServerError::AddressInUse { address },
         _ => ServerError::Listen { address, source },
     })
 }
@@ -142,7 +152,7 @@ struct Prepared {
     listener: TcpListener,
     address: SocketAddr,
     url: String,
-    tls: Option<TlsAcceptor>,
+    tls: Option<Arc<Certificates>>,
     config: Config,
     front: Front,
     behind: Behind,
@@ -187,7 +197,8 @@ impl Prepared {
         let identity = Arc::new(Identity::new(config.name.clone(), client_urls(&url, &config)));
         let keys = Arc::<Gateway>::clone(&gateway);
         let traffic = Traffic::of_gateway();
-        let http = http1::router(keys, identity, http1::Limits::default(), Arc::clone(&traffic));
+        let limits = http1::Limits { body_time: config.request_timeout, ..http1::Limits::default() };
+        let http = http1::router(keys, identity, limits, Arc::clone(&traffic), None);
         let front = Front::new(None, http, traffic);
         let behind = Behind::Cluster { gateway, endpoints };
         let (stop, _) = watch::channel(false);
@@ -204,7 +215,8 @@ impl Prepared {
         behind.announce(address, &config);
         let budget = Budget::new(config.inflight_bytes, files::connections_within(config.max_connections));
         front.holds(&budget);
-        let connections = Connections { front, tls, budget, stopping: stop.subscribe() };
+        let times = Times { handshake: config.handshake_timeout, request: config.request_timeout };
+        let connections = Connections { times, front, tls, budget, stopping: stop.subscribe() };
         let mut tasks = JoinSet::new();
         let failed = tokio::select! {
             () = shutdown => None,
@@ -250,6 +262,15 @@ impl Behind {
                 "serving etcd's v3 and v2 protocols{to_whom}; all data is in memory and ends with this process"
             ),
         }
+        if let Behind::Data { halves, .. } = self
+            && !address.ip().is_loopback()
+            && config.tls.as_ref().is_none_or(|tls| tls.client_ca_file.is_none())
+            && !halves.v3.read(|state| state.auth.is_enabled())
+        {
+            tracing::warn!(
+                "whoever reaches {address} can read and change all that is in it: give it and its clients a token (--token-file or RALLYPOINT_TOKEN, token_file in --rdzv-conf), or certificates"
+            );
+        }
     }
 
     /// What goes on beside requests. It ends by itself only when data can no longer be kept.
@@ -263,6 +284,7 @@ impl Behind {
         };
         tokio::select! {
             () = halves.v3.expire_leases() => None,
+            () = halves.v3.forget() => None,
             failed = failed => failed,
         }
     }
@@ -283,10 +305,10 @@ impl Behind {
 fn place(
     listener: &TcpListener,
     config: &Config,
-) -> Result<(SocketAddr, Option<TlsAcceptor>, String), ServerError> {
+) -> Result<(SocketAddr, Option<Arc<Certificates>>, String), ServerError> {
     let address =
         listener.local_addr().map_err(|source| ServerError::Listen { address: config.listen, source })?;
-    let tls = config.tls.as_ref().map(tls::acceptor).transpose()?;
+    let tls = config.tls.as_ref().map(Certificates::load).transpose()?.map(Arc::new);
     let scheme = if tls.is_some() { "https" } else { "http" };
     Ok((address, tls, format!("{scheme}://{address}")))
 }
@@ -319,10 +341,10 @@ fn parts(
     let name = config.name.clone();
     let (mut v3, mut v2, identity, data) = match data {
         Some((folder, Opened::Something(something))) => {
-            let (engine, loaded) = *something;
+            let (ledger, loaded) = *something;
             let identity = Identity::known(loaded.ids, name, client_urls);
             let v3 = State::restored(limits, retention, Instant::now(), loaded.v3);
-            (v3, v2::Store::restored(v2_limits, loaded.v2), identity, Some((folder, engine)))
+            (v3, v2::Store::restored(v2_limits, loaded.v2), identity, Some((folder, ledger)))
         }
         fresh => {
             let (store, v2) = match config.numbering.origin(SystemTime::now()) {
@@ -339,14 +361,15 @@ fn parts(
                     let v3 = V3Batch { changes: Vec::new(), revision, compacted };
                     let (index, raft_index) = (v2.index(), v2.raft_index());
                     let v2 = V2Batch { changes: Vec::new(), index, raft_index };
-                    let engine = folder.create(identity.ids(), &v3, &v2)?;
-                    Some((folder, engine))
+                    let ledger = folder.create(identity.ids(), &v3, &v2)?;
+                    Some((folder, ledger))
                 }
                 None => None,
             };
             (State::new(limits, store), v2, identity, data)
         }
     };
+    v3.auth.set_token_ttl(config.auth_token_ttl);
     let bell = data.is_some().then(Writer::bell);
     if let Some((bell, _)) = &bell {
         v3.keep(Journal::new(bell.clone()));
@@ -358,24 +381,35 @@ fn parts(
         quota_bytes: config.quota_bytes,
         fragment_bytes: message_bytes,
         progress_interval: config.progress_interval,
+        request_timeout: config.request_timeout,
     };
-    let shared = Arc::new(Shared::new(v3, identity.clone(), settings));
+    let asked = config.token.as_ref().map(|token| Passwords::with_token(token, v3.auth.root_hash()));
+    let asked = asked.transpose().map_err(|source| ServerError::Token { source })?;
+    let (passwords, hash) = asked.map_or_else(Default::default, |(passwords, hash)| (passwords, Some(hash)));
+    let shared = Arc::new(Shared::new(v3, identity.clone(), settings, passwords));
+    if let Some(hash) = hash {
+        shared.write(|state| state.ask_for(hash));
+    }
     let (numbers, quota) = (Arc::clone(&shared), Arc::clone(&shared));
+    let users = V2Users::new(Arc::clone(&shared));
     let v3 = v2::V3 {
         metrics: Box::new(move |page| metrics::v3(&numbers, page)),
         is_full: Box::new(move || quota.read(State::is_full)),
+        users: Box::new(move |login| users.check(login)),
     };
     let identity = Arc::new(identity);
     let v2 = v2::Service::start(Arc::clone(&identity), v3, v2);
     let grpc = Grpc::new(Arc::clone(&shared), message_bytes, stopping);
     let traffic = Traffic::of_server(config.quota_bytes);
     let keys = Arc::<v2::Service>::clone(&v2);
-    let http = http1::router(keys, identity, http1::Limits::default(), Arc::clone(&traffic));
+    let json = Some(http1::Json::new(grpc.clone(), Arc::clone(&traffic)));
+    let limits = http1::Limits { body_time: config.request_timeout, ..http1::Limits::default() };
+    let http = http1::router(keys, identity, limits, Arc::clone(&traffic), json);
     let front = Front::new(Some(grpc), http, traffic);
     let halves = Halves { v3: shared, v2 };
     let writer = match data.zip(bell) {
-        Some(((folder, engine), (bell, rung))) => {
-            let started = Writer::start(folder, engine, halves.clone(), bell, rung);
+        Some(((folder, ledger), (bell, rung))) => {
+            let started = Writer::start(folder, ledger, halves.clone(), bell, rung);
             Some(started.map_err(|source| ServerError::Thread { source })?)
         }
         None => None,

@@ -1,15 +1,18 @@
 //! The state behind its lock, for all connections.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use etcd_client::proto::PbResponseHeader;
-use tokio::sync::Notify;
+use rallypoint_metrics::prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use tokio::sync::{Notify, Semaphore};
 
+use crate::auth::Passwords;
 use crate::durable::{Journal, LoadedV3, Promise, Ticket, V3Batch};
 use crate::identity::{Identity, RAFT_TERM};
 use crate::mvcc::Error;
-use crate::state::State;
+use crate::removal::{Progress, Removed};
+use crate::state::{Expiry, State};
 
 /// What the connections of the v3 half share.
 #[derive(Debug)]
@@ -18,8 +21,19 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     pub(crate) identity: Identity,
     pub(crate) settings: Settings,
+    /// Where passwords are hashed.
+    pub(crate) passwords: Passwords,
+    /// One hash of all data at a time, and one snapshot: each holds on to what it has seen.
+    pub(crate) hashes: Semaphore,
+    pub(crate) snapshots: Arc<Semaphore>,
+    /// How long it took to bring changes to the disk.
+    pub(crate) commits: Histogram,
     /// A lease was granted that ends before all others.
     sooner: Notify,
+    /// There is something to forget.
+    unclean: Notify,
+    /// Keys may be changed again.
+    idle: Notify,
 }
 
 /// What the handlers need to know of the configuration.
@@ -29,6 +43,8 @@ pub(crate) struct Settings {
     /// Bytes of events in one message of a watch that asked for fragments.
     pub(crate) fragment_bytes: usize,
     pub(crate) progress_interval: std::time::Duration,
+    /// For a message to come in whole.
+    pub(crate) request_timeout: std::time::Duration,
 }
 
 /// A lease that was granted.
@@ -40,8 +56,19 @@ pub(crate) struct Granted {
 }
 
 impl Shared {
-    pub(crate) fn new(state: State, identity: Identity, settings: Settings) -> Self {
-        Shared { state: Mutex::new(state), identity, settings, sooner: Notify::new() }
+    pub(crate) fn new(state: State, identity: Identity, settings: Settings, passwords: Passwords) -> Self {
+        Shared {
+            state: Mutex::new(state),
+            identity,
+            settings,
+            passwords,
+            hashes: Semaphore::new(1),
+            snapshots: Arc::new(Semaphore::new(1)),
+            commits: Histogram::new(exponential_buckets(0.001, 2.0, 14)),
+            sooner: Notify::new(),
+            unclean: Notify::new(),
+            idle: Notify::new(),
+        }
     }
 
     /// The header of an answer.
@@ -65,7 +92,11 @@ impl Shared {
         let result = write(&mut state);
         let wakers = state.hub.take_wakers();
         let bell = state.journal.as_mut().and_then(Journal::bell);
+        let is_clean = state.store.is_clean();
         drop(state);
+        if !is_clean {
+            self.unclean.notify_one();
+        }
         for waker in wakers {
             waker.wake();
         }
@@ -79,6 +110,76 @@ impl Shared {
     /// The same, for an answer: with a ticket, it must wait for that.
     pub(crate) fn change<R>(&self, write: impl FnOnce(&mut State) -> R) -> (R, Option<Ticket>) {
         self.write(|state| (write(state), ticket(state)))
+    }
+
+    /// Changes keys. What it was to do it with comes back if nobody may now: a delete is carried out in steps.
+    pub(crate) fn try_change<A, R>(
+        &self,
+        with: A,
+        write: impl FnOnce(&mut State, A) -> R,
+    ) -> Result<(R, Option<Ticket>), A> {
+        self.write(|state| match state.is_removing() {
+            true => Err(with),
+            false => Ok((write(state, with), ticket(state))),
+        })
+    }
+
+    /// Changes keys as soon as that may be done.
+    pub(crate) async fn change_in_turn<A, R>(
+        &self,
+        mut with: A,
+        write: impl Fn(&mut State, A) -> R,
+    ) -> (R, Option<Ticket>) {
+        loop {
+            match self.try_change(with, &write) {
+                Ok(changed) => return changed,
+                Err(back) => with = back,
+            }
+            self.idle().await;
+        }
+    }
+
+    /// Waits until keys may be changed.
+    pub(crate) async fn idle(&self) {
+        let idle = self.idle.notified();
+        if self.read(State::is_removing) {
+            idle.await;
+        }
+    }
+
+    /// Carries out a delete that was begun in steps, once there is room for an answer with so many bytes of keys. To be
+    /// polled to its end.
+    pub(crate) async fn remove(
+        &self,
+        mut make_room: impl FnMut(usize) -> Result<(), Error>,
+    ) -> Result<(Removed, Option<Ticket>), Error> {
+        let _over = Over(self);
+        loop {
+            let (progress, ticket) = self.change(State::remove_some);
+            match progress {
+                Some(Progress::Done(removed)) => return Ok((removed, ticket)),
+                Some(Progress::Found(bytes)) => {
+                    if let Err(error) = make_room(bytes) {
+                        self.write(State::give_up_removal);
+                        return Err(error);
+                    }
+                }
+                Some(Progress::Again) => {}
+                // With what it was built on, which the disk had no room for.
+                None => return Err(Error::NoSpace),
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Forgets what was compacted, for as long as it is polled.
+    pub(crate) async fn forget(&self) {
+        loop {
+            self.unclean.notified().await;
+            while !self.write(State::forget_some) {
+                tokio::task::yield_now().await;
+            }
+        }
     }
 
     pub(crate) fn grant(&self, id: i64, ttl: i64) -> (Result<Granted, Error>, Option<Ticket>) {
@@ -115,11 +216,16 @@ impl Shared {
     /// Ends leases when their time is up, for as long as it is polled.
     pub(crate) async fn expire_leases(&self) {
         loop {
-            match self.write(|state| state.expire(Instant::now())) {
-                None => self.sooner.notified().await,
+            let (expiry, _) = self.change_in_turn((), |state, ()| state.expire(Instant::now())).await;
+            match expiry {
+                // If it was taken back, the lease is still there.
+                Expiry::InSteps => {
+                    _ = self.remove(|_| Ok(())).await.map(|(removed, _)| removed.into_revision());
+                }
+                Expiry::Next(None) => self.sooner.notified().await,
                 // There are more. Others come first.
-                Some(deadline) if deadline <= Instant::now() => tokio::task::yield_now().await,
-                Some(deadline) => tokio::select! {
+                Expiry::Next(Some(deadline)) if deadline <= Instant::now() => tokio::task::yield_now().await,
+                Expiry::Next(Some(deadline)) => tokio::select! {
                     () = tokio::time::sleep_until(deadline.into()) => {}
                     () = self.sooner.notified() => {}
                 },
@@ -131,10 +237,19 @@ impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| {
             let mut state = poisoned.into_inner();
-            state.store.rollback();
+            state.rollback();
             self.state.clear_poison();
             state
         })
+    }
+}
+
+/// Tells those who wait that a delete is over, however it ended.
+struct Over<'a>(&'a Shared);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.idle.notify_waiters();
     }
 }
 

@@ -7,10 +7,11 @@ use rallypoint_metrics::prometheus_client::metrics::counter::Counter;
 use rallypoint_metrics::prometheus_client::metrics::family::Family;
 
 use crate::admission::Budget;
+use crate::handled::Handled;
 use crate::prometheus::Page;
 
 /// Requests by what they ask for. The last of gRPC, and the last of all, are for the rest.
-const METHODS: [(&str, &str); 20] = [
+const METHODS: [(&str, &str); 28] = [
     ("/etcdserverpb.KV/Range", "KV/Range"),
     ("/etcdserverpb.KV/Txn", "KV/Txn"),
     ("/etcdserverpb.KV/Put", "KV/Put"),
@@ -25,15 +26,23 @@ const METHODS: [(&str, &str); 20] = [
     ("/etcdserverpb.Maintenance/Status", "Maintenance/Status"),
     ("/etcdserverpb.Maintenance/Alarm", "Maintenance/Alarm"),
     ("/etcdserverpb.Maintenance/Defragment", "Maintenance/Defragment"),
+    ("/etcdserverpb.Maintenance/Hash", "Maintenance/Hash"),
+    ("/etcdserverpb.Maintenance/HashKV", "Maintenance/HashKV"),
+    ("/etcdserverpb.Maintenance/Snapshot", "Maintenance/Snapshot"),
     ("/etcdserverpb.Cluster/MemberList", "Cluster/MemberList"),
+    ("/etcdserverpb.Auth/Authenticate", "Auth/Authenticate"),
+    ("/v3lockpb.Lock/Lock", "Lock/Lock"),
+    ("/v3lockpb.Lock/Unlock", "Lock/Unlock"),
+    ("/v3electionpb.Election/Campaign", "Election/Campaign"),
+    ("/v3electionpb.Election/Observe", "Election/Observe"),
     ("/grpc.health.v1.Health/Check", "Health/Check"),
     ("", "grpc"),
     ("/v2/keys", "v2/keys"),
     ("/metrics", "metrics"),
     ("", "http"),
 ];
-const OTHER_GRPC: usize = 16;
-const V2_KEYS: usize = 17;
+const OTHER_GRPC: usize = 24;
+const V2_KEYS: usize = OTHER_GRPC + 1;
 const OTHER_HTTP: usize = METHODS.len() - 1;
 
 /// What became of a request.
@@ -50,6 +59,8 @@ enum Outcome {
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
     counts: [[Counter; 3]; METHODS.len()],
+    /// The same as etcd counts it.
+    pub(crate) handled: Arc<Handled>,
     /// Where what is held for clients is counted, once it serves.
     budget: OnceLock<Arc<Budget>>,
     /// Bytes that data may have; none where it has none of its own.
@@ -119,6 +130,9 @@ impl Traffic {
         }
         let help = "Requests that were answered; streams when they begin";
         page.registry.register("rallypoint_server_requests", help, family);
+        if !self.is_gateway {
+            self.handled.tell(page);
+        }
         if let Some(quota) = self.quota {
             page.gauge("etcd_server_quota_backend_bytes", "Bytes that data may have", quota as u64);
         }
@@ -181,6 +195,7 @@ mod tests {
                 format!("rallypoint_server_requests_total{{method=\"{method}\",outcome=\"{outcome}\"}} 1");
             assert!(text.lines().any(|found| found == line), "{line}: {text}");
         }
-        assert_eq!(text.lines().filter(|line| line.ends_with("} 1")).count(), 5, "{text}");
+        let counted = text.lines().filter(|line| line.ends_with("} 1")).count();
+        assert_eq!(counted, 5, "{text}");
     }
 }

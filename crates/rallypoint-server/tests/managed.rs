@@ -70,13 +70,80 @@ async fn a_dropped_server_ends_with_its_folder() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_data_folder_of_the_callers_stays() {
+async fn a_data_folder_of_the_callers_stays_and_a_later_start_goes_on_from_it() {
+    for version in [Version::V34, Version::V35] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = options(version.binary());
+        options.data_dir = Some(folder.path().join("made"));
+        let server = EtcdServer::start(options.clone()).await.unwrap();
+        server.client().await.unwrap().put("a", "1", None).await.unwrap();
+        server.stop().await;
+        let server = EtcdServer::start(options).await.unwrap();
+        let found = server.client().await.unwrap().get("a", None).await.unwrap();
+        assert_eq!(found.kvs().len(), 1, "{version:?}");
+        server.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_try_is_on_the_same_data() {
     let folder = tempfile::tempdir().unwrap();
-    let mut options = options(Version::V34.binary());
-    options.data_dir = Some(folder.path().to_owned());
-    let server = EtcdServer::start(options).await;
-    server.unwrap().stop().await;
-    assert!(folder.path().join("1/data/member").is_dir());
+    let tries = folder.path().join("tries");
+    let fails = format!("[ \"$1\" = --help ] && exit 0\necho \"$2\" >> {}\nexit 7", tries.display());
+    let mut options = options(script(folder.path(), &fails));
+    options.data_dir = Some(folder.path().join("data"));
+    EtcdServer::start(options).await.unwrap_err();
+    let tries = std::fs::read_to_string(&tries).unwrap();
+    let tries: Vec<&str> = tries.lines().collect();
+    assert_eq!(tries.len(), 3, "{tries:?}");
+    assert!(tries.iter().all(|folder| *folder == tries[0]), "{tries:?}");
+}
+
+/// What is in it may be nobody else's business.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_temporary_folder_is_for_its_user_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let said = folder.path().join("said");
+    let tells = format!(
+        "[ \"$1\" = --help ] && exit 0\nstat -c %a \"$(dirname \"$2\")\" > {}\nexit 7",
+        said.display()
+    );
+    let mut options = options(script(folder.path(), &tells));
+    options.tries = 1;
+    EtcdServer::start(options.clone()).await.unwrap_err();
+    assert_eq!(std::fs::read_to_string(&said).unwrap(), "700\n");
+    options.data_dir = Some(folder.path().join("data"));
+    EtcdServer::start(options).await.unwrap_err();
+    let made = std::fs::metadata(folder.path().join("data")).unwrap();
+    assert_eq!(made.permissions().mode() & 0o777, 0o700);
+}
+
+/// Set in a process that finds no etcd, to a folder.
+const WITHOUT: &str = "RALLYPOINT_MANAGED_WITHOUT";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_there_is_no_etcd_the_data_is_kept_in_its_folder_all_the_same() {
+    if let Some(data_dir) = std::env::var_os(WITHOUT) {
+        let mut options = EtcdServerOptions::default();
+        options.data_dir = Some(data_dir.into());
+        let server = EtcdServer::start(options).await.unwrap();
+        assert!(server.is_embedded());
+        let client = server.client().await.unwrap();
+        println!("found {}", client.get("a", None).await.unwrap().kvs().len());
+        client.put("a", "1", None).await.unwrap();
+        return server.stop().await;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for found in ["found 0", "found 1"] {
+        let name = "where_there_is_no_etcd_the_data_is_kept_in_its_folder_all_the_same";
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args([name, "--exact", "--nocapture"]).env(WITHOUT, folder.path().join("data"));
+        let output = command.env_remove(BINARY_VARIABLE).env("PATH", folder.path()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(said.contains(found), "{said}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

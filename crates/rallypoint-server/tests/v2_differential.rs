@@ -1,4 +1,4 @@
-//! The same random requests to this server, to a gateway and to etcd 3.4 get the same answers.
+//! The same random requests to this server, to a gateway and to etcd 3.4 and 3.5 get the same answers.
 #![allow(clippy::unwrap_used, reason = "helpers of a test")]
 
 mod v2_support;
@@ -14,10 +14,10 @@ use reqwest::{Method, Response};
 use v2_support::{Answer, Target, without_times};
 
 const SEEDS: [u64; 3] = [1, 2, 3];
-const STEPS: usize = 2000;
+const STEPS: usize = 1000;
 /// With a gateway, which has a disk behind it as etcd has.
 const GATEWAY_SEEDS: [u64; 2] = [1, 2];
-const GATEWAY_STEPS: usize = 1000;
+const GATEWAY_STEPS: usize = 500;
 /// Watches that stay open to the end.
 const WATCHES: usize = 60;
 
@@ -43,7 +43,13 @@ const VALUES: [&str; 6] = ["", "1", "2", "x+y", "%3C%26%ff", "%E2%82%AC%22%0A"];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn this_server_and_etcd_answer_alike() {
-    run(&SEEDS, STEPS, false).await;
+    run(&SEEDS, STEPS, Version::V34, false).await;
+}
+
+/// What differs is left out: an update of a directory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn this_server_and_etcd_3_5_answer_alike() {
+    run(&SEEDS[..1], STEPS, Version::V35, false).await;
 }
 
 /// What differs is left out: a past longer than a thousand events, a TTL below 2 seconds, how many indices it takes to end
@@ -51,14 +57,15 @@ async fn this_server_and_etcd_answer_alike() {
 /// each is the same wherever it stands.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_and_etcd_answer_alike() {
-    run(&GATEWAY_SEEDS, GATEWAY_STEPS, true).await;
+    run(&GATEWAY_SEEDS, GATEWAY_STEPS, Version::V34, true).await;
 }
 
-async fn run(seeds: &[u64], steps: usize, gateway: bool) {
+async fn run(seeds: &[u64], steps: usize, version: Version, gateway: bool) {
     let number = |name: &str| env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let seeds = number("RALLYPOINT_SEED").map_or_else(|| seeds.to_vec(), |seed| vec![seed]);
     let steps = number("RALLYPOINT_STEPS").map_or(steps, |steps| usize::try_from(steps).unwrap());
-    let runs: Vec<_> = seeds.iter().map(|&seed| tokio::spawn(compare(seed, steps, gateway))).collect();
+    let runs: Vec<_> =
+        seeds.iter().map(|&seed| tokio::spawn(compare(seed, steps, version, gateway))).collect();
     for (run, seed) in runs.into_iter().zip(seeds) {
         if let Err(failed) = run.await {
             eprintln!(
@@ -124,8 +131,8 @@ fn split(text: &str) -> (String, Vec<u64>) {
     (text.split(is_number).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("#"), numbers)
 }
 
-async fn compare(seed: u64, steps: usize, gateway: bool) {
-    let etcd = Target::etcd(Version::V34).await;
+async fn compare(seed: u64, steps: usize, version: Version, gateway: bool) {
+    let etcd = Target::etcd(version).await;
     let ours = match (gateway, seed % 2) {
         (false, _) => Target::embedded_fresh().await,
         (true, 0) => Target::gateway(Version::V34).await,
@@ -156,6 +163,10 @@ async fn compare(seed: u64, steps: usize, gateway: bool) {
             end_some(&etcd, &ours, &mut rng, &mut indices, gateway).await;
         }
         let (method, key, fields, prev) = random_request(&mut rng, current);
+        // etcd 3.5 fails at what 3.4 does: "Raft Internal Error".
+        if version > Version::V34 && fields.contains("prevExist=true") && is_directory(&etcd, key).await {
+            continue;
+        }
         let with = |prev: Option<u64>| match prev {
             Some(prev) => format!("{fields}&prevIndex={prev}"),
             None => fields.clone(),
@@ -189,6 +200,10 @@ async fn compare(seed: u64, steps: usize, gateway: bool) {
             && theirs.iter().zip(&ours).all(|(theirs, ours)| indices.are_same(theirs, ours));
         assert!(alike, "{what}\netcd: {theirs:#?}\nours: {ours:#?}");
     }
+}
+
+async fn is_directory(etcd: &Target, key: &str) -> bool {
+    etcd.get(key, "").await.body.contains("\"dir\":true")
 }
 
 /// Lets a few nodes end on both, and waits until they have.

@@ -3,11 +3,14 @@
 
 mod v2_support;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use rallypoint_server::Config;
+use rallypoint_testkit::Version;
 use reqwest::Method;
 use serde_json::Value;
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use v2_support::{Answer, Limits, TIMEOUT, Target};
 
@@ -72,6 +75,125 @@ async fn a_method_that_is_not_served_is_told_which_are() {
             let seen = (status(&head), header(&head, "allow"));
             assert_eq!(seen, (405, Some(allow)), "{} {method} {path}", target.name);
         }
+    }
+}
+
+/// What clients and monitors go by in an answer.
+async fn answered(target: &Target, method: Method, path: &str) -> (u16, Vec<Option<String>>, Vec<String>) {
+    let answer = target.client.request(method, target.url(path)).send().await.unwrap();
+    let header = |name: &str| Some(answer.headers().get(name)?.to_str().unwrap().to_owned());
+    let headers = ["content-type", "location", "allow", "x-content-type-options"].map(header);
+    let status = answer.status().as_u16();
+    // etcd tells what it has looked at in any order.
+    let mut lines: Vec<String> = answer.text().await.unwrap().lines().map(str::to_owned).collect();
+    lines.sort_unstable();
+    (status, headers.to_vec(), lines)
+}
+
+/// Redirects, OPTIONS, and what monitors ask for, as etcd 3.5 answers with v2 and without.
+#[tokio::test]
+async fn what_is_around_the_keys_is_answered_as_etcd_does() {
+    let ours = Target::embedded().await;
+    let etcd = Target::etcd(Version::V35).await;
+    let (get, head, post) = (Method::GET, Method::HEAD, Method::POST);
+    for (method, path) in [
+        (&get, "/v2/keys//a"),
+        (&get, "//v2/keys/a/?x=1&y='2'"),
+        (&head, "/v2/keys//a"),
+        (&post, "/v2/keys//a"),
+        (&Method::PUT, "/v2/keys//a"),
+        (&Method::OPTIONS, "/v2/keys/a"),
+        (&Method::OPTIONS, "/v2/keys//a"),
+        (&Method::OPTIONS, "/health"),
+        (&Method::OPTIONS, "/v3/kv/range"),
+        (&get, "/health"),
+        (&get, "/health?exclude=NOSPACE"),
+        (&post, "/health"),
+        (&get, "/version"),
+        (&get, "/nothing"),
+    ] {
+        let expected = answered(&etcd, method.clone(), path).await;
+        assert_eq!(answered(&ours, method.clone(), path).await, expected, "{method} {path}");
+    }
+    // Only without v2 it has these.
+    let etcd = Target::etcd_without_v2(Version::V35).await;
+    for (method, path) in [
+        (&get, "/livez"),
+        (&get, "/readyz"),
+        (&get, "/livez?verbose"),
+        (&get, "/readyz?verbose"),
+        (&get, "/readyz?exclude=serializable_read&verbose&exclude=non_learner"),
+        (&get, "/readyz?exclude=nonsense&verbose=0"),
+        (&get, "/livez/serializable_read"),
+        (&get, "/readyz/data_corruption?verbose"),
+        (&get, "/readyz/nothing"),
+        (&get, "/readyz/"),
+        (&get, "//livez"),
+        (&head, "/livez"),
+        (&post, "/readyz"),
+    ] {
+        let expected = answered(&etcd, method.clone(), path).await;
+        assert_eq!(answered(&ours, method.clone(), path).await, expected, "{method} {path}");
+    }
+}
+
+/// The names in a page of metrics, with their types.
+async fn metrics(target: &Target) -> BTreeMap<String, String> {
+    let text = target.client.get(target.url("/metrics")).send().await.unwrap().text().await.unwrap();
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    types.map(|(name, kind)| (name.to_owned(), kind.to_owned())).collect()
+}
+
+/// Those of etcd's own dashboard and alerts, but for what is between members.
+#[tokio::test]
+async fn metrics_that_etcds_dashboards_ask_for_have_its_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = Config::on("127.0.0.1:0".parse().unwrap());
+    config.data_dir = Some(folder.path().join("data"));
+    let (ours, etcd) = (Target::embedded_as(config), Target::etcd(Version::V35).await);
+    let (ours, etcd) = (metrics(&ours).await, metrics(&etcd).await);
+    for name in [
+        "etcd_cluster_version",
+        "etcd_debugging_mvcc_compact_revision",
+        "etcd_debugging_mvcc_current_revision",
+        "etcd_debugging_mvcc_keys_total",
+        "etcd_debugging_mvcc_watch_stream_total",
+        "etcd_debugging_mvcc_watcher_total",
+        "etcd_debugging_store_expires_total",
+        "etcd_debugging_store_reads_total",
+        "etcd_debugging_store_watch_requests_total",
+        "etcd_debugging_store_watchers",
+        "etcd_debugging_store_writes_total",
+        "etcd_disk_backend_commit_duration_seconds",
+        "etcd_disk_wal_fsync_duration_seconds",
+        "etcd_mvcc_db_total_size_in_bytes",
+        "etcd_mvcc_db_total_size_in_use_in_bytes",
+        "etcd_network_client_grpc_received_bytes_total",
+        "etcd_network_client_grpc_sent_bytes_total",
+        "etcd_server_has_leader",
+        "etcd_server_id",
+        "etcd_server_is_leader",
+        "etcd_server_is_learner",
+        "etcd_server_leader_changes_seen_total",
+        "etcd_server_proposals_applied_total",
+        "etcd_server_proposals_committed_total",
+        "etcd_server_proposals_failed_total",
+        "etcd_server_proposals_pending",
+        "etcd_server_quota_backend_bytes",
+        "etcd_server_version",
+        "grpc_server_handled_total",
+        "grpc_server_msg_received_total",
+        "grpc_server_msg_sent_total",
+        "grpc_server_started_total",
+        "process_cpu_seconds_total",
+        "process_max_fds",
+        "process_open_fds",
+        "process_resident_memory_bytes",
+        "process_start_time_seconds",
+        "process_virtual_memory_bytes",
+    ] {
+        assert!(etcd.contains_key(name), "etcd has no {name}");
+        assert_eq!(ours.get(name), etcd.get(name), "{name}");
     }
 }
 
@@ -221,4 +343,40 @@ async fn metrics_count_requests_keys_and_watchers() {
     assert!(seen.lines().all(|line| line.starts_with("# ") || line.split(' ').count() == 2), "{seen}");
     Answer::read(watch).await;
     assert!(text().await.contains("\netcd_debugging_store_expires_total 1\n"));
+}
+
+#[tokio::test]
+async fn whoever_sends_more_behind_a_watch_and_hangs_up_watches_no_more() {
+    for target in Target::all().await {
+        let mut socket = TcpStream::connect(target.address).await.unwrap();
+        socket
+            .write_all(b"GET /v2/keys/never?wait=true HTTP/1.1\r\nHost: x\r\n\r\n/v2/members")
+            .await
+            .unwrap();
+        socket.shutdown().await.unwrap();
+        let mut answer = Vec::new();
+        let ended = tokio::time::timeout(TIMEOUT, socket.read_to_end(&mut answer)).await;
+        assert!(ended.is_ok(), "{} waits for a change", target.name);
+    }
+}
+
+#[tokio::test]
+async fn whoever_sends_several_requests_at_once_and_hangs_up_gets_all_answers() {
+    const ASKED: usize = 5;
+    for target in Target::all().await {
+        target.put("/a", &format!("value={}", "x".repeat(1 << 20))).await;
+        let mut socket = TcpStream::connect(target.address).await.unwrap();
+        let requests = b"GET /v2/keys/a HTTP/1.1\r\nHost: x\r\n\r\n".repeat(ASKED);
+        socket.write_all(&requests).await.unwrap();
+        socket.shutdown().await.unwrap();
+        let (mut answer, mut piece) = (Vec::new(), vec![0; 1 << 16]);
+        while answer.len() < ASKED << 20 {
+            let read =
+                tokio::time::timeout(TIMEOUT, socket.read(&mut piece)).await.expect(target.name).unwrap();
+            assert!(read > 0, "{} ends after {} bytes", target.name, answer.len());
+            answer.extend_from_slice(&piece[..read]);
+        }
+        let text = String::from_utf8(answer).unwrap();
+        assert_eq!(text.matches("HTTP/1.1 200 OK").count(), ASKED, "{}", target.name);
+    }
 }

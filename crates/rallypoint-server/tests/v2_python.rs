@@ -199,6 +199,7 @@ print("ok")
 "#;
 
 #[tokio::test]
+#[ignore = "it takes long: scripts/test long"]
 async fn the_etcd_rendezvous_backends_of_pytorch_run_on_it() {
     let servers = [Target::embedded().await, Target::gateway(Version::V35).await];
     join_all(servers.iter().map(|target| run(target, RENDEZVOUS))).await;

@@ -6,17 +6,17 @@ mod v3_support;
 
 use std::time::Duration;
 
-use bytes::{Buf, BufMut};
 use etcd_client::proto::{
-    PbPutRequest, PbRangeRequest, PbTxnOpRequest, PbTxnRequest, PbTxnRequestOp, PbWatchRequest,
+    PbAlarmRequest, PbAlarmResponse, PbPutRequest, PbRangeRequest, PbTxnOpRequest, PbTxnRequest,
+    PbTxnRequestOp, PbWatchRequest,
 };
 use etcd_client::{AlarmAction, AlarmMember, AlarmType};
 use fastrand::Rng;
 use prost::Message;
-use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
-use tonic::{Code, Request, Status};
+use tonic::{Code, Request};
+use v3_support::bytes::Bytes as Verbatim;
 use v3_support::{Raw, Target, Watch, within};
 
 const UNARY: &[&str] = &[
@@ -34,48 +34,26 @@ const UNARY: &[&str] = &[
     "/etcdserverpb.Cluster/MemberList",
     "/grpc.health.v1.Health/Check",
     "/etcdserverpb.Auth/Authenticate",
-    "/v3lockpb.Lock/Lock",
+    "/etcdserverpb.Auth/RoleAdd",
+    "/etcdserverpb.Auth/RoleGrantPermission",
+    "/etcdserverpb.Auth/UserGrantRole",
+    "/etcdserverpb.Maintenance/HashKV",
+    "/etcdserverpb.Maintenance/MoveLeader",
 ];
-const STREAMING: &[&str] = &["/etcdserverpb.Watch/Watch", "/etcdserverpb.Lease/LeaseKeepAlive"];
+/// Those that may wait, and whose refusals may have no code.
+const WAITING: &[&str] = &[
+    "/v3lockpb.Lock/Lock",
+    "/v3lockpb.Lock/Unlock",
+    "/v3electionpb.Election/Campaign",
+    "/v3electionpb.Election/Proclaim",
+    "/v3electionpb.Election/Observe",
+];
+const STREAMING: &[&str] = &[
+    "/etcdserverpb.Watch/Watch",
+    "/etcdserverpb.Lease/LeaseKeepAlive",
+    "/etcdserverpb.Maintenance/Snapshot",
+];
 const REQUESTS: usize = 5000;
-
-/// Messages as they are.
-#[derive(Debug, Clone, Copy)]
-struct Verbatim;
-
-impl Codec for Verbatim {
-    type Encode = Vec<u8>;
-    type Decode = Vec<u8>;
-    type Encoder = Verbatim;
-    type Decoder = Verbatim;
-
-    fn encoder(&mut self) -> Verbatim {
-        Verbatim
-    }
-
-    fn decoder(&mut self) -> Verbatim {
-        Verbatim
-    }
-}
-
-impl Encoder for Verbatim {
-    type Item = Vec<u8>;
-    type Error = Status;
-
-    fn encode(&mut self, message: Vec<u8>, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        buffer.put_slice(&message);
-        Ok(())
-    }
-}
-
-impl Decoder for Verbatim {
-    type Item = Vec<u8>;
-    type Error = Status;
-
-    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Vec<u8>>, Status> {
-        Ok(Some(buffer.copy_to_bytes(buffer.remaining()).to_vec()))
-    }
-}
 
 /// A message that was valid once, or never was.
 fn mutated(rng: &mut Rng) -> Vec<u8> {
@@ -142,6 +120,10 @@ async fn random_and_mutated_requests_are_answered() {
                 let mut answers = answers.into_inner();
                 let _ = tokio::time::timeout(Duration::from_millis(1), answers.message()).await;
             }
+        } else if rng.u32(0..10) == 0 {
+            let path = PathAndQuery::from_static(rng.choice(WAITING).unwrap());
+            let asking = grpc.unary(Request::new(mutated(&mut rng)), path, Verbatim);
+            let _ = tokio::time::timeout(Duration::from_millis(2), asking).await;
         } else {
             let path = PathAndQuery::from_static(rng.choice(UNARY).unwrap());
             if let Err(status) = within(grpc.unary(Request::new(mutated(&mut rng)), path, Verbatim)).await {
@@ -151,6 +133,9 @@ async fn random_and_mutated_requests_are_answered() {
         }
     }
     let client = target.client().await;
+    // One of them may have raised the alarm.
+    let disarm = PbAlarmRequest { action: 2, alarm: 1, ..Default::default() };
+    let _: PbAlarmResponse = client.unary("/etcdserverpb.Maintenance/Alarm", disarm).await.unwrap();
     client.put_kv("alive", "1").await;
 }
 

@@ -110,4 +110,19 @@ fn everything(ctl: &Ctl) {
     assert_eq!(ctl.run(&["lock", "mutex", "echo", "held"]), "held\n");
     let elected = ctl.first_lines(&["elect", "post", "me"], 2);
     assert!(elected[0].starts_with("post/") && elected[1] == "me", "{elected:?}");
+
+    assert!(ctl.run(&["defrag"]).contains("Finished defragmenting"));
+    let hashed = ctl.run(&["endpoint", "hashkv"]);
+    assert!(hashed.contains(ctl.server.url().trim_start_matches("http://")), "{hashed}");
+    assert!(ctl.run(&["user", "add", "root:secret"]).contains("created"));
+    assert!(ctl.run(&["user", "add", "reader:secret"]).contains("created"));
+    ctl.run(&["role", "add", "reads"]);
+    ctl.run(&["role", "grant-permission", "--prefix", "reads", "read", "a"]);
+    ctl.run(&["user", "grant-role", "reader", "reads"]);
+    // It grants the root role by itself.
+    assert!(ctl.run(&["auth", "enable", "--user", "root:secret"]).contains("Authentication Enabled"));
+    assert_eq!(ctl.run(&["get", "a", "--user", "reader:secret"]), "a\n3\n");
+    let role = ctl.run(&["role", "get", "reads", "--user", "reader:secret"]);
+    assert!(role.contains("[a, b) (prefix a)"), "{role}");
+    assert!(ctl.run(&["auth", "disable", "--user", "root:secret"]).contains("Authentication Disabled"));
 }

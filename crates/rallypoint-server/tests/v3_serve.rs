@@ -8,7 +8,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use etcd_client::proto::{PbStatusRequest, PbStatusResponse};
-use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
+use etcd_client::{Certificate, Client, ConnectOptions, Identity, Permission, TlsOptions, UserAddOptions};
 use rallypoint_server::{Config, Server, ServerError, Tls};
 use rallypoint_testkit::Certs;
 use tokio::net::TcpListener;
@@ -29,7 +29,6 @@ async fn an_address_in_use_is_named() {
     let error = Server::bind(Config::on(server.address())).unwrap_err();
     assert!(matches!(error, ServerError::AddressInUse { .. }));
     assert!(error.to_string().contains(&server.endpoint()), "{error}");
-    assert!(error.source().is_some());
 }
 
 /// How long that takes is a row of the benchmark.
@@ -158,6 +157,84 @@ async fn tls_and_mutual_tls() {
     put_over_tls(&server, trusting()).await.unwrap_err();
 }
 
+/// With a real client before and after. What cannot be used changes nothing.
+#[tokio::test]
+async fn certificates_are_read_again_when_they_change() {
+    let (old, new) = (Certs::generate(), Certs::generate());
+    let folder = tempfile::tempdir().unwrap();
+    let (cert, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+    let install = |certs: &Certs| {
+        std::fs::copy(certs.server_key(), &key).unwrap();
+        std::fs::copy(certs.server_cert(), &cert).unwrap();
+    };
+    let trusting = |certs: &Certs| {
+        TlsOptions::new().ca_certificate(Certificate::from_pem(std::fs::read(certs.ca()).unwrap()))
+    };
+    install(&old);
+    let mut config = anywhere();
+    config.tls = Some(Tls::new(&cert, &key));
+    let server = Server::bind(config).unwrap();
+    put_over_tls(&server, trusting(&old)).await.unwrap();
+
+    for broken in ["", "no certificate"] {
+        std::fs::write(&cert, broken).unwrap();
+        server.reload();
+        put_over_tls(&server, trusting(&old)).await.unwrap();
+    }
+    // A certificate without its key is not used either.
+    std::fs::copy(new.server_cert(), &cert).unwrap();
+    server.reload();
+    put_over_tls(&server, trusting(&old)).await.unwrap();
+    install(&new);
+    server.reload();
+    put_over_tls(&server, trusting(&new)).await.unwrap();
+    put_over_tls(&server, trusting(&old)).await.unwrap_err();
+
+    // By itself too, when somebody connects.
+    install(&old);
+    let noticed = async {
+        while put_over_tls(&server, trusting(&old)).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    };
+    within(noticed).await;
+}
+
+/// Who comes with a certificate is the user whose name is in it, as in etcd.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_is_a_user() {
+    let certs = Certs::generate();
+    let ours = Target::Ours(Server::bind(tls(&certs, true)).unwrap());
+    let builder = rallypoint_testkit::Etcd::builder(rallypoint_testkit::Version::V35).unsafe_no_fsync();
+    let etcd = Target::Real(builder.mutual_tls(&certs).start());
+    let pem = |path| std::fs::read(path).unwrap();
+    for target in [ours, etcd] {
+        let known = TlsOptions::new()
+            .ca_certificate(Certificate::from_pem(pem(certs.ca())))
+            .identity(Identity::from_pem(pem(certs.client_cert()), pem(certs.client_key())));
+        let options = ConnectOptions::new().with_tls(known);
+        let mut client = Client::connect([target.url()], Some(options.clone())).await.unwrap();
+        client.user_add("root", "secret", None).await.unwrap();
+        client.user_grant_role("root", "root").await.unwrap();
+        client.role_add("own").await.unwrap();
+        client.role_grant_permission("own", Permission::read_write("own")).await.unwrap();
+        client.user_add("client", "", Some(UserAddOptions::new().with_no_pwd())).await.unwrap();
+        client.user_grant_role("client", "own").await.unwrap();
+        client.auth_enable().await.unwrap();
+        client.put("own", "1", None).await.unwrap();
+        for denied in [client.put("other", "1", None).await.map(drop), client.auth_disable().await.map(drop)]
+        {
+            let denied = denied.unwrap_err().to_string();
+            assert!(denied.contains("permission denied"), "{}: {denied}", target.name());
+        }
+        // A token comes before the certificate.
+        let mut root =
+            Client::connect([target.url()], Some(options.with_user("root", "secret"))).await.unwrap();
+        root.put("other", "1", None).await.unwrap();
+        root.auth_disable().await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn bad_certificate_files_are_named() {
     let certs = Certs::generate();
@@ -175,4 +252,44 @@ async fn bad_certificate_files_are_named() {
     assert!(matches!(wrong, ServerError::Tls { .. }), "{wrong}");
     let empty = error(&|tls| tls.client_ca_file = Some(certs.server_key().into()));
     assert!(empty.to_string().starts_with("cannot read the client authority in "), "{empty}");
+}
+
+/// Sends this and no more, and reads until the server hangs up.
+async fn left_alone(server: &Server, sent: &[u8]) -> String {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let mut socket = tokio::net::TcpStream::connect(server.address()).await.unwrap();
+    socket.write_all(sent).await.unwrap();
+    let mut said = Vec::new();
+    // A reset is as good an end.
+    let read = tokio::time::timeout(Duration::from_secs(20), socket.read_to_end(&mut said)).await;
+    assert!(read.is_ok(), "who has sent {:?} is waited for", String::from_utf8_lossy(sent));
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+#[tokio::test]
+async fn who_is_slow_is_not_waited_for_and_who_is_idle_is() {
+    let certs = Certs::generate();
+    let quick = |mut config: Config| {
+        config.handshake_timeout = Duration::from_millis(200);
+        config.request_timeout = Duration::from_millis(400);
+        Server::bind(config).unwrap()
+    };
+    let (server, secure) = (quick(anywhere()), quick(tls(&certs, false)));
+    let idle = Raw::connect(server.url().to_owned()).await;
+    idle.put_kv("a", "1").await;
+
+    assert_eq!(left_alone(&server, b"").await, "", "a silent connection");
+    assert_eq!(left_alone(&secure, b"\x16\x03").await, "", "half a handshake");
+    left_alone(&server, b"GET /version HT").await;
+    // The preface of HTTP/2, and no request.
+    left_alone(&server, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
+    let body = "PUT /v2/keys/a HTTP/1.1\r\nhost: x\r\ncontent-type: application/x-www-form-urlencoded\r\n\
+                content-length: 100\r\n\r\nvalue=";
+    let said = left_alone(&server, body.as_bytes()).await;
+    assert!(said.is_empty() || said.starts_with("HTTP/1.1 4"), "{said}");
+    let (_requests, no_message) = futures::channel::mpsc::unbounded::<PbStatusRequest>();
+    let asked = idle.stream_of::<_, PbStatusResponse>("/etcdserverpb.KV/Range", no_message);
+    assert_eq!(within(asked).await.unwrap_err().code(), tonic::Code::DeadlineExceeded);
+    // Longer than all of that.
+    idle.put_kv("a", "2").await;
 }

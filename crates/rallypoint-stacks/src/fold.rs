@@ -21,6 +21,8 @@ pub struct Folded {
     pub ranks: Vec<usize>,
     /// The letter of their state.
     pub state: String,
+    /// They wait in `vfork` until a child has become another program or has ended.
+    pub waits_for_child: bool,
     /// The calls of their first thread, the innermost first.
     pub stack: Vec<String>,
     /// Why there are none.
@@ -37,15 +39,16 @@ impl Folded {
         let frames = main.map(|main| &main.frames[..]).unwrap_or_default();
         let stack: Vec<String> = frames.iter().take(DEPTH).map(|frame| cut(&frame.to_string())).collect();
         let unseen = process.unseen.first().filter(|_| stack.is_empty()).map(|why| cut(why));
-        Folded { ranks: vec![rank], state, stack, unseen }
+        let waits_for_child = main.is_some_and(|main| main.waits_for_child);
+        Folded { ranks: vec![rank], state, waits_for_child, stack, unseen }
     }
 
     /// Whether two do the same. Whether one runs or sleeps changes from moment to moment, and so does where it is in code that has
     /// no names; one that is stopped stays so.
-    fn key(&self) -> (Option<String>, Vec<String>, Option<String>) {
+    fn key(&self) -> (Option<String>, bool, Vec<String>, Option<String>) {
         let lasts = matches!(self.state.as_str(), "T" | "t" | "D" | "Z" | "X");
         let named = self.stack.iter().filter(|call| has_name(call)).cloned().collect();
-        (lasts.then(|| self.state.clone()), named, self.unseen.clone())
+        (lasts.then(|| self.state.clone()), self.waits_for_child, named, self.unseen.clone())
     }
 
     /// Who they are, and their state where it is remarkable.
@@ -53,6 +56,7 @@ impl Folded {
         let who = if self.ranks.len() == 1 { "rank" } else { "ranks" };
         let state = match self.state.as_str() {
             "T" => ", stopped by a signal",
+            "D" if self.waits_for_child => ", waiting for a child as in vfork",
             "D" => ", in the kernel, which no signal ends",
             "Z" | "X" => ", ended",
             _ => "",
@@ -110,6 +114,13 @@ pub fn fold(all: impl IntoIterator<Item = Folded>) -> Vec<Folded> {
     folded
 }
 
+/// Numbers of something, as people write them: `rank 3`, `ranks 0-6, 9`.
+#[must_use]
+pub fn numbered(one: &str, numbers: &[usize]) -> String {
+    let many = if numbers.len() == 1 { "" } else { "s" };
+    format!("{one}{many} {}", ranges(numbers))
+}
+
 /// Numbers as people write them: `0-6, 9`.
 #[must_use]
 pub fn ranges(numbers: &[usize]) -> String {
@@ -137,7 +148,7 @@ mod tests {
 
     fn at(rank: usize, state: &str, stack: &[&str]) -> Folded {
         let stack = stack.iter().map(|&line| line.to_owned()).collect();
-        Folded { ranks: vec![rank], state: state.to_owned(), stack, unseen: None }
+        Folded { ranks: vec![rank], state: state.to_owned(), stack, ..Folded::default() }
     }
 
     #[test]
@@ -154,6 +165,8 @@ mod tests {
         assert_eq!(who, ["5", "6", "0-4, 7"]);
         assert_eq!(folded[0].text(), "rank 5:\n    acquire (lock.py:1)\n");
         assert!(folded[1].text().starts_with("rank 6, stopped by a signal:"));
+        let vforks = Folded { waits_for_child: true, ..at(2, "D", &waiting[..1]) };
+        assert_eq!(vforks.line(), "rank 2, waiting for a child as in vfork: all_reduce (train.py:3)");
         assert!(folded[2].text().starts_with("ranks 0-4, 7:\n    all_reduce"));
         let compiled =
             ["libc.so.6+0x1 (libc.so.6)", "poll (libc.so.6)", "sock_recv (_socket.so)", "step (train.py:3)"];
@@ -164,6 +177,8 @@ mod tests {
     #[test]
     fn ranges_are_short() {
         assert_eq!(ranges(&[]), "");
+        assert_eq!(numbered("rank", &[3]), "rank 3");
+        assert_eq!(numbered("rank", &[4, 3]), "ranks 3, 4");
         assert_eq!(ranges(&[3, 1, 2, 7, 9, 8, 20, 21]), "1-3, 7-9, 20, 21");
     }
 }

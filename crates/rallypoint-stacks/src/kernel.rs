@@ -37,6 +37,17 @@ fn stat(text: &str) -> Option<(String, char)> {
     Some((name, fields.split_whitespace().next()?.chars().next()?))
 }
 
+/// The functions of the kernel in which whoever has called `vfork` waits for the child, of several versions.
+const VFORK: [&str; 4] = ["kernel_clone", "_do_fork", "do_fork", "wait_for_vfork_done"];
+
+impl Task {
+    /// Whether it waits, as in `vfork`, until a child has become another program or has ended.
+    pub(crate) fn waits_for_child(&self) -> bool {
+        let sleeps_there = |channel: &String| VFORK.contains(&channel.as_str());
+        self.state == 'D' && self.wait_channel.as_ref().is_some_and(sleeps_there)
+    }
+}
+
 /// The only child of a process, if it has just one.
 pub(crate) fn only_child(pid: u32) -> Option<u32> {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
@@ -68,6 +79,19 @@ mod tests {
     fn a_name_may_hold_brackets() {
         assert_eq!(stat("12 (a) b ( c) S 3 4"), Some(("a) b ( c".to_owned(), 'S')));
         assert_eq!(stat("nonsense"), None);
+    }
+
+    #[test]
+    fn who_waits_for_a_child_as_in_vfork_is_told_from_who_waits_for_a_disk() {
+        let task = |state, channel: Option<&str>| Task {
+            id: 7,
+            name: "train".to_owned(),
+            state,
+            wait_channel: channel.map(str::to_owned),
+        };
+        assert!(task('D', Some("kernel_clone")).waits_for_child());
+        assert!(!task('D', Some("io_schedule")).waits_for_child() && !task('D', None).waits_for_child());
+        assert!(!task('S', Some("kernel_clone")).waits_for_child());
     }
 
     #[test]

@@ -21,6 +21,7 @@
 //! Whoever looks must be allowed to trace the process: its parent is, unless a container forbids it.
 
 mod fold;
+mod frame;
 mod kernel;
 mod modules;
 mod native;
@@ -32,8 +33,9 @@ use std::time::{Duration, Instant};
 
 use crate::modules::Libraries;
 
-pub use fold::{Folded, fold, ranges};
-pub use process::{Frame, Process, Thread};
+pub use fold::{Folded, fold, numbered, ranges};
+pub use frame::Frame;
+pub use process::{Process, Thread};
 
 /// So many are looked at side by side: what takes the time is to read the files of their programs.
 const AT_ONCE: usize = 8;

@@ -11,7 +11,7 @@ use object::{
     Object, ObjectSection, ObjectSegment, ObjectSymbol, ObjectSymbolTable, ReadCache, SymbolIndex, SymbolKind,
 };
 
-use crate::process::Frame;
+use crate::frame::Frame;
 
 /// Code of a file in the memory of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]

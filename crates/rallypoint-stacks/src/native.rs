@@ -12,8 +12,8 @@ use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
+use crate::frame::Frame;
 use crate::modules::{Libraries, Mapping, Module, mappings};
-use crate::process::Frame;
 
 /// Of a stack, what is copied. Calls further out than this are not told.
 const STACK: usize = 256 << 10;

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use crate::frame::Frame;
 use crate::modules::Libraries;
 use crate::{kernel, native, python};
 
@@ -41,22 +42,12 @@ pub struct Thread {
     pub state: String,
     /// The function of the kernel that it sleeps in.
     pub wait_channel: Option<String>,
+    /// It waits in `vfork` until its child has become another program or has ended.
+    pub waits_for_child: bool,
     /// Whether it holds Python's global lock.
     pub holds_gil: bool,
     /// Its calls, the innermost first: compiled code down to the interpreter, and then Python's.
     pub frames: Vec<Frame>,
-}
-
-/// A call.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Frame {
-    /// The function, or the place in its file where it has no name.
-    pub function: String,
-    /// The file of the source in Python, or the library.
-    pub file: String,
-    /// The line; none in compiled code.
-    pub line: Option<u32>,
 }
 
 impl Process {
@@ -72,16 +63,18 @@ impl Process {
 }
 
 /// Looks at a process, and tells what it sees as it sees it: Python's frames first, since those of compiled code take longer.
-/// One that only waits for another, as a shell does, is passed over for that.
+/// One that only waits for another, as a shell does, is passed over for that; but not one that waits in `vfork`: the other may
+/// sleep, and still nobody can go on.
 pub(crate) fn look(pid: u32, libraries: &Libraries, deadline: Instant, tell: &dyn Fn(Process)) {
+    let mut tasks = kernel::tasks(pid);
+    let vforks = tasks.first().is_some_and(kernel::Task::waits_for_child);
     let python = match python::threads(pid) {
         Ok(threads) => Ok(threads),
-        Err(problem) => match kernel::only_child(pid) {
+        Err(problem) => match kernel::only_child(pid).filter(|_| !vforks) {
             Some(child) if Instant::now() < deadline => return look(child, libraries, deadline, tell),
             _ => Err(problem),
         },
     };
-    let mut tasks = kernel::tasks(pid);
     if tasks.is_empty() {
         return tell(Process::unseen(pid, "it is gone".to_owned()));
     }
@@ -103,7 +96,8 @@ pub(crate) fn look(pid: u32, libraries: &Libraries, deadline: Instant, tell: &dy
             let compiled = compiled.get(&task.id).cloned().unwrap_or_default();
             let frames = merged(compiled, python.map(|python| python.frames.clone()).unwrap_or_default());
             let (id, state, wait_channel) = (task.id, task.state.to_string(), task.wait_channel.clone());
-            Thread { id, name, state, wait_channel, holds_gil, frames }
+            let waits_for_child = task.waits_for_child();
+            Thread { id, name, state, wait_channel, waits_for_child, holds_gil, frames }
         };
         tasks.iter().map(thread).collect()
     };
@@ -153,7 +147,10 @@ impl Thread {
     /// What it is doing, in a few words.
     #[must_use]
     pub fn doing(&self) -> String {
-        let words = kernel::words(self.state.chars().next().unwrap_or('?'));
+        let words = match self.waits_for_child {
+            true => "waits for its child, as in vfork",
+            false => kernel::words(self.state.chars().next().unwrap_or('?')),
+        };
         match &self.wait_channel {
             Some(channel) if self.state != "R" => format!("{words} ({}, {channel})", self.state),
             _ => format!("{words} ({})", self.state),

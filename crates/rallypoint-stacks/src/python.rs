@@ -4,7 +4,7 @@
 use py_spy::config::LockingStrategy;
 use py_spy::{Config, PythonSpy};
 
-use crate::process::Frame;
+use crate::frame::Frame;
 
 /// What a process that runs changes while it is read is tried again so often.
 const TRIES: usize = 5;

@@ -5,7 +5,7 @@
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rallypoint_stacks::{Folded, Process, fold, look};
 
@@ -29,8 +29,37 @@ impl Kept {
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "here\n");
-        std::thread::sleep(Duration::from_millis(100));
-        Kept(child)
+        let kept = Kept(child);
+        kept.wait_until("sleeps", 'S');
+        kept
+    }
+
+    /// Who has said its last word sleeps a moment later, and a signal counts when it has its turn: on a busy machine,
+    /// later still. Of who waits for a child, it is the child.
+    fn wait_until(&self, what: &str, state: char) {
+        let stat = || {
+            let mut pid = self.0.id().to_string();
+            let children = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+            while let Some(child) = children(&pid).split(' ').next().filter(|child| !child.is_empty()) {
+                pid = child.to_owned();
+            }
+            std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap()
+        };
+        // The state, and the processor time that it has had.
+        let now = || {
+            let stat = stat();
+            let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+            (fields[0].to_owned(), fields[11].to_owned(), fields[12].to_owned())
+        };
+        let limit = Instant::now() + Duration::from_secs(30);
+        loop {
+            let before = now();
+            std::thread::sleep(Duration::from_millis(50));
+            if before == now() && before.0.starts_with(state) {
+                return;
+            }
+            assert!(Instant::now() < limit, "it {what}: {}", stat());
+        }
     }
 }
 
@@ -55,6 +84,7 @@ fn each_is_seen_or_named_within_the_time() {
     let plain = Kept::start("sh", &["-c", "echo here; exec sleep 600"]);
     let status = Command::new("kill").args(["-STOP", &stopped.0.id().to_string()]).status().unwrap();
     assert!(status.success());
+    stopped.wait_until("is stopped", 'T');
     let pids = [python.0.id(), stopped.0.id(), shell.0.id(), plain.0.id(), u32::MAX >> 1];
     let seen = look(&pids, Duration::from_secs(20));
     let [python_seen, stopped_seen, shell_seen, plain_seen, gone] = &seen[..] else { panic!("one for each") };
@@ -81,4 +111,18 @@ fn each_is_seen_or_named_within_the_time() {
         let seen = look(&[child.0.id()], Duration::from_secs(20));
         assert_eq!(seen[0].main().unwrap().state, state);
     }
+}
+
+/// Its child sleeps, and is no Python either.
+#[test]
+fn one_that_waits_in_vfork_is_looked_at_itself() {
+    // `clone` with CLONE_VFORK.
+    let vforks = r#"$| = 1; print "here\n"; if (syscall(56, 0x4011, 0, 0, 0, 0) == 0) { sleep 600 }"#;
+    let waits = Kept::start("perl", &["-e", vforks]);
+    let seen = look(&[waits.0.id()], Duration::from_secs(20)).remove(0);
+    assert_eq!(seen.pid, waits.0.id(), "{seen}");
+    assert!(seen.main().unwrap().waits_for_child, "{seen}");
+    assert!(seen.to_string().contains("waits for its child, as in vfork (D"), "{seen}");
+    let line = Folded::of(3, &seen).line();
+    assert!(line.starts_with("rank 3, waiting for a child as in vfork: "), "{line}");
 }

@@ -59,7 +59,7 @@ impl Deadline {
     /// The time left to ask a server. Never so little that a key that is there is not found: a timeout says
     /// how long to wait for what is missing.
     pub(crate) fn left(self) -> Duration {
-        const TO_ASK_ONCE: Duration = Duration::from_millis(500);
+        const TO_ASK_ONCE: Duration = Duration::from_secs(2);
         self.at.saturating_duration_since(Instant::now()).max(TO_ASK_ONCE)
     }
 

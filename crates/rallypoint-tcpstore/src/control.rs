@@ -1,4 +1,4 @@
-//! How the thread that serves is told to close its port, and to stop.
+//! How those that serve are told to close its port, and to stop.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

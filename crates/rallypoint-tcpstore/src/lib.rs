@@ -32,8 +32,10 @@
 //!
 //! Calls go down; nothing below knows what is above it.
 //!
-//! - `server`: its port, its thread, and the way to stop, `control`. `sockets`: the machine and the sockets, on that thread.
+//! - `server`: its port, its threads, and the way to stop, `control`. `sockets`: the machine and the sockets, on those threads.
 //!   `peer`: what one socket has not taken yet.
+//! - [`StoreProxy`]: for the clients of a node other than the server's: they come to it, and it has one connection to the
+//!   server, a *trunk*, on which each of them is a stream. `trunk` is what both say on it, and who is let in.
 //! - [`Machine`]: the server without sockets and without a clock. [`Input`]s go in, [`Output`]s come out. `keys`,
 //!   `queues` and `waits` are its parts.
 //! - [`wire`]: the messages as bytes, for clients too. `value`: values that the store and replies share.
@@ -53,19 +55,26 @@
 //!   server ends none, also when the key is set.
 
 mod control;
+mod ids;
 mod limits;
 mod machine;
 mod peer;
+mod proxy;
 mod refusal;
 mod server;
 mod sockets;
+mod tls;
+mod trunk;
 mod value;
 pub mod wire;
 
 pub use limits::Limits;
 pub use machine::{ConnectionId, Input, Machine, Output};
+pub use proxy::{ProxyError, StoreProxy, Upstream};
 pub use refusal::Refusal;
 pub use server::{BindError, TcpStoreServer};
+pub use tls::{StoreTls, TlsError};
+pub use trunk::{Secret, SecretError};
 pub use value::Bytes;
 
 /// The example of the README, as a test.

@@ -1,23 +1,23 @@
-//! The server: its port, its thread, and the way to stop.
+//! The server: its port, its threads, and the way to stop.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::thread;
+use std::sync::Arc;
 
 use rallypoint_metrics::WorkerStore as Metrics;
 use socket2::{Domain, Socket, Type};
 use tokio::sync::oneshot;
 
 use crate::control::{Control, control};
-use crate::sockets::Sockets;
-use crate::{Limits, Machine};
+use crate::sockets::{self, Admission, Doors};
+use crate::{Limits, Machine, Secret, StoreTls};
 
 /// How many connections may wait to be accepted: all ranks come at one time. The system may allow fewer.
 const BACKLOG: i32 = 16 << 10;
 
 /// The address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot serve a worker store at {address}")]
+#[error("cannot serve the workers' store at {address}")]
 pub struct BindError {
     /// The address that was asked for.
     pub address: SocketAddr,
@@ -26,12 +26,12 @@ pub struct BindError {
     pub source: io::Error,
 }
 
-/// A store that clients of PyTorch's `TCPStore` can use, on a thread of its own. Dropped, it stops.
+/// A store that clients of PyTorch's `TCPStore` can use, on threads of its own. Dropped, it stops.
 #[derive(Debug)]
 pub struct TcpStoreServer {
     address: SocketAddr,
     control: Control,
-    /// Is heard of when the thread has ended.
+    /// Is heard of when the threads have ended.
     ended: oneshot::Receiver<()>,
 }
 
@@ -51,7 +51,19 @@ impl TcpStoreServer {
     ///
     /// If the address cannot be listened on.
     pub fn bind_with(address: SocketAddr, limits: Limits) -> Result<Self, BindError> {
-        let started = listen(address).and_then(|door| TcpStoreServer::start(door, Machine::new(limits)));
+        TcpStoreServer::bind_on_threads(address, limits, sockets::usual_threads())
+    }
+
+    /// As [`bind_with`](TcpStoreServer::bind_with), with so many threads that serve; up to 16. Without, there is one for each four
+    /// cores, and no more than 4. One more takes connections in.
+    ///
+    /// # Errors
+    ///
+    /// If the address cannot be listened on.
+    pub fn bind_on_threads(address: SocketAddr, limits: Limits, threads: usize) -> Result<Self, BindError> {
+        let started = listen(address).and_then(|clients| {
+            TcpStoreServer::start(Doors { clients, agents: None }, Machine::new(limits), threads)
+        });
         started.map_err(|source| BindError { address, source })
     }
 
@@ -71,30 +83,44 @@ impl TcpStoreServer {
     /// If the socket cannot be used.
     pub fn for_round_counting(listener: TcpListener, metrics: Metrics) -> io::Result<Self> {
         let machine = Machine::new(Limits::default()).of_one_attempt();
-        TcpStoreServer::start(listener, machine.counting(metrics))
+        let doors = Doors { clients: listener, agents: None };
+        TcpStoreServer::start(doors, machine.counting(metrics), sockets::usual_threads())
     }
 
-    fn start(listener: TcpListener, machine: Machine) -> io::Result<Self> {
-        let address = listener.local_addr()?;
+    /// The same, where each node has a [`StoreProxy`](crate::StoreProxy): workers of this node come to `own`, and to `agents`
+    /// come the agents of other nodes, if they know the secret and, with TLS, show a certificate.
+    ///
+    /// # Errors
+    ///
+    /// If one of the sockets cannot be used.
+    pub fn for_round_of_proxies(
+        own: TcpListener,
+        agents: TcpListener,
+        secret: Secret,
+        tls: Option<&StoreTls>,
+        metrics: Metrics,
+    ) -> io::Result<Self> {
+        let machine = Machine::new(Limits::default()).of_one_attempt();
+        let admission = Admission { secret, tls: tls.map(|tls| Arc::clone(&tls.server)) };
+        let doors = Doors { clients: own, agents: Some((agents, admission)) };
+        TcpStoreServer::start(doors, machine.counting(metrics), sockets::usual_threads())
+    }
+
+    fn start(doors: Doors, machine: Machine, threads: usize) -> io::Result<Self> {
+        let address = doors.clients.local_addr()?;
         let (control, orders) = control()?;
-        let sockets = Sockets::new(machine, listener, &orders)?;
-        let (end, ended) = oneshot::channel();
-        let serve = move || {
-            // Dropped last, also if it panics.
-            let _end: oneshot::Sender<()> = end;
-            sockets.serve(orders);
-        };
-        thread::Builder::new().name("worker-store".to_owned()).spawn(serve)?;
+        let (end, ended) = oneshot::channel::<()>();
+        sockets::start(machine, threads, doors, orders, end)?;
         Ok(TcpStoreServer { address, control, ended })
     }
 
-    /// Where it listens.
+    /// Where it listens for clients.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Closes its port, and waits until it is. Those who are connected are served until it stops.
+    /// Closes its ports, and waits until they are. Those who are connected are served until it stops.
     pub async fn close_port(&mut self) {
         self.control.close_port().await;
     }

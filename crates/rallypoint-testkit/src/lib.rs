@@ -6,6 +6,7 @@
 //! - [`Proxy`], [`Silent`], [`refused_endpoint`]: networks and servers that misbehave. [`Network`]: machines with
 //!   addresses of their own ([`Host`]), to be cut off or slowed down.
 //! - [`Slurm`]: a real one, of several nodes on this machine. [`Prometheus`] and [`promtool`]: to ask for metrics.
+//!   [`OtelCollector`]: to send traces to.
 //! - [`Program`]: programs that are talked to line by line; [`Python`]: those that run PyTorch's own code.
 //!
 //! The API is synchronous, so that plain tests and tokio tests can both use it; its waits are bounded, and
@@ -15,10 +16,12 @@
 //! Programs are looked up in `.tools`, where `scripts/setup` puts them; `RALLYPOINT_ETCD_35`, `RALLYPOINT_ETCDCTL`,
 //! `RALLYPOINT_ETCD_34`, `RALLYPOINT_ETCDCTL_34` and `RALLYPOINT_TORCH_PYTHON` name others. `RALLYPOINT_ETCD_36` names
 //! an etcd 3.6 to try as well, `RALLYPOINT_SLURM` a folder
-//! with another Slurm, as `scripts/setup` lays it out, `RALLYPOINT_PROMETHEUS` one with `prometheus` and `promtool`.
+//! with another Slurm, as `scripts/setup` lays it out, `RALLYPOINT_PROMETHEUS` one with `prometheus` and `promtool`,
+//! `RALLYPOINT_COLLECTOR` a program like Rotel's.
 
 mod certs;
 mod cluster;
+mod collector;
 mod disasters;
 mod etcd;
 mod http;
@@ -37,6 +40,7 @@ mod tools;
 
 pub use certs::Certs;
 pub use cluster::Cluster;
+pub use collector::OtelCollector;
 pub use etcd::{Etcd, EtcdBuilder};
 pub use http::get as http_get;
 pub use net::{Silent, closed_port, refused_endpoint};

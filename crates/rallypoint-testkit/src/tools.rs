@@ -82,7 +82,7 @@ fn tool(variable: &str, path: &str, component: &str) -> PathBuf {
     })
 }
 
-fn find(variable: &str, path: &str) -> Option<PathBuf> {
+pub(crate) fn find(variable: &str, path: &str) -> Option<PathBuf> {
     if let Some(own) = own_tool(variable) {
         assert!(own.is_file(), "{variable} names {}, which is not a file", own.display());
         return Some(own);

@@ -1,9 +1,11 @@
 //! Sends spans to a collector.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use opentelemetry::KeyValue;
-use opentelemetry_otlp::{Protocol, WithExportConfig as _, WithHttpConfig as _};
+use opentelemetry_otlp::{Protocol, RetryPolicy, WithExportConfig as _, WithHttpConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter as _};
 use tokio::sync::{mpsc, oneshot};
@@ -24,7 +26,26 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Sends spans to a collector, from a task of its own. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Tracer(mpsc::Sender<Message>);
+pub struct Tracer {
+    messages: mpsc::Sender<Message>,
+    trouble: Trouble,
+}
+
+/// What is wrong with the collector: told once.
+#[derive(Debug, Clone)]
+struct Trouble {
+    endpoint: Endpoint,
+    told: Arc<AtomicBool>,
+}
+
+impl Trouble {
+    fn tell(&self, why: &str) {
+        debug!(why, "spans are lost");
+        if !self.told.swap(true, Ordering::Relaxed) {
+            warn!("traces cannot be sent to {}: {why}; the run goes on without", self.endpoint);
+        }
+    }
+}
 
 #[derive(Debug)]
 enum Message {
@@ -46,7 +67,7 @@ pub struct CannotTrace {
 /// Two that share their task.
 impl PartialEq for Tracer {
     fn eq(&self, other: &Self) -> bool {
-        self.0.same_channel(&other.0)
+        self.messages.same_channel(&other.messages)
     }
 }
 
@@ -70,17 +91,20 @@ impl Tracer {
             .with_protocol(Protocol::HttpBinary)
             .with_endpoint(endpoint.traces())
             .with_timeout(PATIENCE)
+            // A node that ends would wait for them.
+            .with_retry_policy(RetryPolicy::default().with_max_retries(0))
             .build()
             .map_err(|error| cannot(error.to_string()))?;
         exporter.set_resource(&resource());
         let (sender, spans) = mpsc::channel(WAITING);
-        tokio::spawn(run(exporter, spans, endpoint.clone()));
-        Ok(Tracer(sender))
+        let trouble = Trouble { endpoint: endpoint.clone(), told: Arc::default() };
+        tokio::spawn(run(exporter, spans, trouble.clone()));
+        Ok(Tracer { messages: sender, trouble })
     }
 
     /// Has a span sent. Never waits; a span for which there is no room is dropped.
     pub(crate) fn send(&self, span: SpanData) {
-        if self.0.try_send(Message::Span(Box::new(span))).is_err() {
+        if self.messages.try_send(Message::Span(Box::new(span))).is_err() {
             debug!("a span is dropped: the collector does not keep up");
         }
     }
@@ -89,11 +113,13 @@ impl Tracer {
     pub async fn flush(&self, time: Duration) {
         let (done, flushed) = oneshot::channel();
         let flush = async {
-            if self.0.send(Message::Flush(done)).await.is_ok() {
+            if self.messages.send(Message::Flush(done)).await.is_ok() {
                 let _ = flushed.await;
             }
         };
-        let _ = timeout(time, flush).await;
+        if timeout(time, flush).await.is_err() {
+            self.trouble.tell(&format!("it has not answered for {} s", time.as_secs_f64()));
+        }
     }
 }
 
@@ -108,9 +134,8 @@ fn resource() -> Resource {
 async fn run(
     exporter: opentelemetry_otlp::SpanExporter,
     mut messages: mpsc::Receiver<Message>,
-    endpoint: Endpoint,
+    trouble: Trouble,
 ) {
-    let mut told = false;
     while let Some(first) = messages.recv().await {
         let (batch, flush) = batch(first, &mut messages).await;
         if !batch.is_empty() {
@@ -120,10 +145,7 @@ async fn run(
                 Err(_) => Some(format!("it has not answered for {} s", PATIENCE.as_secs())),
             };
             if let Some(why) = why {
-                debug!(why, "spans are lost");
-                if !std::mem::replace(&mut told, true) {
-                    warn!("traces cannot be sent to {endpoint}: {why}; the run goes on without");
-                }
+                trouble.tell(&why);
             }
         }
         // Whoever waited may have given up.
@@ -187,5 +209,26 @@ mod tests {
         let began = Instant::now();
         tracer.flush(Duration::from_secs(10)).await;
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    }
+
+    #[tokio::test]
+    async fn a_collector_that_takes_nothing_is_not_tried_again_with_the_same_spans() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let tracer = Tracer::start(&endpoint.parse().unwrap()).unwrap();
+        let (round, now) = (Round::new(Some(tracer.clone()), "job", "plan"), SystemTime::now());
+        round.root("rendezvous", now, now, &[]);
+        let mut tries = 0;
+        let hang_up = async {
+            loop {
+                drop(listener.accept().await.unwrap());
+                tries += 1;
+            }
+        };
+        tokio::select! {
+            () = tracer.flush(Duration::from_secs(10)) => {}
+            () = hang_up => {}
+        }
+        assert_eq!(tries, 1);
     }
 }

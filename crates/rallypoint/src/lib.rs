@@ -17,7 +17,8 @@ pub mod cli;
 
 pub use rallypoint_agent as agent;
 pub use rallypoint_core::{
-    Credentials, Endpoint, EndpointError, Endpoints, EtcdSettings, Scheme, SettingsError, TlsSettings,
+    Credentials, Endpoint, EndpointError, Endpoints, EtcdSettings, Scheme, SettingsError, TlsSettings, Token,
+    TokenError,
 };
 #[cfg(feature = "cli")]
 pub use rallypoint_dashboard as dashboard;

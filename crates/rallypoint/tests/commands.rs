@@ -103,6 +103,40 @@ fn a_server_whose_log_nobody_reads_any_more_serves_and_ends_as_ever() {
     }
 }
 
+/// The other end of the pipe is there and takes nothing.
+#[tokio::test]
+async fn a_server_whose_log_is_full_serves_and_counts_the_lines_that_it_drops() {
+    let ours = ["serve", "--listen", "127.0.0.1:0", "--log-level", "trace"];
+    full_log(Serving::start(RALLYPOINT, &ours)).await;
+    // One of several that takes nothing does not keep the others from it.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("log");
+    let outputs = format!("stderr,{}", file.display());
+    let etcds = ["--listen-client-urls", "http://127.0.0.1:0", "--debug", "--log-outputs", &outputs];
+    full_log(Serving::start(SERVER, &etcds)).await;
+    let log = std::fs::read_to_string(file).unwrap();
+    assert!(log.lines().count() > 1_000 && log.contains("stopping"), "{} lines", log.lines().count());
+}
+
+/// Asks a server for more than a pipe has room for in its log, and reads that only after.
+async fn full_log(mut serving: Serving) {
+    let store = EtcdStore::connect(EtcdSettings::new(&serving.endpoint).unwrap(), "/x").await.unwrap();
+    for expected in 1..=300 {
+        let added = tokio::time::timeout(Duration::from_secs(20), store.add(b"c", 1)).await;
+        assert_eq!(added.expect("it does not wait for its log").unwrap(), expected);
+    }
+    drop(store);
+    let mut log = serving.log.take().unwrap();
+    // Room again, and something to say.
+    let read = log.fill_buf().unwrap().len();
+    log.consume(read);
+    assert!(serving.signal("-TERM"));
+    let mut rest = String::new();
+    std::io::Read::read_to_string(&mut log, &mut rest).unwrap();
+    assert!(rest.contains("lines of the log are missing here: nobody read them"), "{rest}");
+    assert_eq!(serving.child.wait().unwrap().code(), Some(0));
+}
+
 #[test]
 fn what_cannot_be_served_is_one_line_and_an_exit_code() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -183,7 +217,14 @@ fn a_mistake_is_told_with_the_next_step() {
         (&["--nproc-per-node", "2", "train.py"], 2, "write rallypoint run --nproc-per-node"),
         (&["run", "--bogus", "train.py"], 2, "those of the program itself go after its name"),
         (&["run", "--nnode", "2", "train.py"], 2, "--nnodes"),
+        (&["run", "--master-port", "99999", "train.py"], 2, "the number of a port, at most 65535"),
         (&["status", "--endpoint", &ssh], 4, "is no etcd"),
+        // A file that is there, and is no certificate.
+        (
+            &["status", "--endpoint", &endpoint, "--cacert", "Cargo.toml"],
+            2,
+            "Cargo.toml: no certificate in it",
+        ),
         (&["status", "--endpoint", &web], 4, "is no etcd"),
         (&v2, 4, "leave the option out on all nodes, which then meet on the v3 API"),
     ];
@@ -360,5 +401,25 @@ dist.destroy_process_group()
             assert!(output.status.success(), "{backend}: {out}{err}");
             assert!(out.contains("sum 3 of 2"), "{backend}: {out}{err}");
         }
+    }
+}
+
+/// Also where the first is the other command.
+#[test]
+fn a_second_server_on_a_folder_is_refused_and_the_first_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().to_str().unwrap();
+    let ours = (RALLYPOINT, ["serve", "--listen", "127.0.0.1:0", "--data-dir", data]);
+    let url = "http://127.0.0.1:0";
+    let etcds = (SERVER, ["--listen-client-urls", url, "--data-dir", data, "--enable-v2"]);
+    for (first, second) in [(ours, etcds), (etcds, ours), (ours, ours)] {
+        let serving = Serving::start(first.0, &first.1);
+        let refused = run(second.0, &second.1);
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(1), "{said}");
+        assert!(said.contains(data) && said.contains("another server"), "{said}");
+        let asked = run(RALLYPOINT, &["status", "--endpoint", &serving.endpoint]);
+        assert!(asked.status.success(), "{}", String::from_utf8_lossy(&asked.stderr));
+        assert_eq!(serving.terminate(), Some(0));
     }
 }

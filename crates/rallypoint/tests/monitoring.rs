@@ -182,7 +182,7 @@ fn a_port_in_use_ends_nobodys_training() {
     for args in [["--metrics-listen", "nowhere"], ["--rdzv-conf", "metrics_listen=nowhere"]] {
         let ended = Launcher::run(&[&["--standalone"], &args[..], &["--", "true"]].concat()).expect(2);
         assert_eq!(
-            ended.with("\"nowhere\" is no place to listen: write HOST:PORT").len(),
+            ended.with("\"nowhere\" is no address to listen on: write HOST:PORT").len(),
             1,
             "{}",
             ended.text()

@@ -6,6 +6,7 @@ mod launcher;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
+use std::sync::LazyLock;
 
 use launcher::{Launcher, RALLYPOINT};
 use rallypoint_testkit::run_python;
@@ -30,10 +31,11 @@ struct Flag {
     choices: Vec<String>,
 }
 
-fn torchrun() -> Torchrun {
+/// Read once: PyTorch takes seconds to start.
+static TORCHRUN: LazyLock<Torchrun> = LazyLock::new(|| {
     let printed = run_python(READ_TORCHRUN, &[]);
     serde_json::from_str(printed.lines().last().unwrap()).unwrap()
-}
+});
 
 /// The rows of the table under this heading, by their first cell. Code loses its ticks, an empty cell is none.
 fn table(heading: &str) -> BTreeMap<String, Vec<Option<String>>> {
@@ -80,11 +82,10 @@ fn help_of<'a>(help: &'a str, flag: &str) -> Option<&'a str> {
 #[test]
 fn the_table_has_every_flag_of_torchrun_with_its_variable_and_default() {
     let table = table("Flags");
-    let torchrun = torchrun();
-    let theirs: BTreeSet<&str> = torchrun.flags.iter().map(|flag| flag.flag.as_str()).collect();
+    let theirs: BTreeSet<&str> = TORCHRUN.flags.iter().map(|flag| flag.flag.as_str()).collect();
     let listed: BTreeSet<&str> = table.keys().map(String::as_str).collect();
     assert_eq!(theirs, listed, "torchrun's flags, and those of docs/from-torchrun.md");
-    for flag in &torchrun.flags {
+    for flag in &TORCHRUN.flags {
         let row = &table[&flag.flag];
         assert_eq!(row[0], flag.variable, "the variable of {}", flag.flag);
         assert_eq!(row[1], flag.default, "torchrun's default of {}", flag.flag);
@@ -94,7 +95,7 @@ fn the_table_has_every_flag_of_torchrun_with_its_variable_and_default() {
 #[test]
 fn what_the_table_says_we_take_is_in_the_help() {
     let (help, table) = (help(), table("Flags"));
-    for flag in torchrun().flags {
+    for flag in &TORCHRUN.flags {
         let row = &table[&flag.flag];
         let said = help_of(&help, &flag.flag);
         let means = row[2].as_deref().unwrap();
@@ -139,7 +140,7 @@ fn what_the_table_says_we_take_is_in_the_help() {
 fn the_table_has_every_variable_that_torchruns_launcher_reads() {
     let table = table("Variables");
     let listed: BTreeSet<String> = table.keys().cloned().collect();
-    assert_eq!(torchrun().variables, listed, "torchrun's variables, and those of docs/from-torchrun.md");
+    assert_eq!(TORCHRUN.variables, listed, "torchrun's variables, and those of docs/from-torchrun.md");
     for (variable, row) in &table {
         let means = row[0].as_deref().unwrap();
         assert!(["same", "differs", "no effect"].contains(&means), "{variable}: {means:?}");
@@ -149,9 +150,9 @@ fn the_table_has_every_variable_that_torchruns_launcher_reads() {
 /// argparse takes the beginning of a flag for it; whoever relies on that is told what to write.
 #[test]
 fn a_shortened_flag_is_refused_with_the_whole_one() {
-    let flags: Vec<String> = torchrun().flags.into_iter().map(|flag| flag.flag).collect();
+    let flags: Vec<&str> = TORCHRUN.flags.iter().map(|flag| flag.flag.as_str()).collect();
     let (table, help) = (table("Flags"), help());
-    for flag in flags.iter().filter(|flag| table[*flag][2].as_deref() != Some("refused")) {
+    for flag in flags.iter().filter(|flag| table[**flag][2].as_deref() != Some("refused")) {
         // The shortest one that torchrun takes for this flag.
         let alone = |end: &usize| flags.iter().filter(|other| other.starts_with(&flag[..*end])).count() == 1;
         let Some(end) = (4..flag.len()).find(alone) else { continue };
@@ -162,6 +163,6 @@ fn a_shortened_flag_is_refused_with_the_whole_one() {
         let output = Command::new(RALLYPOINT).args(["run", short, "true"]).output().unwrap();
         let text = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{short}: {text}");
-        assert!(text.lines().count() == 1 && text.contains(flag.as_str()), "{short} for {flag}: {text}");
+        assert!(text.lines().count() == 1 && text.contains(*flag), "{short} for {flag}: {text}");
     }
 }

@@ -1,4 +1,5 @@
-//! Rounds as traces: launchers that really meet, and a collector of this test's own that reads OTLP as any other does.
+//! Rounds as traces: launchers that really meet, a collector of this test's own that reads OTLP as any other does, and a
+//! real one before it.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -16,7 +17,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
-use rallypoint_testkit::{Etcd, Silent, Version, refused_endpoint};
+use rallypoint_testkit::{Etcd, OtelCollector, Silent, Version, refused_endpoint};
 
 /// What came to a collector.
 #[derive(Debug, Default)]
@@ -67,6 +68,10 @@ fn serve(socket: &TcpStream, to: &Mutex<Received>) {
             head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
         let mut body = vec![0; length.expect("it says how long it is")];
         reader.read_exact(&mut body).unwrap();
+        if head.to_lowercase().contains("content-encoding: gzip") {
+            let packed = std::mem::take(&mut body);
+            flate2::read::GzDecoder::new(packed.as_slice()).read_to_end(&mut body).unwrap();
+        }
         let request = ExportTraceServiceRequest::decode(body.as_slice()).unwrap();
         let mut received = to.lock().unwrap();
         received.heads.push(head);
@@ -207,8 +212,10 @@ fn a_collector_that_is_away_or_hangs_neither_slows_nor_fails_a_run() {
     assert_eq!(ended.with("traces cannot be sent to http://127.0.0.1:").len(), 1, "{}", ended.text());
     let slack = Duration::from_secs(2);
     assert!(works < plain_works + slack && whole < plain + slack, "{works:?} {whole:?}");
-    // One that hangs is waited for at the end, for two seconds.
-    let (works, _, whole) = run(Some(&format!("http://{}", silent.endpoint())));
+    // One that hangs is waited for at the end, for two seconds, and named.
+    let (works, ended, whole) = run(Some(&format!("http://{}", silent.endpoint())));
+    let named = format!("traces cannot be sent to http://{}", silent.endpoint());
+    assert_eq!(ended.with(&named).len(), 1, "{}", ended.text());
     assert!(
         works < plain_works + slack && whole < plain + Duration::from_secs(2) + slack,
         "{works:?} {whole:?}"
@@ -217,6 +224,31 @@ fn a_collector_that_is_away_or_hangs_neither_slows_nor_fails_a_run() {
         let ended = Launcher::run(&[&["--standalone"], &args[..], &["--", "true"]].concat()).expect(2);
         assert_eq!(ended.with("is no URL of a collector").len(), 1, "{}", ended.text());
     }
+}
+
+/// What a real collector understands, and passes on, is what was sent.
+#[test]
+fn a_real_collector_takes_the_traces_and_passes_them_on() {
+    let behind = Collector::start();
+    let Some(real) = OtelCollector::start(&behind.url) else { return };
+    let url = real.url();
+    let run = ["--standalone", "--rdzv-id", "job", "--otlp-endpoint", &url, "--", "true"];
+    let ended = Launcher::run(&run).expect(0);
+    assert!(ended.with("traces cannot be sent").is_empty(), "{}", ended.text());
+    let spans = wait_until("they are passed on", || {
+        let spans = behind.spans();
+        spans.iter().any(|span| span.name == "round").then_some(spans)
+    });
+    let all: Vec<&Span> = spans.iter().collect();
+    let roots = of(&all, "rendezvous");
+    assert_eq!(roots.len(), 1, "{spans:#?}");
+    for name in ["join", "start workers", "round"] {
+        let one = of(&all, name);
+        assert!(one.len() == 1 && one[0].parent_span_id == roots[0].span_id, "{name}: {spans:#?}");
+        assert_eq!(one[0].trace_id, roots[0].trace_id);
+    }
+    assert_eq!(texts(&roots[0].attributes)["rallypoint.run_id"], "job");
+    assert_eq!(behind.received.lock().unwrap().resource["service.name"], "rallypoint");
 }
 
 #[test]

@@ -20,6 +20,9 @@ BARRIER = (
     "cert",
     "key",
     "worker_store",
+    "store_cacert",
+    "store_cert",
+    "store_key",
     "metrics_listen",
     "health_check",
     "health_check_timeout",
@@ -53,6 +56,8 @@ _VARIABLES = {
     "key": "RALLYPOINT_CLIENT_KEY",
     "user": "RALLYPOINT_USER",
     "password": "RALLYPOINT_PASSWORD",
+    "token": "RALLYPOINT_TOKEN",
+    "token_file": "RALLYPOINT_TOKEN_FILE",
     "etcd_prefix": "RALLYPOINT_PREFIX",
     "metrics_listen": "RALLYPOINT_METRICS_LISTEN",
     "otlp_endpoint": "RALLYPOINT_OTLP_ENDPOINT",
@@ -60,10 +65,20 @@ _VARIABLES = {
     "health_check_timeout": "RALLYPOINT_HEALTH_CHECK_TIMEOUT",
     "health_check_interval": "RALLYPOINT_HEALTH_CHECK_INTERVAL",
     "when_unhealthy": "RALLYPOINT_WHEN_UNHEALTHY",
+    "exclude_for": "RALLYPOINT_EXCLUDE_FOR",
+    "host": "RALLYPOINT_HOST",
 }
 _PASSWORD_FILE = "RALLYPOINT_PASSWORD_FILE"
 # Other names of the same.
 _SAME = {"cacert": "ca_cert", "cert": "ssl_cert", "key": "ssl_cert_key"}
+# Options in whose place another one may be given.
+_INSTEAD = {**_SAME, "password": "password_file", "token": "token_file", "token_file": "token"}
+# Variables that workers, which have the environment of the agent, are not to find there; and what was in them.
+_SECRETS = ("RALLYPOINT_PASSWORD", "RALLYPOINT_TOKEN")
+_taken: dict[str, str] = {}
+
+# For TLS from node to node, which workers do not speak themselves.
+_STORE_FILES = ("store_cacert", "store_cert", "store_key")
 
 # Options that mean TLS.
 _SECURE = ("cacert", "ca_cert", "cert", "ssl_cert", "key", "ssl_cert_key")
@@ -87,37 +102,73 @@ def checked(params: RendezvousParameters, known: tuple[str, ...] | None) -> dict
     return config
 
 
+def hide_secrets() -> None:
+    """Takes secrets out of the environment, and keeps them for who asks :func:`_variable`."""
+    _taken.update({name: os.environ.pop(name) for name in _SECRETS if name in os.environ})
+
+
+def _variable(name: str) -> str | None:
+    return _taken.get(name) if name in _SECRETS else os.environ.get(name)
+
+
 def from_environment(config: dict[str, str]) -> dict[str, str]:
     """What the environment says of the way to etcd, where ``config`` does not."""
-    found = {name: os.environ[variable] for name, variable in _VARIABLES.items() if os.environ.get(variable)}
+    hide_secrets()
+    values = {name: _variable(variable) for name, variable in _VARIABLES.items()}
+    found = {name: value for name, value in values.items() if value}
+    # It is set for others too: of a node that is not to be kept out it says nothing.
+    if {**found, **config}.get("when_unhealthy") != "exclude":
+        found.pop("exclude_for", None)
     file = os.environ.get(_PASSWORD_FILE)
-    if file and "user" in {**found, **config} and "password" not in config:
+    if file and "user" in {**found, **config} and not {"password", "password_file"} & config.keys():
         try:
             with open(file, encoding="utf-8") as password:
                 found["password"] = password.read().rstrip("\r\n")
         except (OSError, ValueError) as error:
             raise ValueError(f"cannot read the password in {file}, which {_PASSWORD_FILE} names: {error}") from error
-    return {name: value for name, value in found.items() if name not in config and _SAME.get(name) not in config}
+    return {name: value for name, value in found.items() if name not in config and _INSTEAD.get(name) not in config}
+
+
+def has_token() -> bool:
+    """Whether the environment has a token, for backends that can show none."""
+    hide_secrets()
+    return any(_variable(_VARIABLES[name]) for name in ("token", "token_file"))
 
 
 def serves(config: dict[str, str]) -> bool:
-    """Whether the agent serves the store that the workers meet at. Takes the option out."""
+    """Whether the agent serves the store that the workers meet at. Takes the option out, but for proxies, which are the Rust
+    side's."""
     # torch's own switch, for its own backends.
     shared = os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
     choice = config.pop("worker_store", "agent" if shared else "rank0")
-    if choice not in ("agent", "rank0"):
-        raise ValueError(f"the option 'worker_store' is agent or rank0, not {choice!r}")
-    return choice == "agent"
+    if choice not in ("agent", "proxy", "rank0"):
+        raise ValueError(f"the option 'worker_store' is agent, proxy or rank0, not {choice!r}")
+    if choice == "proxy":
+        config["worker_store"] = choice
+    elif any(name in config for name in _STORE_FILES):
+        raise ValueError(f"the options {', '.join(_STORE_FILES)} are for worker_store=proxy: give that too")
+    return choice != "rank0"
 
 
-def is_secure(config: dict[str, str]) -> bool:
+def _is_secure(config: dict[str, str]) -> bool:
     """Whether they ask for TLS."""
     return config.get("protocol") == "https" or ("protocol" not in config and any(config.get(name) for name in _SECURE))
 
 
+def only_connect(config: dict[str, str], native: bool) -> bool:
+    """Whether they are for a server that is there: one with users, or with certificates that are not this node's."""
+    own = native and all(config.get(name) or config.get(other) for name, other in _SAME.items())
+    return bool(config.get("user")) or (_is_secure(config) and not own)
+
+
+def of_server(config: dict[str, str]) -> dict[str, str]:
+    """What a server of this node's own asks for."""
+    return {name: value for name, value in config.items() if name in (*_SECURE, "protocol", "token", "token_file")}
+
+
 def without_access(config: dict[str, str]) -> dict[str, str]:
-    """The options without those that say how an etcd lets somebody in."""
-    access = (*_SECURE, "protocol", "user", "password")
+    """The options without those that say how an etcd lets somebody in. A token is of the nodes' own server."""
+    access = (*_SECURE, "protocol", "user", "password", "password_file")
     return {name: value for name, value in config.items() if name not in access}
 
 

@@ -9,7 +9,18 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from rallypoint._rallypoint import TorchRendezvous
 from rallypoint.torch import _meeting
 from rallypoint.torch._translated import translated
-from rallypoint.torch._options import BARRIER, DYNAMIC, checked, from_environment, is_secure, join_timeout, serves, without_access
+from rallypoint.torch._options import (
+    BARRIER,
+    DYNAMIC,
+    checked,
+    from_environment,
+    has_token,
+    join_timeout,
+    of_server,
+    only_connect,
+    serves,
+    without_access,
+)
 from rallypoint.torch.backend import create_backend
 from rallypoint.torch.handler import DynamicHandler, RendezvousHandler
 
@@ -32,11 +43,19 @@ def create(params: RendezvousParameters) -> _RendezvousHandler:
     raise ValueError(f"there is no rendezvous backend {params.backend!r} here; there are: {known}")
 
 
+_NO_TOKEN = (
+    "RALLYPOINT_TOKEN or RALLYPOINT_TOKEN_FILE is set, and nodes of the rendezvous backend {!r} cannot show a token: "
+    "unset it, or use the backend 'rallypoint', or name a server that is there with etcd:// before it"
+)
+
+
 def _meet(params: RendezvousParameters, config: dict[str, str]) -> _meeting.Meeting:
-    endpoint = params.endpoint or ""
-    return _meeting.find(
-        endpoint, params.max_nodes, params.get_as_bool("is_host"), is_secure(config), join_timeout(config)
-    )
+    native = params.backend in _NATIVE
+    options = of_server(config) if native else {}
+    refusal = None if native or not has_token() else _NO_TOKEN.format(params.backend)
+    access = _meeting.Access(only_connect(config, native), options, refusal)
+    is_host = params.get_as_bool("is_host")
+    return _meeting.find(params.endpoint or "", params.max_nodes, is_host, access, join_timeout(config))
 
 
 def _create(params: RendezvousParameters, ours: str, known: tuple[str, ...] | None) -> RendezvousHandler:
@@ -46,8 +65,8 @@ def _create(params: RendezvousParameters, ours: str, known: tuple[str, ...] | No
     environment = from_environment(config) if params.backend in _NATIVE else {}
     config = {**environment, **config}
     meeting = _meet(params, config)
-    if meeting.server is not None:
-        # Our own server asks for nothing of that. All nodes have one prefix, wherever the server is.
+    if meeting.alone:
+        # Nobody else is to be let in. All nodes have one prefix, wherever the server is.
         config = without_access(config)
     rendezvous = TorchRendezvous(
         ours,

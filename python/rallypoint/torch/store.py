@@ -35,7 +35,7 @@ class EtcdStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
         api: ``"v3"``, the fast one, or ``"v2"``, whose data are those of torch's own ``EtcdStore``.
         **options: How to connect: see :class:`rallypoint.Store`.
 
-    A wait in vain raises an error that is a ``DistStoreError``, a ``LookupError`` and a ``TimeoutError``.
+    A wait that times out raises an error that is a ``DistStoreError``, a ``LookupError`` and a ``TimeoutError``.
 
     Through a ``PrefixStore``, torch has no way to reach ``queue_push``, ``queue_pop``, ``queue_len`` and
     ``list_keys`` of a store written in Python; call them on this store itself.

@@ -14,13 +14,13 @@ use crate::python::our_python;
 const SCRIPT: &str = "echo here; exec sleep 600";
 
 /// A launcher with its workers, stopped when dropped.
-pub(super) struct Launched {
+pub(crate) struct Launched {
     child: Child,
 }
 
 impl Launched {
     /// Starts it and waits for a line of each worker; the time that took, in milliseconds.
-    pub(super) fn start(mut command: Command, workers: usize) -> (Self, f64) {
+    pub(crate) fn start(mut command: Command, workers: usize) -> (Self, f64) {
         let began = Instant::now();
         let mut child = command
             .args([&format!("--nproc-per-node={workers}"), "--no-python", "sh", "-c", SCRIPT])

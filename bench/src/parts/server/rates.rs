@@ -50,8 +50,6 @@ pub(super) fn lean(plan: &Plan, rounds: u32) -> (Vec<Comparison>, Table) {
         (rates, costs)
     };
 
-    let only = plan.only.as_deref();
-    let is_wanted = |name: &str| only.is_none_or(|only| name.contains(only));
     let mut comparisons = Vec::new();
     let mut table = Table {
         id: "server".to_owned(),
@@ -64,7 +62,7 @@ pub(super) fn lean(plan: &Plan, rounds: u32) -> (Vec<Comparison>, Table) {
         let cells = rates.iter().cloned().map(Outcome::Measured).collect();
         Row { name: name.to_owned(), x: None, unit: "/s".to_owned(), cells }
     };
-    for (kind, in_flight, name, _) in CASES.into_iter().filter(|(_, _, name, _)| is_wanted(name)) {
+    for (kind, in_flight, name, _) in CASES.into_iter().filter(|(_, _, name, _)| plan.wants(name)) {
         let (rates, costs) = measure(name, &|client| client.rate(kind, &VALUE, in_flight, TURN));
         table.rows.push(row(name, &rates));
         let [beside_etcd, _] = beside_both(name, "/s", rates, Some(Promise::AtLeast(2.0)));
@@ -80,7 +78,7 @@ pub(super) fn lean(plan: &Plan, rounds: u32) -> (Vec<Comparison>, Table) {
         }
     }
     let name = "lease keep-alive, 64 leases";
-    if is_wanted(name) {
+    if plan.wants(name) {
         let (rates, _) = measure(name, &|client| client.keep_alive_rate(LEASES, TURN));
         table.rows.push(row(name, &rates));
     }
@@ -95,11 +93,10 @@ pub(super) fn on_disk(plan: &Plan, rounds: u32) -> Vec<Comparison> {
         (Kind::Put, 1024, "put in a folder, 1,024 in flight"),
         (Kind::Txn, 64, "txn in a folder, 64 in flight"),
     ];
-    let is_wanted = |name: &str| plan.only.as_deref().is_none_or(|only| name.contains(only));
     let servers = [Server::ours_in_a_folder(), Server::etcd_with_fsync()];
     let clients = servers.each_ref().map(|server| Lean::connect(&server.endpoint()));
     let mut comparisons = Vec::new();
-    for (kind, in_flight, name) in CASES.into_iter().filter(|(_, _, name)| is_wanted(name)) {
+    for (kind, in_flight, name) in CASES.into_iter().filter(|(_, _, name)| plan.wants(name)) {
         plan.say(name);
         let mut rates = [(); 2].map(|()| Samples::default());
         for round in 0..rounds {
@@ -121,7 +118,7 @@ pub(super) async fn usual(plan: &Plan, rounds: u32) -> Vec<Comparison> {
     let (our_client, etcd_client) = (ours.client().await, etcd.client().await);
     let mut comparisons = Vec::new();
     for (kind, in_flight, _, name) in CASES {
-        if !plan.only.as_deref().is_none_or(|only| name.contains(only)) {
+        if !plan.wants(name) {
             continue;
         }
         plan.say(name);

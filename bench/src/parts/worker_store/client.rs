@@ -18,13 +18,13 @@ const ID: [u8; 128] = [b'i'; 128];
 /// A set has no reply. So many are sent at a time, and then something that has one.
 const SETS: usize = 16;
 
-/// Does what its standard input says, on a server at this port.
-pub(crate) fn run(port: u16) {
+/// Does what its standard input says, on a server at this port, or at each of these in turn.
+pub(crate) fn run(ports: &[u16]) {
     // Half of the machine is the server's.
     let threads = std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
     let runtime = runtime.expect("a runtime starts");
-    let mut clients = Clients { runtime, port, all: Vec::new(), number: 0 };
+    let mut clients = Clients { runtime, ports: ports.to_vec(), all: Vec::new(), number: 0 };
     for line in io::stdin().lines().map_while(Result::ok) {
         let (what, amount) = line.split_once(' ').expect("a word and a number");
         let amount: f64 = amount.parse().expect("a number");
@@ -77,7 +77,7 @@ impl Connection {
 
 struct Clients {
     runtime: Runtime,
-    port: u16,
+    ports: Vec<u16>,
     all: Vec<Connection>,
     /// Of what was done, so that no two have the same keys.
     number: usize,
@@ -104,10 +104,15 @@ impl Clients {
         }
     }
 
+    /// Where the client of this number connects.
+    fn port(&self, at: usize) -> u16 {
+        self.ports[at % self.ports.len()]
+    }
+
     /// Seconds until so many are connected.
     fn connect(&mut self, count: usize) -> f64 {
-        let (port, began) = (self.port, Instant::now());
-        let opening = join_all((0..count).map(|_| self.runtime.spawn(Connection::open(port))));
+        let began = Instant::now();
+        let opening = join_all((0..count).map(|at| self.runtime.spawn(Connection::open(self.port(at)))));
         let all = self.runtime.block_on(opening);
         self.all = all.into_iter().map(|one| one.expect("it connects")).collect();
         began.elapsed().as_secs_f64()
@@ -148,7 +153,7 @@ impl Clients {
     fn fan_out(&mut self, time: Duration) -> f64 {
         let began = Instant::now();
         let (mut told, mut took) = (0, Duration::ZERO);
-        let mut setter = self.runtime.block_on(Connection::open(self.port));
+        let mut setter = self.runtime.block_on(Connection::open(self.port(0)));
         while told == 0 || began.elapsed() < time {
             let key = format!("/go/{}/{told}", self.number);
             let begin = Arc::new(step(&[Request::Wait(vec![key.as_bytes()]), check()], 1));
@@ -184,7 +189,7 @@ impl Clients {
     /// Seconds until so many have connected and exchanged what `init_process_group` exchanges for NCCL, with its barrier.
     fn init(&mut self, ranks: i64) -> f64 {
         self.all.clear();
-        let (port, began) = (self.port, Instant::now());
+        let began = Instant::now();
         let name = |what: &str| format!("/{}/{what}", self.number);
         let [count, id, barrier, last] = ["init/", "0:default", "barrier", "barrier:last"].map(name);
         let steps = Arc::new([
@@ -198,6 +203,7 @@ impl Clients {
         let set_last = Arc::new(step(&[Request::Set(last.as_bytes(), b"1")], 0));
         let meeting = (0..ranks).map(|rank| {
             let (steps, set_id, set_last) = (Arc::clone(&steps), Arc::clone(&set_id), Arc::clone(&set_last));
+            let port = self.port(rank as usize);
             self.runtime.spawn(async move {
                 let mut connection = Connection::open(port).await;
                 let [count, wait_for_id, get_id, arrive, pass] = &*steps;

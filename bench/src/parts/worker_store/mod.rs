@@ -2,6 +2,7 @@
 
 pub(crate) mod client;
 pub(crate) mod process;
+mod proxies;
 
 use process::{Clients, Server};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -14,6 +15,14 @@ const LIBUV: &str = "torch TCPStore, libuv";
 /// What is asked for, and what its row is called.
 const REQUESTS: [(&str, &str); 4] =
     [("set", "set"), ("get", "get"), ("add", "add"), ("fan-out", "one key to all that wait for it")];
+
+/// That it grows no faster than the number of ranks: what it takes for each of the fewest and of the most.
+fn grows_no_faster(name: &str, each: &[(f64, Samples)]) -> Option<Comparison> {
+    let [(few, first), .., (many, last)] = each else { return None };
+    let name = format!("time for each of {many} {name}");
+    let sides = (last.clone(), format!("the same for {few}"), first.clone());
+    Some(Comparison::new(name, "us", (sides.0, &sides.1, sides.2), Some(Promise::AtMost(1.0))))
+}
 
 /// A server and its clients, ours first and then PyTorch's.
 type Sides = [(Server, Clients); 2];
@@ -36,13 +45,20 @@ pub(crate) fn run(plan: &Plan) -> Part {
         "each server and the clients of each in processes of their own, values of 64 bytes, rounds in turn: {rounds}, of \
          {seconds} s each"
     ));
-    let mut rates = table("worker-store-rates", "Requests a second", "what");
-    let sizes = plan.pick(&[1, 64, 1024, 10_000][..], &[1, 64, 1024]);
-    for &connections in sizes {
-        measure_rates(plan, connections, (rounds, seconds), &mut part, &mut rates);
+    if plan.wants("rates") {
+        let mut rates = table("worker-store-rates", "Requests a second", "what");
+        let sizes = plan.pick(&[1, 64, 1024, 10_000][..], &[1, 64, 1024]);
+        for &connections in sizes {
+            measure_rates(plan, connections, (rounds, seconds), &mut part, &mut rates);
+        }
+        part.tables.push(rates);
     }
-    part.tables.push(rates);
-    meet(plan, plan.rounds(5, 1), &mut part);
+    if plan.wants("meet") {
+        meet(plan, plan.rounds(5, 1), &mut part);
+    }
+    if plan.wants("proxies") {
+        proxies::measure(plan, (rounds, seconds), &mut part);
+    }
     part
 }
 
@@ -57,7 +73,13 @@ fn table(id: &str, title: &str, rows_are: &str) -> Table {
     }
 }
 
-fn row(name: String, x: Option<f64>, unit: &str, samples: &[Samples; 2]) -> Row {
+/// A server that has more cores than its clients use can be that much faster. With one connection there is one request under
+/// way, and what takes the time is the kernel's way there and back: no server can be much faster than another.
+fn promised_rate(connections: usize) -> Option<Promise> {
+    (connections > 1).then_some(Promise::AtLeast(1.5))
+}
+
+fn row(name: String, x: Option<f64>, unit: &str, samples: &[Samples]) -> Row {
     Row { name, x, unit: unit.to_owned(), cells: samples.iter().cloned().map(Outcome::Measured).collect() }
 }
 
@@ -108,12 +130,8 @@ fn measure_rates(
         let name = format!("{name}, {}", counted(connections));
         table.rows.push(row(name.clone(), None, "/s", &rates));
         let [ours, theirs] = rates;
-        part.comparisons.push(Comparison::new(
-            &name,
-            "/s",
-            (ours, LIBUV, theirs),
-            Some(Promise::AtLeast(1.5)),
-        ));
+        let promise = promised_rate(connections);
+        part.comparisons.push(Comparison::new(&name, "/s", (ours, LIBUV, theirs), promise));
         if what != "fan-out" {
             let [ours, theirs] = costs;
             let name = format!("the server's processor time of {name}");
@@ -126,7 +144,7 @@ fn measure_rates(
 fn meet(plan: &Plan, rounds: u32, part: &mut Part) {
     let sizes = plan.pick(&[64, 256, 1024, 4096, 10_000][..], &[64, 256, 1024]);
     let mut times = table("worker-store-init", "Until all ranks have connected and met", "ranks");
-    let mut first_and_last = Vec::new();
+    let mut each_time = Vec::new();
     let mut sides = start();
     for &ranks in sizes {
         let mut samples = [(); 2].map(|()| Samples::default());
@@ -137,9 +155,8 @@ fn meet(plan: &Plan, rounds: u32, part: &mut Part) {
             }
         }
         times.rows.push(row(ranks.to_string(), Some(f64::from(ranks)), "s", &samples));
-        let mut each = Samples::default();
-        each.push(samples[0].median() * 1e6 / f64::from(ranks));
-        first_and_last.push((ranks, each));
+        let each = Samples::one(samples[0].median() * 1e6 / f64::from(ranks));
+        each_time.push((f64::from(ranks), each));
         let [ours, theirs] = samples;
         part.comparisons.push(Comparison::new(
             format!("{ranks} ranks meet"),
@@ -148,11 +165,6 @@ fn meet(plan: &Plan, rounds: u32, part: &mut Part) {
             None,
         ));
     }
-    if let [(few, first), .., (many, last)] = first_and_last.as_slice() {
-        let name = format!("time for each of {many} ranks");
-        let sides = (last.clone(), format!("the same for {few}"), first.clone());
-        let promise = Some(Promise::AtMost(1.0));
-        part.comparisons.push(Comparison::new(name, "us", (sides.0, &sides.1, sides.2), promise));
-    }
+    part.comparisons.extend(grows_no_faster("ranks", &each_time));
     part.tables.push(times);
 }

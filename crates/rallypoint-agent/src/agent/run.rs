@@ -5,24 +5,31 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rallypoint_core::round::What;
 use rallypoint_rendezvous::{FINISHED, GroupChange, Rendezvous, RendezvousError, is_finish};
+use rustix::process::Signal;
 use tracing::{debug, info, warn};
 
-use super::{Agent, Outcome, Phase, Success};
+use super::{Agent, Outcome, Success};
 use crate::decision::{Cause, Verdict};
 use crate::error::AgentError;
 use crate::failure::{Exit, Failure, FailureReport};
 use crate::fence::{Fence, Limits, Witness};
+use crate::finish::silent_for;
 use crate::notice::{Board, Notice};
 use crate::patience;
+use crate::phase::Phase;
+use crate::preemption::Limit;
 use crate::round;
 use crate::server::SERVER_ENDED;
-use crate::stop::StopListener;
+use crate::stop::{StopListener, Stuck};
 use crate::timeline::{self, Keep};
 use crate::words::{self, Reason};
 use crate::worker_store::ServedStore;
 
 /// For telling the others that this node leaves, when nothing depends on it any more.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The same where etcd is silent.
+const SILENT: Duration = Duration::from_secs(1);
 
 /// For the others to hear what they are told before the run is closed, and what it had in etcd goes.
 const TO_BE_HEARD: Duration = Duration::from_secs(1);
@@ -67,12 +74,24 @@ impl Agent {
             }
             // The run goes on under this node's name.
             Err(error) if error.is_replaced() => {}
-            Ok(Outcome::Left(_) | Outcome::Stopped(_)) | Err(_) if self.hosts_server => {
-                let reason = format!("{} {SERVER_ENDED}", self.host);
-                self.part(self.handler.shutdown(&reason), &mut stop).await;
+            Ok(Outcome::Left(_) | Outcome::Stopped { .. }) | Err(_) if self.hosts_server => {
+                let reason = format!("{} {SERVER_ENDED}", self.name());
+                // Also where nobody has met yet, or others have met without it: they would wait for a server that is gone.
+                let closing = async {
+                    let closed = self.handler.close_as_host(&reason).await;
+                    debug!(?closed, "the run ends with its server");
+                    self.handler.leave().await
+                };
+                self.part(closing, &mut stop).await;
             }
             // The run goes on without this node.
-            Ok(Outcome::Left(_) | Outcome::NotNeeded | Outcome::Closed { .. } | Outcome::Stopped(_))
+            Ok(
+                Outcome::Left(_)
+                | Outcome::NotNeeded
+                | Outcome::StayedAway
+                | Outcome::Closed { .. }
+                | Outcome::Stopped { .. },
+            )
             | Err(_) => {
                 self.part(self.handler.leave(), &mut stop).await;
             }
@@ -83,19 +102,29 @@ impl Agent {
     async fn next_rendezvous(&self) -> Result<Rendezvous, RendezvousError> {
         match &self.health {
             Some(health) => {
-                let away = |away| self.enter(if away { Phase::Away } else { Phase::Meeting });
-                health.next_rendezvous(self.handler(), away).await
+                let enter = |phase| self.enter(phase);
+                let note = |what: &What| self.timeline.note(Keep::Log, self.last_round, what.clone());
+                health.next_rendezvous(self.handler(), enter, note).await
             }
             None => self.handler.next_rendezvous().await,
         }
     }
 
+    /// What bounds all that this node does at its end.
+    fn limit(&self, stop: &StopListener) -> Limit<'_> {
+        Limit::new(&self.spec, self.deadline, stop)
+    }
+
     /// Writes down how a round has ended here. Why the nodes meet again is known later, by its words.
-    fn note_end(&self, over: &round::Over) {
+    fn note_end(&self, over: &round::Over, stuck: Option<Stuck>) {
         let own = match &over.verdict {
-            Verdict::Regroup { cause: Cause::Own, .. } | Verdict::Close | Verdict::Leave => {
-                over.failures.iter().min_by_key(|failure| failure.moment())
-            }
+            Verdict::Regroup { cause: Cause::Own, .. }
+            | Verdict::GiveUp { cause: Cause::Own, .. }
+            | Verdict::Close
+            | Verdict::Leave => first_of(&over.failures),
+            // It was to save.
+            Verdict::Stop(_) if over.preempted => first_of(&over.failures),
+            Verdict::Stop(signal) => first_of(&over.failures).filter(|failure| !is_that_of(failure, *signal)),
             _ => None,
         };
         if let Some(failure) = own {
@@ -106,11 +135,15 @@ impl Agent {
             _ if over.ran.is_zero() => return,
             Verdict::Regroup { .. } => return,
             Verdict::Succeed { .. } => "they have finished".to_owned(),
-            Verdict::Close | Verdict::Leave => own.map(Failure::in_short).unwrap_or_default(),
-            Verdict::Closed { reason, .. } => format!("the run is closed: {reason}"),
-            Verdict::Stop(signal) => {
-                format!("node {} was asked to end by {}", over.rank, Exit::Signal(signal.as_raw()))
+            Verdict::GiveUp { cause: Cause::Other(notice), .. } => notice.in_short(),
+            Verdict::Close | Verdict::Leave | Verdict::GiveUp { .. } => {
+                own.map(Failure::in_short).unwrap_or_default()
             }
+            Verdict::Closed { reason, .. } => format!("the run is closed: {reason}"),
+            Verdict::Stop(signal) => match stuck {
+                Some(stuck) => format!("node {} leaves: {stuck}", over.rank),
+                None => format!("node {} was asked to end by {}", over.rank, Exit::Signal(signal.as_raw())),
+            },
         };
         // The run is told of its end by its close. Of a node that goes the others tell, unless all do.
         let keep = match over.verdict {
@@ -146,9 +179,20 @@ impl Agent {
 
     /// Tells the others, which nothing depends on any more.
     async fn part<T: std::fmt::Debug>(&self, telling: impl Future<Output = T>, stop: &mut StopListener) {
+        let time = self.limit(stop).of(LEAVE_TIMEOUT);
+        // Who was asked to end does not wait for an etcd that is silent. What it has there ends with its lease.
+        let asked = stop.is_asked();
+        let in_vain = async {
+            if !asked {
+                return std::future::pending().await;
+            }
+            silent_for(self.handler(), Duration::ZERO).await;
+            tokio::time::sleep(SILENT).await;
+        };
         tokio::select! {
-            told = tokio::time::timeout(LEAVE_TIMEOUT, telling) => debug!(?told, "the others were told"),
+            told = tokio::time::timeout(time, telling) => debug!(?told, "the others were told"),
             () = stop.asked_again() => {}
+            () = in_vain => debug!("etcd is silent, and is not told"),
         }
     }
 
@@ -168,7 +212,7 @@ impl Agent {
             let asked = Instant::now();
             let met = tokio::select! {
                 biased;
-                signal = stop.asked() => return Ok(Outcome::Stopped(signal)),
+                signal = stop.asked() => return Ok(Outcome::Stopped { signal, failure: None }),
                 met = self.next_rendezvous() => met,
                 notice = fence.closed() => {
                     let reason = notice.in_short();
@@ -178,6 +222,11 @@ impl Agent {
                 }
             };
             let met = match met {
+                Err(RendezvousError::Closed { reason, .. })
+                    if is_finish(&reason) && *self.phase.borrow() == Phase::Away =>
+                {
+                    return Ok(Outcome::StayedAway);
+                }
                 Err(RendezvousError::Closed { reason, .. })
                     if is_finish(&reason) && progress.borrow().spare =>
                 {
@@ -191,25 +240,24 @@ impl Agent {
                         None => Err(RendezvousError::Closed { run_id, reason }.into()),
                     };
                 }
-                Err(RendezvousError::NotMet { run_id, needed, here, after }) if here < needed => {
+                Err(RendezvousError::NotMet { run_id, needed, here, after, kept_out }) if here < needed => {
+                    let lost = self.handler.lost();
+                    let why = match why {
+                        Some(why) => Some(why.with(&lost, here)),
+                        None => words::gone(&lost),
+                    };
                     return Err(match why {
-                        Some(why) => {
-                            let why = why.with(&self.handler.lost(), here);
-                            AgentError::NotAgain { run_id, why, needed, here, after }
-                        }
-                        None => {
-                            let lost = self.handler.lost();
-                            match words::gone(&lost) {
-                                Some(why) => AgentError::NotAgain { run_id, why, needed, here, after },
-                                None => RendezvousError::NotMet { run_id, needed, here, after }.into(),
-                            }
-                        }
+                        Some(why) => AgentError::NotAgain { run_id, why, needed, here, after, kept_out },
+                        None => RendezvousError::NotMet { run_id, needed, here, after, kept_out }.into(),
                     });
                 }
                 Err(error @ RendezvousError::Connection { .. }) => {
                     let run_id = self.handler.run_id().to_owned();
                     return Err(match self.silent_server() {
-                        Some(server) => AgentError::ServerGone { run_id, server, source: Box::new(error) },
+                        Some(server) => {
+                            let cause = cause.map(|cause| cause.in_short());
+                            AgentError::ServerGone { run_id, cause, server, source: Box::new(error) }
+                        }
                         None => match why {
                             Some(Reason { words: why, .. }) => {
                                 AgentError::Unreachable { run_id, why, source: Box::new(error) }
@@ -231,9 +279,12 @@ impl Agent {
             self.metrics.restarts_left(self.budget.left());
             self.phase.send_replace(Phase::Starting);
             fence = self.fence(&met).await?;
-            let over = round::run(self, met, fence, stop).await?;
+            let mut over = round::run(self, met, fence, stop).await?;
+            let own = first_of(&over.failures).map(|failure| failure.exit);
+            over.verdict = self.crash_loop.after(self.spec.max_failed_rounds, over.ran, own, over.verdict);
             let (round, rank) = (over.round, over.rank);
-            self.note_end(&over);
+            self.deadline = over.deadline;
+            self.note_end(&over, stop.stuck());
             (board, fence, served) = (Some(over.board), over.fence, over.served);
             match over.verdict {
                 Verdict::Succeed { without_word } => {
@@ -247,22 +298,12 @@ impl Agent {
                     self.restarts += cost;
                     self.metrics.restarts_left(self.budget.left());
                     self.metrics.restarted(regroup.name());
-                    let failed_first = match &regroup {
-                        Cause::Own => true,
-                        Cause::Other(notice) => notice.is_failure(),
-                        Cause::Group(_) | Cause::CutOff(_) => false,
-                    };
-                    let rules = self.spec.max_failed_rounds;
-                    let in_a_row = self.crash_loop.round_is_over(rules, over.ran, failed_first);
                     let of_group = matches!(&regroup, Cause::Group(change) if change.is_a_loss());
                     let leaver = match &regroup {
                         Cause::Other(notice) if notice.is_leave() => Some(notice.node),
                         _ => None,
                     };
                     let (words, report) = self.regroups(regroup, over.failures);
-                    if let (Some(rounds), Some(report)) = (in_a_row, &report) {
-                        return Ok(failed(report.clone().in_a_row(rounds)));
-                    }
                     if !over.ran.is_zero() {
                         let stopped = What::Stopped { why: words.clone() };
                         self.timeline.note(round::one_of_all(rank), round, stopped);
@@ -270,9 +311,18 @@ impl Agent {
                     why = Some(Reason { words, of_group, leaver, nodes: over.nodes });
                     cause = report;
                 }
+                Verdict::GiveUp { rounds, cause } => {
+                    let told = if let Cause::Other(notice) = cause { Some(notice) } else { None };
+                    if let Some(report) = self.report(told, over.failures) {
+                        return Ok(failed(report.in_a_row(rounds)));
+                    }
+                }
                 Verdict::Close => {
                     if let Some(report) = self.report(None, over.failures) {
                         self.untold = over.untold.zip(board).map(|(notice, board)| (board, notice));
+                        if self.untold.is_some() {
+                            fence.spread_close().await;
+                        }
                         return Ok(failed(report.used_up(Some(self.spec.max_restarts))));
                     }
                 }
@@ -284,9 +334,22 @@ impl Agent {
                 Verdict::Closed { reason, first } => {
                     let cause = self.report(first, over.failures.clone());
                     let cause = self.closed_for(&reason, cause, over.failures, board.as_ref()).await;
-                    return Ok(cause.map_or(Outcome::Closed { reason }, failed));
+                    // Another may have counted this round first, and given the run up.
+                    let rules = self.spec.max_failed_rounds;
+                    let exit = cause.as_ref().map(|report| report.first.exit);
+                    let in_a_row = self.crash_loop.round_is_over(rules, over.ran, exit);
+                    let counted = |report: FailureReport| match in_a_row {
+                        Some(rounds) => report.in_a_row(rounds),
+                        None => report,
+                    };
+                    return Ok(cause.map(counted).map_or(Outcome::Closed { reason }, failed));
                 }
-                Verdict::Stop(signal) => return Ok(Outcome::Stopped(signal)),
+                Verdict::Stop(signal) => {
+                    let failures = over.failures.into_iter().filter(|failure| !is_that_of(failure, signal));
+                    let report = self.report(None, failures.collect());
+                    let failure = report.map(|report| Box::new(report.ended_by(signal)));
+                    return Ok(Outcome::Stopped { signal, failure });
+                }
             }
         }
     }
@@ -295,8 +358,7 @@ impl Agent {
     fn regroups(&self, why: Cause, failures: Vec<Failure>) -> (String, Option<FailureReport>) {
         let words = match &why {
             Cause::Own => {
-                let first = failures.iter().min_by_key(|failure| failure.moment());
-                let words = first.map(Failure::in_short).unwrap_or_default();
+                let words = first_of(&failures).map(Failure::in_short).unwrap_or_default();
                 warn!(restarts = self.restarts, left = self.budget.left(), "{words}; starting again");
                 let report = self.report(None, failures);
                 return (words, report);
@@ -336,7 +398,7 @@ impl Agent {
     /// What failed first, on this node unless another told of it, and what followed here.
     fn report(&self, told: Option<Notice>, ours: Vec<Failure>) -> Option<FailureReport> {
         let used_up = told.as_ref().and_then(Notice::used_up);
-        let own = || ours.iter().min_by_key(|failure| failure.moment()).cloned();
+        let own = || first_of(&ours).cloned();
         let first = told.and_then(Notice::failure).or_else(own)?;
         Some(FailureReport::new(self.handler.run_id(), self.restarts, first, ours).used_up(used_up))
     }
@@ -357,6 +419,16 @@ impl Agent {
         }
         self.report(Some(board?.said().await?), ours).filter(is_reason)
     }
+}
+
+fn first_of(failures: &[Failure]) -> Option<&Failure> {
+    failures.iter().min_by_key(|failure| failure.moment())
+}
+
+/// Whether it is no more than what this signal has done: a site may send it to each process.
+fn is_that_of(failure: &Failure, signal: Signal) -> bool {
+    let number = signal.as_raw();
+    failure.exit == Exit::Signal(number) || failure.exit == Exit::ExitCode(128 + number)
 }
 
 fn failed(report: FailureReport) -> Outcome {

@@ -5,7 +5,8 @@
 //! store; the others read it while etcd is there. What follows from the answers is in `judge`.
 //!
 //! Nodes tell each other of failures through etcd. While that is silent, an agent for whom the round is over also says what
-//! it knows of the reason, its own or heard from others, so that all who can reach each other name the same one.
+//! it knows of the reason, its own or heard from others, so that all who can reach each other name the same one. An etcd that
+//! answers and takes nothing, since it is full, is another matter: nobody asks then, so who knows something tells the others.
 
 mod judge;
 mod pace;
@@ -122,6 +123,27 @@ impl Fence {
         if let Some(notes) = &self.notes {
             notes.learn(News { notice, closes: false });
         }
+    }
+
+    /// Tells the other nodes directly what is known to have come first: etcd has not taken it.
+    pub(crate) async fn spread(&self) {
+        let Some(news) = self.notes.as_ref().and_then(Notes::all) else { return };
+        let mut telling = JoinSet::new();
+        for peer in self.peers.borrow().iter() {
+            if let Peer::At(reach) = peer {
+                let (reach, news) = (Arc::clone(reach), news.clone());
+                telling.spawn(async move { reach.tell(&news).await });
+            }
+        }
+        telling.join_all().await;
+    }
+
+    /// The same, and that the run is closed because of it.
+    pub(crate) async fn spread_close(&self) {
+        if let Some(notes) = &self.notes {
+            notes.close();
+        }
+        self.spread().await;
     }
 
     /// Waits until something other than this is known, from this node or from others, to have come first.

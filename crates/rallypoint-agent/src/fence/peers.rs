@@ -95,6 +95,20 @@ impl Reach {
         let _ = tokio::time::timeout(ASKING, stream.take(MOST_NEWS).read_to_end(&mut news)).await;
         Some((answer, News::read(&news)))
     }
+
+    /// Tells the member what this node knows, unasked.
+    pub(super) async fn tell(&self, news: &News) {
+        let telling = async {
+            let mut stream = TcpStream::connect(&self.addresses[..]).await?;
+            let text = [&self.question.write_telling()[..], &news.write()].concat();
+            stream.write_all(&text).await?;
+            stream.shutdown().await?;
+            // It hangs up when it has read it.
+            stream.read_to_end(&mut Vec::new()).await
+        };
+        let told = tokio::time::timeout(ASKING, telling).await;
+        debug!(addresses = ?self.addresses, ?told, "a node was told directly");
+    }
 }
 
 /// Tells the others how this node is asked.

@@ -1,12 +1,16 @@
-//! What agents say to each other: one question and one answer, of fixed length, on a connection of their own.
+//! What agents say to each other: one question and one answer, of fixed length, on a connection of their own; or, unasked, what
+//! one knows.
 //!
 //! ```text
-//! question   "RPF" version(1)  key(16)   seat(16)
-//! answer     "RPF" version(1)  proof(16) word(1)  age in ms, big endian(4)
+//! question   "RPF" 1  key(16)   seat(16)
+//! answer     "RPF" 1  proof(16) word(1)  age in ms, big endian(4)
 //! news       JSON up to the end of the connection, where the round is over and the node knows why
+//!
+//! telling    "RPF" 2  key(16)   seat(16)
+//! news       JSON up to the end of the connection
 //! ```
 //!
-//! An agent that knows no news sends none and reads none: the answer alone is whole.
+//! An agent that knows no news sends none and reads none: the answer alone is whole. One that does not know a telling hangs up.
 //!
 //! Key, seat and proof are random. Each node writes its own to the round's store, so that only who can read that may ask,
 //! and nobody else can answer in its place. They keep strangers out, and not those who can read along.
@@ -19,8 +23,10 @@ use uuid::Uuid;
 use super::judge::Answer;
 use crate::notice::Notice;
 
-/// The first bytes of everything, with the version.
+/// The first bytes of a question and of its answer.
 const MAGIC: [u8; 4] = *b"RPF\x01";
+/// The first bytes of a telling.
+const TELLS: [u8; 4] = *b"RPF\x02";
 pub(super) const QUESTION: usize = 36;
 pub(super) const ANSWER: usize = 25;
 /// More than any notice has.
@@ -36,16 +42,42 @@ pub(super) struct Question {
 
 impl Question {
     pub(super) fn write(self) -> [u8; QUESTION] {
+        self.after(MAGIC)
+    }
+
+    /// The beginning of a telling, to the same node in the same place.
+    pub(super) fn write_telling(self) -> [u8; QUESTION] {
+        self.after(TELLS)
+    }
+
+    fn after(self, magic: [u8; 4]) -> [u8; QUESTION] {
         let mut bytes = [0; QUESTION];
-        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[..4].copy_from_slice(&magic);
         bytes[4..20].copy_from_slice(self.key.as_bytes());
         bytes[20..].copy_from_slice(self.seat.as_bytes());
         bytes
     }
+}
 
+/// What somebody wants who comes to a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Request {
+    /// To be answered.
+    Ask(Question),
+    /// To tell what it knows of the round of this question.
+    Tell(Question),
+}
+
+impl Request {
+    /// None for what a stranger says, or another version.
     pub(super) fn read(bytes: &[u8; QUESTION]) -> Option<Self> {
         let id = |from: usize| Uuid::from_slice(&bytes[from..from + 16]).ok();
-        (bytes[..4] == MAGIC).then_some(Question { key: id(4)?, seat: id(20)? })
+        let question = Question { key: id(4)?, seat: id(20)? };
+        match [bytes[0], bytes[1], bytes[2], bytes[3]] {
+            MAGIC => Some(Request::Ask(question)),
+            TELLS => Some(Request::Tell(question)),
+            _ => None,
+        }
     }
 }
 
@@ -159,10 +191,11 @@ mod tests {
     #[test]
     fn what_is_written_is_read_and_nothing_else_is() {
         let question = Question { key: Uuid::new_v4(), seat: Uuid::new_v4() };
-        assert_eq!(Question::read(&question.write()), Some(question));
+        assert_eq!(Request::read(&question.write()), Some(Request::Ask(question)));
+        assert_eq!(Request::read(&question.write_telling()), Some(Request::Tell(question)));
         let mut other = question.write();
-        other[3] = 2;
-        assert_eq!(Question::read(&other), None, "another version");
+        other[3] = 3;
+        assert_eq!(Request::read(&other), None, "another version");
 
         let proof = Uuid::new_v4();
         let age = Duration::from_millis(4321);

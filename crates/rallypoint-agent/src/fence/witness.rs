@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::judge::Answer;
 use super::pace::ASKING;
-use super::wire::{News, QUESTION, Question, Whereabouts, write_answer};
+use super::wire::{MOST_NEWS, News, QUESTION, Question, Request, Whereabouts, write_answer};
 use crate::notice::Notice;
 
 /// Questions that are answered at a time; who comes on top is turned away, and asks again.
@@ -48,6 +48,15 @@ struct Standing {
     news: Option<News>,
 }
 
+impl Standing {
+    /// The run is closed because of what came first, where something is known to have.
+    fn close(&mut self) {
+        if let Some(news) = &mut self.news {
+            news.closes = true;
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     In,
@@ -74,8 +83,8 @@ impl Witness {
         let port = listener.local_addr()?.port();
         let (key, proof) = (Uuid::new_v4(), Uuid::new_v4());
         let nowhere = Standing { seat: None, state: State::Out { known: true }, news: None };
-        let (standing, stands) = watch::channel(nowhere);
-        let desk = Desk { key, proof, stands, handler: Arc::clone(&handler) };
+        let standing = watch::Sender::new(nowhere);
+        let desk = Desk { key, proof, standing: standing.clone(), handler: Arc::clone(&handler) };
         let task = tokio::spawn(answer_all(listener, desk));
         Ok(Some(Witness { address, port, key, proof, standing, handler, task }))
     }
@@ -92,13 +101,10 @@ impl Witness {
     /// The run is closed because of what came first in the last round. While etcd is silent, only this node can tell the
     /// others: it is there for them for a while.
     pub(crate) async fn close(&self) {
-        let told = self.standing.send_if_modified(|standing| {
-            standing.news.as_mut().is_some_and(|news| !std::mem::replace(&mut news.closes, true))
-        });
+        self.standing.send_modify(Standing::close);
         let silent = self.handler.contact().is_some_and(|contact| contact.is_silent());
         // Who has heard it from another tells it on.
-        let knows = told || self.standing.borrow().news.as_ref().is_some_and(|news| news.closes);
-        if knows && silent {
+        if silent && self.standing.borrow().news.as_ref().is_some_and(|news| news.closes) {
             tokio::time::sleep(HEARD_BY_ALL).await;
         }
     }
@@ -166,6 +172,18 @@ impl Notes {
         });
     }
 
+    /// The run is closed because of what came first, where something is known to have. Others may not be able to hear it from
+    /// etcd.
+    pub(super) fn close(&self) {
+        self.change(Standing::close);
+    }
+
+    /// All that is known.
+    pub(super) fn all(&self) -> Option<News> {
+        let standing = self.standing.borrow();
+        standing.news.clone().filter(|_| standing.seat == Some(self.seat))
+    }
+
     pub(super) fn has_any(&self) -> bool {
         self.news(|_| true).is_some()
     }
@@ -215,13 +233,13 @@ impl Notes {
 struct Desk {
     key: Uuid,
     proof: Uuid,
-    stands: watch::Receiver<Standing>,
+    standing: watch::Sender<Standing>,
     handler: Arc<dyn RendezvousHandler>,
 }
 
 impl Desk {
     fn answer(&self, seat: Uuid) -> (Answer, Option<News>) {
-        let standing = self.stands.borrow();
+        let standing = self.standing.borrow();
         if standing.seat != Some(seat) {
             // A round before the last one: there is no later round without an etcd.
             return (Answer::Over { known: true }, None);
@@ -242,15 +260,26 @@ impl Desk {
     async fn serve(&self, mut stream: TcpStream) -> io::Result<()> {
         let mut bytes = [0; QUESTION];
         stream.read_exact(&mut bytes).await?;
-        // A stranger is told nothing.
-        let Some(question) = Question::read(&bytes).filter(|question| question.key == self.key) else {
-            return Ok(());
-        };
-        let (answer, news) = self.answer(question.seat);
-        let mut said = write_answer(self.proof, answer).to_vec();
-        said.extend(news.iter().flat_map(News::write));
-        stream.write_all(&said).await?;
-        stream.shutdown().await
+        match Request::read(&bytes) {
+            Some(Request::Ask(question)) if question.key == self.key => {
+                let (answer, news) = self.answer(question.seat);
+                let mut said = write_answer(self.proof, answer).to_vec();
+                said.extend(news.iter().flat_map(News::write));
+                stream.write_all(&said).await?;
+                stream.shutdown().await
+            }
+            Some(Request::Tell(question)) if question.key == self.key => {
+                let mut text = Vec::new();
+                (&mut stream).take(MOST_NEWS).read_to_end(&mut text).await?;
+                if let Some(news) = News::read(&text) {
+                    // Of a round that is over for this node it is nothing new.
+                    Notes { seat: question.seat, standing: self.standing.clone() }.learn(news);
+                }
+                Ok(())
+            }
+            // A stranger is told nothing, and tells nothing.
+            _ => Ok(()),
+        }
     }
 }
 

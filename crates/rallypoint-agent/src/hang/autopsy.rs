@@ -33,8 +33,18 @@ pub(crate) struct Subject {
 
 impl Subject {
     pub(crate) fn has_ended(&self) -> bool {
-        Stat::of(self.pid).is_none_or(|stat| stat.ended())
+        !runs(self.pid)
     }
+
+    /// The kernel takes it down: it has called `exit`, or a signal ends it.
+    pub(crate) fn is_ending(&self) -> bool {
+        Stat::of(self.pid).is_some_and(|stat| stat.exits())
+    }
+}
+
+/// Whether a process is there and has not ended.
+pub(super) fn runs(pid: Pid) -> bool {
+    Stat::of(pid).is_some_and(|stat| !stat.ended())
 }
 
 /// Looks at the workers that run, for so long; what they do, those that do the same as one, the odd ones first.

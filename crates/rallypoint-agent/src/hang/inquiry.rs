@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use tracing::debug;
 
 use crate::patience;
+use crate::progress::Sign;
 
 /// For a store to take or give something; it is asked again.
 const TO_TAKE: Duration = Duration::from_secs(5);
@@ -66,6 +67,8 @@ pub struct Worker {
     pub rank: usize,
     /// How often it has called `rallypoint.heartbeat()`, if it has.
     pub beats: Option<u64>,
+    /// What it is judged by. None before its first sign, or where nobody looks.
+    pub sign: Option<Sign>,
     /// How long it has shown no sign of progress, in milliseconds. None before the first, or where nobody looks.
     pub silent_ms: Option<u64>,
     /// How long it has run without its first sign.
@@ -84,6 +87,8 @@ pub enum WorkerState {
     Running,
     /// It was stopped by whoever runs the job, or is in a debugger on the terminal.
     Paused,
+    /// It has begun to end: its program is over, and its process is not.
+    Ending,
     /// It has ended.
     Ended,
     /// Its node does not look for its progress.
@@ -101,6 +106,10 @@ pub(crate) struct Verdict {
     pub(crate) hung: Option<Hung>,
     /// Why.
     pub(crate) why: String,
+    /// Whoever waits is told that nobody does: it will not be different by itself.
+    pub(crate) told: bool,
+    /// It can be different after so long; none where an earlier version says it.
+    pub(crate) again_ms: Option<u64>,
     /// What the workers of all nodes do, the odd ones first.
     pub(crate) stacks: Vec<Folded>,
     /// Nodes that have not answered.
@@ -115,6 +124,8 @@ pub(crate) struct Hung {
     pub(crate) node: usize,
     pub(crate) host: String,
     pub(crate) silent_ms: u64,
+    /// The same as it is told; none where an earlier version says it.
+    pub(crate) seconds: Option<u64>,
 }
 
 /// Where the nodes of one round are asked.

@@ -6,77 +6,35 @@
 
 use std::time::Duration;
 
-use rallypoint_core::text::count;
-use rallypoint_stacks::{Folded, fold, ranges};
+use rallypoint_stacks::{fold, numbered};
 
+use super::first::{Case, first, nobody_waits};
 use super::inquiry::{Answer, WorkerState};
-
-/// Nodes are asked at slightly different moments, and look at their workers now and then: who has been silent for less longer
-/// than this has not clearly been silent for longer.
-const CLEARLY: Duration = Duration::from_secs(2);
-
-/// What of a stack shows that its process waits for others: names of functions, and of files, in lower case. A collective on
-/// GPUs is waited for where the program waits for its GPU, so that is the same.
-const WAITS: [&str; 15] = [
-    "torch/distributed",
-    "torch\\distributed",
-    "allreduce",
-    "all_reduce",
-    "allgather",
-    "all_gather",
-    "reduce_scatter",
-    "broadcast",
-    "barrier",
-    "processgroup",
-    "gloo::",
-    "nccl",
-    "libcuda",
-    "libamdhip",
-    "torch/cuda",
-];
-/// So many of the innermost calls are looked at for that.
-const INNERMOST: usize = 12;
+use super::limits::Limits;
+use crate::progress::Sign;
 
 /// What came out.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Finding {
-    /// This one stopped first.
-    Hung { rank: usize, node: usize, host: String, silent: Duration, why: String },
-    /// Nobody is hung, as far as can be told; it can be different after so long.
-    Nobody { why: String, again: Duration },
+    /// This one stopped first; `seconds` is how long it has been silent, as it is told.
+    Hung { rank: usize, node: usize, host: String, silent: Duration, seconds: u64, why: String },
+    /// Nobody is hung, as far as can be told; it can be different after so long. Whoever waits is told of it where it will not be
+    /// different by itself.
+    Nobody { why: String, again: Duration, told: bool },
 }
-
-/// When a worker is too long silent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Limits {
-    pub(crate) timeout: Duration,
-    /// Before its first sign.
-    pub(crate) start: Option<Duration>,
-}
-
-/// One rank in the table.
-#[derive(Debug, Clone, Copy)]
-struct Case<'a> {
-    rank: usize,
-    node: usize,
-    host: &'a str,
-    beats: Option<u64>,
-    silent: Duration,
-    stack: Option<&'a Folded>,
-    /// How many do the same.
-    alike: usize,
-}
-
-/// Whom a step of the search leaves.
-type Fits<'a> = dyn Fn(&Case<'_>) -> bool + 'a;
 
 /// Finds who stopped first.
 pub(crate) fn judge(answers: &[Answer], limits: Limits) -> Finding {
     let stacks = fold(answers.iter().flat_map(|answer| answer.stacks.iter().cloned()));
-    let nobody =
-        |why: String, again: Duration| Finding::Nobody { why, again: again.max(Duration::from_secs(1)) };
+    let nobody_is = |why: String, again: Duration, told| Finding::Nobody {
+        why,
+        again: again.max(Duration::from_secs(1)),
+        told,
+    };
+    let nobody = |why, again| nobody_is(why, again, false);
     let mut cases: Vec<Case<'_>> = Vec::new();
     let mut starting: Vec<usize> = Vec::new();
+    let mut ended: Vec<usize> = Vec::new();
     let mut youngest: Option<(Duration, usize)> = None;
     for (answer, worker) in
         answers.iter().flat_map(|answer| answer.workers.iter().map(move |it| (answer, it)))
@@ -84,19 +42,34 @@ pub(crate) fn judge(answers: &[Answer], limits: Limits) -> Finding {
         let rank = worker.rank;
         match worker.state {
             WorkerState::Paused => return nobody(format!("rank {rank} is paused"), limits.timeout / 2),
-            WorkerState::Ended | WorkerState::Unknown => continue,
+            WorkerState::Unknown => continue,
+            WorkerState::Ended => {
+                ended.push(rank);
+                continue;
+            }
             WorkerState::Unwatched => {
                 let why = format!(
                     "node {} does not look for its workers' progress: give --hang-timeout to all nodes",
                     answer.node
                 );
-                return nobody(why, limits.timeout / 2);
+                return nobody_is(why, limits.timeout / 2, true);
             }
-            WorkerState::Running => {}
+            WorkerState::Running | WorkerState::Ending => {}
         }
         let silent = worker.silent_ms.map(Duration::from_millis);
         let starts = worker.starts_ms.map(Duration::from_millis);
         let silent = match (silent, starts) {
+            // One that has begun to end has another limit, and that it has begun is a sign.
+            (silent, starts) if worker.state == WorkerState::Ending => {
+                let time = silent.or(starts);
+                let Some(too_long) = time.filter(|time| limits.end.is_some_and(|limit| *time >= limit))
+                else {
+                    ended.push(rank);
+                    youngest = youngest.into_iter().chain(time.map(|time| (time, rank))).min();
+                    continue;
+                };
+                too_long
+            }
             (Some(silent), _) => silent,
             // Before its first sign it has another limit.
             (None, Some(starts)) if limits.start.is_some_and(|limit| starts >= limit) => starts,
@@ -110,7 +83,12 @@ pub(crate) fn judge(answers: &[Answer], limits: Limits) -> Finding {
         // Of one that could not be looked at it is not known.
         let seen = stack.filter(|stack| !stack.stack.is_empty());
         let alike = seen.map_or(usize::MAX, |stack| stack.ranks.len());
-        let (node, host, beats) = (answer.node, answer.host.as_str(), worker.beats);
+        let (node, host) = (answer.node, answer.host.as_str());
+        let beats = match worker.sign {
+            // Whoever writes to the file itself does not count for anybody.
+            Some(Sign::Heartbeat) => worker.beats,
+            _ => Some(worker.beats.unwrap_or(0)),
+        };
         cases.push(Case { rank, node, host, beats, silent, stack, alike });
     }
     let half = limits.timeout / 2;
@@ -119,123 +97,57 @@ pub(crate) fn judge(answers: &[Answer], limits: Limits) -> Finding {
         return nobody(why, half - silent);
     }
     // Where some beat, all are expected to: the others have not come that far.
-    if cases.iter().any(|case| case.beats.is_some()) && !starting.is_empty() {
+    if cases.iter().any(|case| case.beats != Some(0)) && !starting.is_empty() {
         let why = format!(
             "{} {} shown no sign yet (--hang-start-timeout bounds that)",
             whose(&starting),
             has(&starting)
         );
-        return nobody(why, half);
+        return nobody_is(why, half, true);
     }
     if !cases.iter().any(|case| case.silent >= limits.timeout) {
         return nobody("nobody has been silent for long enough".to_owned(), half);
+    }
+    let ends = limits.end.is_none_or(|end| cases.iter().all(|case| case.silent < end));
+    if ends && !ended.is_empty() && nobody_waits(&cases) {
+        let still: Vec<usize> = cases.iter().map(|case| case.rank).collect();
+        let (have, wait) = (has(&ended), if still.len() == 1 { "waits" } else { "wait" });
+        let why = format!(
+            "{} {have} ended, and {}, still there, {wait} for no other: that may be a slow end (--hang-end-timeout bounds that)",
+            whose(&ended),
+            whose(&still),
+        );
+        let longest = cases.iter().map(|case| case.silent).max().unwrap_or_default();
+        let left = limits.end.map_or(half, |end| end.saturating_sub(longest));
+        return nobody_is(why, half.min(left), true);
     }
     let (case, why) = first(cases);
     match case {
         Some(case) => {
             let Case { rank, node, host, silent, .. } = case;
-            Finding::Hung { rank, node, host: host.to_owned(), silent, why }
+            let (host, seconds) = (host.to_owned(), limits.seconds(silent));
+            Finding::Hung { rank, node, host, silent, seconds, why }
         }
         None => nobody("no worker runs".to_owned(), half),
     }
 }
 
 fn whose(ranks: &[usize]) -> String {
-    format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, ranges(ranks))
+    numbered("rank", ranks)
 }
 
 fn has(ranks: &[usize]) -> &'static str {
     if ranks.len() == 1 { "has" } else { "have" }
 }
 
-/// The one who stopped first, and how that is known: by the last step that told. Each leaves those who fit it, if others do not.
-fn first(mut cases: Vec<Case<'_>>) -> (Option<Case<'_>>, String) {
-    cases.sort_by_key(|case| case.rank);
-    if let [only] = cases[..] {
-        return (Some(only), "it is the only one".to_owned());
-    }
-    let mut why = None;
-    // Who does not count where others do has none.
-    let beats = |case: &Case<'_>| case.beats.unwrap_or(0);
-    let (fewest, most) = (cases.iter().map(beats).min(), cases.iter().map(beats).max());
-    let others_wait = cases.iter().any(|case| seen(case).is_some_and(waits));
-    let others_are_seen = cases.iter().any(|case| seen(case).is_some());
-    let longest = cases.iter().map(|case| case.silent).max().unwrap_or_default();
-    let state = |case: &Case<'_>, state: &str| case.stack.is_some_and(|stack| stack.state == state);
-    let steps: [(&Fits<'_>, String); 6] = [
-        (&|case| state(case, "T"), "it is stopped by a signal".to_owned()),
-        (&|case| state(case, "D"), "it waits in the kernel".to_owned()),
-        (
-            &|case| Some(beats(case)) == fewest && fewest < most,
-            format!(
-                "its {} {} the fewest",
-                fewest.unwrap_or(0),
-                if fewest == Some(1) { "heartbeat is" } else { "heartbeats are" }
-            ),
-        ),
-        (
-            &|case| longest.saturating_sub(case.silent) <= CLEARLY,
-            "it has been silent for the longest".to_owned(),
-        ),
-        (
-            // Of one that could not be looked at it is not known.
-            &|case| others_wait && !seen(case).is_some_and(waits),
-            "it waits for no other, and others do".to_owned(),
-        ),
-        (
-            &|case| others_are_seen && seen(case).is_none() && case.stack.is_some(),
-            "it could not be looked at, and others could".to_owned(),
-        ),
-    ];
-    for (fits, said) in steps {
-        if narrow(&mut cases, fits) {
-            why = Some(said);
-        }
-        if let [only] = cases[..] {
-            return (Some(only), why.unwrap_or_default());
-        }
-    }
-    let fewest = cases.iter().map(|case| case.alike).min().unwrap_or(0);
-    let all = cases.len();
-    if narrow(&mut cases, &|case| case.alike == fewest) {
-        let unlike = all - cases.len();
-        why = Some(format!("its stack differs from that of {}", count(unlike, "other")));
-    }
-    (
-        cases.first().copied(),
-        why.unwrap_or_else(|| "nothing tells it from the others; it is the first of them".to_owned()),
-    )
-}
-
-/// The stack of a rank, if it could be looked at.
-fn seen<'a>(case: &Case<'a>) -> Option<&'a Folded> {
-    case.stack.filter(|stack| !stack.stack.is_empty())
-}
-
-/// Leaves those that fit, if some do and others do not. Whether that was so.
-fn narrow(cases: &mut Vec<Case<'_>>, fits: &Fits<'_>) -> bool {
-    let fit = cases.iter().filter(|case| fits(case)).count();
-    let tells = fit > 0 && fit < cases.len();
-    if tells {
-        cases.retain(|case| fits(case));
-    }
-    tells
-}
-
-/// Whether a stack is that of a process that waits for others.
-fn waits(stack: &Folded) -> bool {
-    stack.stack.iter().take(INNERMOST).any(|line| {
-        let line = line.to_lowercase();
-        WAITS.iter().any(|word| line.contains(word))
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use rallypoint_stacks::Folded;
+
     use super::*;
     use crate::hang::inquiry::Worker;
 
-    const LIMITS: Limits = Limits { timeout: Duration::from_secs(60), start: None };
+    const LIMITS: Limits = Limits { timeout: Duration::from_secs(60), start: None, end: None };
 
     /// A node of two ranks.
     fn node(node: usize, workers: [Worker; 2]) -> Answer {
@@ -244,11 +156,18 @@ mod tests {
 
     fn worker(rank: usize, beats: u64, silent: u64) -> Worker {
         let (beats, silent_ms) = (Some(beats).filter(|beats| *beats > 0), Some(silent * 1000));
-        Worker { rank, beats, silent_ms, starts_ms: None, state: WorkerState::Running }
+        let sign = Some(if beats.is_some() { Sign::Heartbeat } else { Sign::Output });
+        Worker { rank, beats, sign, silent_ms, starts_ms: None, state: WorkerState::Running }
     }
 
     fn starting(rank: usize, seconds: u64) -> Worker {
-        Worker { beats: None, silent_ms: None, starts_ms: Some(seconds * 1000), ..worker(rank, 0, 0) }
+        Worker {
+            beats: None,
+            sign: None,
+            silent_ms: None,
+            starts_ms: Some(seconds * 1000),
+            ..worker(rank, 0, 0)
+        }
     }
 
     /// Four ranks on two nodes.
@@ -266,7 +185,7 @@ mod tests {
                 ranks: vec![rank],
                 state: state.to_owned(),
                 stack: vec![line.to_owned(), "main (train.py:9)".to_owned()],
-                unseen: None,
+                ..Folded::default()
             };
             answers[rank / 2].stacks.push(folded);
         }
@@ -339,10 +258,23 @@ mod tests {
     }
 
     #[test]
+    fn who_beats_uncounted_has_not_the_fewest() {
+        let mut answers = table([(0, 60), (10, 60), (0, 60), (0, 64)]);
+        for (node, worker) in [(0, 0), (1, 0), (1, 1)] {
+            answers[node].workers[worker].sign = Some(Sign::Heartbeat);
+        }
+        hung(&answers, 3, "silent for the longest");
+        // Where some beat, however they do it, one that has shown nothing has not come that far.
+        let begun = vec![answers.remove(1), node(0, [starting(0, 90), starting(1, 90)])];
+        nobody(&begun, LIMITS, "ranks 0, 1 have shown no sign yet");
+    }
+
+    #[test]
     fn a_node_that_does_not_look_for_progress_keeps_others_from_judging() {
         let mut answers = table([(7, 61); 4]);
         answers[1].workers[0].state = WorkerState::Unwatched;
         nobody(&answers, LIMITS, "give --hang-timeout to all nodes");
+        assert!(matches!(judge(&answers, LIMITS), Finding::Nobody { told: true, .. }));
     }
 
     #[test]
@@ -387,11 +319,89 @@ mod tests {
         hung(&stacks(answers, [WAITING, WAITING, WAITING, LOCKED]), 3, "waits for no other");
     }
 
+    /// As after the last step: the first have ended, one saves or tears down, and nobody waits for it.
+    #[test]
+    fn who_is_slow_to_end_is_not_taken_to_hang_unless_others_wait() {
+        let ended = |ranks: &[usize], stacked: [(&str, &str); 4]| {
+            let mut answers = table([(7, 61); 4]);
+            for rank in ranks {
+                answers[rank / 2].workers[rank % 2].state = WorkerState::Ended;
+            }
+            stacks(answers, stacked)
+        };
+        let slow = ended(&[0, 1, 3], [LOCKED; 4]);
+        nobody(&slow, LIMITS, "ranks 0, 1, 3 have ended, and rank 2, still there, waits for no other");
+        assert!(matches!(judge(&slow, LIMITS), Finding::Nobody { told: true, .. }));
+        let bounded = |end| Limits { end: Some(Duration::from_secs(end)), ..LIMITS };
+        nobody(&slow, bounded(62), "slow end");
+        assert!(matches!(judge(&slow, bounded(61)), Finding::Hung { rank: 2, .. }));
+        // Those it waits for have gone; or others wait for it; or it is stopped.
+        hung(&ended(&[0, 1, 3], [WAITING; 4]), 2, "the only one");
+        hung(&ended(&[0, 1], [LOCKED, LOCKED, LOCKED, WAITING]), 2, "waits for no other, and others do");
+        hung(&ended(&[0, 1, 3], [LOCKED, LOCKED, ("T", LOCKED.1), LOCKED]), 2, "the only one");
+        // It was not looked at, yet or ever.
+        let mut unseen = table([(7, 61); 4]);
+        unseen[0].workers.iter_mut().for_each(|worker| worker.state = WorkerState::Ended);
+        assert!(matches!(judge(&unseen, LIMITS), Finding::Hung { .. }));
+    }
+
+    #[test]
+    fn who_has_begun_to_end_has_a_limit_of_its_own() {
+        let mut answers = table([(7, 61); 4]);
+        answers[1].workers[0] = Worker { state: WorkerState::Ending, ..worker(2, 7, 90) };
+        // As one that has ended: whoever waits for it is judged, but not as soon as it has begun.
+        let stacked = stacks(answers.clone(), [WAITING, WAITING, LOCKED, LOCKED]);
+        hung(&stacked, 3, "waits for no other, and others do");
+        let mut begins = stacked.clone();
+        begins[1].workers[0].silent_ms = Some(10_000);
+        nobody(&begins, LIMITS, "rank 2 still makes progress");
+        let bounded = Limits { end: Some(Duration::from_secs(90)), ..LIMITS };
+        let Finding::Hung { rank, why, .. } = judge(&answers, bounded) else { panic!("one hangs") };
+        assert_eq!((rank, why.as_str()), (2, "it has been silent for the longest"));
+        answers
+            .iter_mut()
+            .flat_map(|answer| &mut answer.workers)
+            .for_each(|worker| worker.state = WorkerState::Ending);
+        nobody(&answers, LIMITS, "no");
+    }
+
     #[test]
     fn it_is_asked_again_when_the_last_one_may_have_stopped() {
         let Finding::Nobody { again, .. } = judge(&table([(7, 61), (9, 10), (9, 2), (9, 20)]), LIMITS) else {
             panic!("others make progress");
         };
         assert_eq!(again, Duration::from_secs(28));
+    }
+
+    #[test]
+    fn nobody_is_found_to_hang_before_the_timeout_and_a_silence_is_looked_into_a_little_before() {
+        let silent = |seconds| [node(0, [worker(0, 7, seconds), worker(1, 7, seconds)])];
+        let found = |seconds, limits| matches!(judge(&silent(seconds), limits), Finding::Hung { .. });
+        assert_eq!([55, 57].map(|seconds| found(seconds, LIMITS.early())), [false, true]);
+        assert_eq!([59, 60].map(|seconds| found(seconds, LIMITS)), [false, true]);
+    }
+
+    /// Of one that could not be looked at it is not known whether it waits.
+    #[test]
+    fn one_that_is_seen_to_wait_for_nobody_comes_before_one_that_could_not_be_looked_at() {
+        let stack = |ranks: &[usize], calls: &[&str]| Folded {
+            ranks: ranks.to_vec(),
+            stack: calls.iter().map(|call| (*call).to_owned()).collect(),
+            unseen: calls.is_empty().then(|| "it may not be traced".to_owned()),
+            ..Folded::default()
+        };
+        let mut answers =
+            [node(0, [worker(0, 7, 60), worker(1, 7, 60)]), node(1, [worker(2, 7, 60), worker(3, 7, 60)])];
+        answers[0].stacks =
+            vec![stack(&[0], &["all_reduce (torch/distributed/c10d.py:1)"]), stack(&[1], &[])];
+        answers[1].stacks = vec![
+            stack(&[2], &["acquire (lock.py:1)"]),
+            stack(&[3], &["broadcast (torch/distributed/c10d.py:1)"]),
+        ];
+        let Finding::Hung { rank, why, .. } = judge(&answers, LIMITS) else { panic!("one hangs") };
+        assert_eq!((rank, why.as_str()), (2, "it waits for no other, and others do"));
+        answers[1].stacks = vec![stack(&[2, 3], &["broadcast (torch/distributed/c10d.py:1)"])];
+        let Finding::Hung { rank, why, .. } = judge(&answers, LIMITS) else { panic!("one hangs") };
+        assert_eq!((rank, why.as_str()), (1, "it could not be looked at, and others could"));
     }
 }

@@ -9,14 +9,16 @@
 //! An operator's `rallypoint stacks` is an inquiry too.
 
 mod autopsy;
+mod first;
 mod inquiry;
 mod judge;
+mod limits;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rallypoint_core::time::bounded;
-use rallypoint_stacks::{Folded, fold};
+use rallypoint_stacks::{Folded, fold, numbered};
 use rallypoint_store::{Store, StoreError};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -24,24 +26,32 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 pub(crate) use self::autopsy::Subject;
+use self::autopsy::runs;
 pub use self::inquiry::{Answer, Worker, WorkerState, ask_stacks};
 use self::inquiry::{Asked, Hung, Inquiries, Verdict};
-use self::judge::{Finding, Limits, judge};
+use self::judge::{Finding, judge};
+use self::limits::Limits;
 use crate::failure::{ErrorRecord, Exit};
 use crate::progress::{Heartbeats, Progress, Sample, sample};
 use crate::workers::Workers;
 
-/// For a look at all workers of a node, where somebody waits for what comes out.
+/// For a look at all workers of a node, where an operator waits for what comes out.
 const LOOK: Duration = Duration::from_secs(2);
-/// The same before workers are stopped because one failed: the next round waits for it.
+/// The same before workers are stopped because one failed or hangs: the next round waits for it.
 const LOOK_BEFORE_STOP: Duration = Duration::from_secs(1);
 /// For all nodes to answer.
 const TO_ANSWER: Duration = Duration::from_secs(4);
+/// What is left of that for those who have just not answered, while the others look at their workers.
+const TO_ANSWER_AGAIN: Duration = Duration::from_millis(1400);
+/// For their signs, where the timeout is short.
+const SHORTEST_TO_ANSWER: Duration = Duration::from_millis(500);
 /// For whoever asked who hangs to say so. Then another node does.
 const TO_CONCLUDE: Duration = Duration::from_secs(10);
 /// How often workers are looked at, at most and at least.
 const SELDOM: Duration = Duration::from_millis(250);
 const OFTEN: Duration = Duration::from_millis(50);
+/// For the verdict, which may come after the failure that follows from it.
+const TO_BE_TOLD: Duration = Duration::from_secs(1);
 /// So many stacks are told in the log, and in the report of a failure.
 const MOST_TOLD: usize = 8;
 
@@ -65,6 +75,8 @@ pub struct HangSpec {
     pub timeout: Option<Duration>,
     /// With a timeout: how long it may take to that; none: as long as it likes.
     pub start_timeout: Option<Duration>,
+    /// With a timeout: how long it may take to end, once others have; none: as long as it likes.
+    pub end_timeout: Option<Duration>,
     /// When it is looked at what workers do.
     pub look_before: LookBefore,
     /// Where workers beat; none: nowhere.
@@ -73,7 +85,7 @@ pub struct HangSpec {
 
 impl HangSpec {
     fn limits(&self) -> Option<Limits> {
-        self.timeout.map(|timeout| Limits { timeout, start: self.start_timeout })
+        self.timeout.map(|timeout| Limits { timeout, start: self.start_timeout, end: self.end_timeout })
     }
 }
 
@@ -85,7 +97,7 @@ pub struct Hanging {
     pub rank: usize,
     /// When it stopped.
     pub since: SystemTime,
-    silent: Duration,
+    seconds: u64,
     why: String,
     stacks: String,
 }
@@ -93,7 +105,7 @@ pub struct Hanging {
 impl Hanging {
     /// As an end of its process, which it has not had.
     pub(crate) fn exit(&self) -> Exit {
-        Exit::Hung(self.silent.as_secs())
+        Exit::Hung(self.seconds)
     }
 
     /// In the place of what a worker that fails writes of its error.
@@ -108,6 +120,8 @@ impl Hanging {
 pub(crate) struct HangWatch {
     task: JoinHandle<()>,
     found: mpsc::Receiver<Hanging>,
+    /// Whether it was said here who hangs.
+    told: watch::Receiver<bool>,
     subjects: Vec<Subject>,
     look_before: LookBefore,
 }
@@ -128,7 +142,7 @@ impl HangWatch {
         workers: &Workers,
     ) -> Self {
         let limits = spec.limits();
-        let shortest = spec.timeout.into_iter().chain(spec.start_timeout).min().unwrap_or(SELDOM);
+        let shortest = limits.map_or(SELDOM, Limits::shortest);
         let every = (shortest / 8).clamp(OFTEN, SELDOM);
         let sources = subjects.iter().map(|subject| subject.progress.clone()).collect();
         let signs = limits.and_then(|_| {
@@ -137,6 +151,7 @@ impl HangWatch {
             sampled.inspect_err(|error| warn!("--hang-timeout has no effect: {error}")).ok()
         });
         let (send, found) = mpsc::channel(1);
+        let (tell, told) = watch::channel(false);
         let watching = Watching {
             inquiries: Inquiries::new(store, nodes),
             node,
@@ -148,12 +163,14 @@ impl HangWatch {
             workers: workers.clone(),
             ran: Duration::ZERO,
             wants: None,
+            others_wait: None,
             not_before: Instant::now(),
             is_said: None,
             found: send,
+            told: tell,
         };
         let task = tokio::spawn(watching.run(signs));
-        HangWatch { task, found, subjects, look_before: spec.look_before }
+        HangWatch { task, found, told, subjects, look_before: spec.look_before }
     }
 
     /// Waits until a worker of this node is found to hang.
@@ -162,6 +179,13 @@ impl HangWatch {
             Some(found) => found,
             None => std::future::pending().await,
         }
+    }
+
+    /// Another node's worker hangs: waits, not for long, until this one has said so, and what all do.
+    pub(crate) async fn is_told(&self) {
+        let mut told = self.told.clone();
+        let told = tokio::time::timeout(TO_BE_TOLD, told.wait_for(|told| *told)).await.is_ok();
+        debug!(told, "another node has found who hangs");
     }
 
     /// Looks at the workers before they are stopped because one failed, here or elsewhere, and says what they do.
@@ -197,11 +221,14 @@ struct Watching {
     /// The time that the workers have had, as of the last sample.
     ran: Duration,
     wants: Option<Wants>,
+    /// The nodes were asked before the timeout, and nobody makes progress: for how long all of them are waited for next time.
+    others_wait: Option<Duration>,
     /// Nobody is suspected before.
     not_before: Instant,
     /// The last thing that was said of why nobody is found.
     is_said: Option<String>,
     found: mpsc::Sender<Hanging>,
+    told: watch::Sender<bool>,
 }
 
 impl Watching {
@@ -216,8 +243,8 @@ impl Watching {
                     asked = &mut asked => break asked,
                     sample = next(&mut samples) => self.note(sample),
                 }
-                if self.wants.is_none() && Instant::now() >= self.not_before && self.suspects() {
-                    self.wants = Some(Wants::Signs);
+                if self.wants.is_none() && Instant::now() >= self.not_before {
+                    self.wants = self.suspects();
                 }
                 if let Some(wants) = self.wants {
                     self.open(number, wants).await;
@@ -234,10 +261,20 @@ impl Watching {
         }
     }
 
-    /// Whether one of this node's workers has been silent for too long, and none of them tells that others need not wait.
-    fn suspects(&self) -> bool {
-        let Some(limits) = self.limits else { return false };
-        matches!(judge(&[self.answer(Vec::new())], limits), Finding::Hung { .. })
+    /// What to ask: whether one of this node's workers has been silent for too long, and none of them tells that others need not
+    /// wait. The nodes are asked for their signs a little earlier, so that none that does not answer is waited for after the timeout.
+    fn suspects(&mut self) -> Option<Wants> {
+        let limits = self.limits?;
+        let answer = [self.answer(Vec::new())];
+        let suspects = |limits| matches!(judge(&answer, limits), Finding::Hung { .. });
+        if !suspects(limits.early()) {
+            self.others_wait = None;
+            return None;
+        }
+        match self.others_wait {
+            None => Some(Wants::Signs),
+            Some(_) => suspects(limits).then_some(Wants::Stacks),
+        }
     }
 
     /// What this node says of its workers.
@@ -248,12 +285,14 @@ impl Watching {
             let state = match () {
                 () if subject.has_ended() => WorkerState::Ended,
                 () if paused || !subject.judged => WorkerState::Paused,
+                () if subject.is_ending() || progress.ends().is_some_and(runs) => WorkerState::Ending,
                 () => WorkerState::Running,
             };
             let watched = self.limits.is_some();
             Worker {
                 rank: subject.rank,
                 beats: progress.beats(),
+                sign: progress.sign(),
                 silent_ms: progress.silent().map(millis),
                 starts_ms: progress.starts().filter(|_| watched).map(millis),
                 state,
@@ -290,14 +329,16 @@ impl Watching {
         // As it is now: to look at the stacks takes a while.
         let mut answer = self.answer(Vec::new());
         if asked.node.is_some() && self.limits.is_none() {
-            let running = answer.workers.iter_mut().filter(|worker| worker.state == WorkerState::Running);
+            let is_there = |state: WorkerState| matches!(state, WorkerState::Running | WorkerState::Ending);
+            let running = answer.workers.iter_mut().filter(|worker| is_there(worker.state));
             running.for_each(|worker| worker.state = WorkerState::Unwatched);
         }
         let looks = asked.node.is_none() || self.look_before >= LookBefore::Hangs;
         if asked.stacks && looks {
             let why =
                 if asked.node.is_some() { "when the run made no progress" } else { "as an operator asked" };
-            answer.stacks = autopsy::look(&self.subjects, LOOK, why).await;
+            let time = if asked.node.is_some() { LOOK_BEFORE_STOP } else { LOOK };
+            answer.stacks = autopsy::look(&self.subjects, time, why).await;
         }
         if let Err(error) = self.inquiries.answer(number, answer).await {
             debug!(%error, "an inquiry cannot be answered");
@@ -319,19 +360,26 @@ impl Watching {
     async fn weigh(&mut self, number: u64, began: Instant) {
         self.wants = None;
         let Some(limits) = self.limits else { return };
-        match self.inquiries.answers(number, left(began)).await {
-            Ok(answers) => match judge(&heard(answers).0, limits) {
-                Finding::Hung { .. } => self.wants = Some(Wants::Stacks),
-                nobody => self.nobody(nobody),
-            },
+        let time = limits.lead().max(SHORTEST_TO_ANSWER);
+        match self.inquiries.answers(number, left(time, began)).await {
+            Ok(answers) => {
+                let (answers, unheard) = heard(answers);
+                match judge(&answers, limits.early()) {
+                    Finding::Hung { .. } => {
+                        let time = if unheard.is_empty() { TO_ANSWER } else { TO_ANSWER_AGAIN };
+                        self.others_wait = Some(time);
+                    }
+                    nobody => self.nobody(nobody),
+                }
+            }
             Err(error) => self.cannot_agree(&error),
         }
     }
 
     fn nobody(&mut self, finding: Finding) {
-        if let Finding::Nobody { why, again } = finding {
+        if let Finding::Nobody { why, again, told } = finding {
             debug!(why, "a worker makes no progress");
-            if why.contains("no sign yet") {
+            if told {
                 self.say(format!("workers make no progress, and nobody is found to hang: {why}"));
             }
             self.not_before = Instant::now() + bounded(again);
@@ -341,29 +389,31 @@ impl Watching {
     /// Finds out who stopped first, or waits for the node that does.
     async fn conclude(&mut self, number: u64, ours: bool, began: Instant) {
         self.wants = None;
+        let time = self.others_wait.take().unwrap_or(TO_ANSWER);
         let told = match ours {
             true => None,
             false => self.inquiries.verdict(number, TO_CONCLUDE).await.ok(),
         };
         let verdict = match (told, self.limits) {
             (Some(verdict), _) => verdict,
-            (None, Some(limits)) => match self.verdict(number, limits, began).await {
+            (None, Some(limits)) => match self.verdict(number, limits, left(time, began)).await {
                 Ok(verdict) => verdict,
                 Err(error) => return self.cannot_agree(&error),
             },
             (None, None) => return,
         };
         let Some(hung) = &verdict.hung else {
-            debug!(verdict.why, "nobody hangs");
-            self.not_before = Instant::now() + TO_ANSWER;
+            let again = verdict.again_ms.map_or(TO_ANSWER, Duration::from_millis);
+            self.nobody(Finding::Nobody { why: verdict.why, again, told: verdict.told });
             return;
         };
         let hanging = hanging(hung, &verdict);
-        let seconds = hanging.silent.as_secs();
-        warn!("rank {} on {} hung: no progress for {seconds} s; {}", hung.rank, hung.host, hanging.why);
+        let Hanging { rank, seconds, why, .. } = &hanging;
+        warn!("rank {rank} on {} hung: no progress for {seconds} s; {why}", hung.host);
         for stack in verdict.stacks.iter().take(MOST_TOLD) {
             warn!("{}", stack.line());
         }
+        self.told.send_replace(true);
         if hung.node == self.node {
             // The round may be over.
             let _ = self.found.send(hanging).await;
@@ -372,23 +422,26 @@ impl Watching {
         self.not_before = Instant::now() + TO_CONCLUDE;
     }
 
-    async fn verdict(&self, number: u64, limits: Limits, began: Instant) -> Result<Verdict, StoreError> {
-        let (answers, unheard) = heard(self.inquiries.answers(number, left(began)).await?);
+    async fn verdict(&self, number: u64, limits: Limits, time: Duration) -> Result<Verdict, StoreError> {
+        let (answers, unheard) = heard(self.inquiries.answers(number, time).await?);
         let finding = judge(&answers, limits);
         let mut stacks = fold(answers.into_iter().flat_map(|answer| answer.stacks));
         let verdict = match finding {
-            Finding::Hung { rank, node, host, silent, why } => {
+            Finding::Hung { rank, node, host, silent, seconds, why } => {
                 // The one that stopped comes before those that are as odd.
                 stacks.sort_by_key(|stack| !stack.ranks.contains(&rank));
                 stacks.truncate(MOST_TOLD);
                 Verdict {
-                    hung: Some(Hung { rank, node, host, silent_ms: millis(silent) }),
+                    hung: Some(Hung { rank, node, host, silent_ms: millis(silent), seconds: Some(seconds) }),
                     why,
                     stacks,
                     unheard,
+                    ..Verdict::default()
                 }
             }
-            Finding::Nobody { why, .. } => Verdict { why, unheard, ..Verdict::default() },
+            Finding::Nobody { why, again, told } => {
+                Verdict { why, told, again_ms: Some(millis(again)), unheard, ..Verdict::default() }
+            }
         };
         self.inquiries.conclude(number, &verdict).await
     }
@@ -402,9 +455,10 @@ fn hanging(hung: &Hung, verdict: &Verdict) -> Hanging {
     let unheard = match &verdict.unheard[..] {
         [] => String::new(),
         [node] => format!("; node {node} has not answered"),
-        nodes => format!("; nodes {} have not answered", rallypoint_stacks::ranges(nodes)),
+        nodes => format!("; {} have not answered", numbered("node", nodes)),
     };
-    Hanging { rank: hung.rank, since, silent, why: format!("{}{unheard}", verdict.why), stacks }
+    let seconds = hung.seconds.unwrap_or(silent.as_secs());
+    Hanging { rank: hung.rank, since, seconds, why: format!("{}{unheard}", verdict.why), stacks }
 }
 
 /// Those who have answered, and who has not.
@@ -414,8 +468,9 @@ fn heard(answers: Vec<Option<Answer>>) -> (Vec<Answer>, Vec<usize>) {
     (answers.into_iter().flatten().collect(), unheard)
 }
 
-fn left(began: Instant) -> Duration {
-    TO_ANSWER.saturating_sub(began.elapsed()).max(SELDOM)
+/// What is left of a time to answer.
+fn left(time: Duration, began: Instant) -> Duration {
+    time.saturating_sub(began.elapsed()).max(SELDOM)
 }
 
 fn millis(time: Duration) -> u64 {

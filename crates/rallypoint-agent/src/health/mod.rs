@@ -15,12 +15,17 @@ pub(crate) mod settings;
 
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use rallypoint_core::round::{EventRecord, What};
 use rallypoint_core::text::plain;
+use rallypoint_core::time::millis;
 use rallypoint_health::{Check, Checks, Sick, Surroundings};
-use rallypoint_rendezvous::{ExclusionOutcome, Rendezvous, RendezvousError, RendezvousHandler, Whom};
+use rallypoint_rendezvous::{Rendezvous, RendezvousError, RendezvousHandler};
 use tracing::{info, warn};
+
+use crate::exclude::exclude_itself;
+use crate::phase::Phase;
 
 /// How long one check may take: less than the last call, in which the others wait for a node that meets them again.
 pub const DEFAULT_HEALTH_TIMEOUT: Duration = Duration::from_secs(25);
@@ -29,6 +34,8 @@ pub const DEFAULT_HEALTH_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The longest that a node stays away which others cannot reach, unless the interval is longer.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
+/// How often a node that stays away looks whether the run goes on at all.
+const RUN_IS_LOOKED_AT: Duration = Duration::from_secs(5);
 
 /// What a node does that is not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -88,18 +95,28 @@ impl Health {
         Health { checks, limit, interval, when_unhealthy, state: Mutex::default() }
     }
 
-    /// Meets the others as [`RendezvousHandler::next_rendezvous`] does, once this node is fit. `away` is told when it stays away
-    /// from them, and when it does no more.
+    /// Meets the others as [`RendezvousHandler::next_rendezvous`] does, once this node is fit. `enter` is told what it does, as it
+    /// begins to look at itself, stays away from them, or meets them; `note`, what the run has among its events of that.
     pub async fn next_rendezvous(
         &self,
         handler: &dyn RendezvousHandler,
-        away: impl Fn(bool),
+        enter: impl Fn(Phase),
+        note: impl Fn(&What),
     ) -> Result<Rendezvous, RendezvousError> {
         let mut told: Vec<Sick> = Vec::new();
+        let happened = async |what: What| {
+            note(&what);
+            let node = handler.node_name().unwrap_or_default();
+            let round = handler.progress().borrow().round.saturating_sub(1);
+            handler.record(&EventRecord::new(millis(SystemTime::now()), node, round, what)).await;
+        };
         loop {
             let found = self.state().found.take();
             let mut sick = Vec::from_iter(found);
             if sick.is_empty() {
+                if told.is_empty() {
+                    enter(Phase::Checking);
+                }
                 sick = self.checks.look().await;
             }
             if sick.is_empty() {
@@ -109,10 +126,11 @@ impl Health {
                         info!("this node joins, to see whether the nodes can reach each other now");
                     } else {
                         info!("this node passes its health checks again");
+                        happened(What::Healthy).await;
                     }
                     told.clear();
                 }
-                away(false);
+                enter(Phase::Meeting);
                 self.state().asked = true;
                 tokio::select! {
                     biased;
@@ -123,11 +141,19 @@ impl Health {
             let problems = || sick.iter().map(|sick| plain(&sick.in_short())).collect::<Vec<_>>();
             let unhealthy =
                 || RendezvousError::Unhealthy { run_id: handler.run_id().to_owned(), problems: problems() };
+            // Not each time that its words differ.
+            if told.is_empty() {
+                happened(What::Unhealthy { problems: problems() }).await;
+            }
+            if self.when_unhealthy != WhenUnhealthy::Wait {
+                // With all that a check has written; in the error there is a line of it.
+                sick.iter().for_each(|sick| warn!("{sick}; this node does not join"));
+            }
             match self.when_unhealthy {
                 WhenUnhealthy::Wait => {}
                 WhenUnhealthy::End => return Err(unhealthy()),
                 WhenUnhealthy::Exclude(time) => {
-                    exclude(handler, &problems().join("; "), time).await;
+                    exclude_itself(handler, &problems().join("; "), time).await;
                     return Err(unhealthy());
                 }
             }
@@ -138,7 +164,7 @@ impl Health {
                 }
                 told = sick.clone();
             }
-            away(true);
+            enter(Phase::Away);
             if std::mem::take(&mut self.state().asked) {
                 // An etcd that does not answer is no reason to stay: this node's lease ends.
                 let comes_again = handler.withdraw().await.unwrap_or(true);
@@ -146,8 +172,22 @@ impl Health {
                     return Err(unhealthy());
                 }
             }
-            tokio::time::sleep(self.pause()).await;
+            if self.is_over_by_then(handler).await {
+                // It says so, in its own words.
+                return handler.next_rendezvous().await;
+            }
         }
+    }
+
+    /// Stays away until it is time to look again; or, which is true, until the run is over meanwhile.
+    async fn is_over_by_then(&self, handler: &dyn RendezvousHandler) -> bool {
+        let over = async {
+            // An etcd that does not answer says nothing of the run.
+            while !handler.is_closed().await.unwrap_or(false) {
+                tokio::time::sleep(RUN_IS_LOOKED_AT).await;
+            }
+        };
+        tokio::time::timeout(self.pause(), over).await.is_ok()
     }
 
     /// How long a node stays away before it looks again: longer each time that others have found it out.
@@ -187,24 +227,5 @@ impl Health {
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Keeps this node out of its run. An etcd that does not take it, or a backend that has no place for it, is told of, and that is
-/// all: the node goes anyhow.
-pub(crate) async fn exclude(handler: &dyn RendezvousHandler, reason: &str, time: Option<Duration>) {
-    let Some(node) = handler.node_name() else { return };
-    match handler.exclude(Whom::Node(node.to_owned()), reason, time).await {
-        Ok(ExclusionOutcome::Done) => warn!("this node is kept out of the run: {reason}"),
-        Ok(outcome) => {
-            let why = match outcome {
-                ExclusionOutcome::NoRun => "there is no run yet: nobody has met",
-                ExclusionOutcome::RunClosed => "the run is closed",
-                ExclusionOutcome::TooMany => "too many are kept out already",
-                _ => "etcd does not take it",
-            };
-            warn!("this node cannot be kept out of the run: {why}");
-        }
-        Err(error) => warn!("this node cannot be kept out of the run: {error}"),
     }
 }

@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tracing::{debug, warn};
 
 use crate::patience;
-use crate::worker_store::ServedStore;
+use crate::serving::Serving;
 
 const AT: &str = "rallypoint/reach/at/";
 const DONE: &[u8] = b"rallypoint/reach/done";
@@ -75,14 +75,14 @@ pub struct Nodes<'a> {
     pub world_size: usize,
     /// Where their workers meet.
     pub master: &'a Master,
-    /// Whether the agent with rank 0 serves their store there; none if this node has not been told.
-    pub served: Option<bool>,
+    /// Who serves their store there; none if this node has not been told.
+    pub served: Option<Serving>,
 }
 
 impl<'a> Nodes<'a> {
     /// Those of a round that is complete.
     #[must_use]
-    pub fn of(met: &'a Rendezvous, served: Option<bool>) -> Self {
+    pub fn of(met: &'a Rendezvous, served: Option<Serving>) -> Self {
         Nodes { store: &*met.store, rank: met.rank, world_size: met.world_size, master: &met.master, served }
     }
 }
@@ -186,11 +186,17 @@ async fn answer(listener: TcpListener, nonce: &str) -> std::convert::Infallible 
 async fn call(all: Nodes<'_>, limit: Duration) -> Vec<Failure> {
     let (rank, nodes) = (all.rank, all.world_size);
     let asking = async {
-        if rank == 0 || !is_served(all, limit).await {
-            return None;
-        }
         let place = host_and_port(&all.master.address, all.master.port);
-        let error = TcpStore::connect(&place, limit).await.err()?;
+        let error = match serving(all, limit).await {
+            _ if rank == 0 => return None,
+            Serving::Rank0 => return None,
+            Serving::Agent => TcpStore::connect(&place, limit).await.err()?.to_string(),
+            // It lets agents in, and this is only to be reached.
+            Serving::Proxies(_) => match tokio::time::timeout(limit, TcpStream::connect(&place)).await {
+                Ok(connected) => connected.err()?.to_string(),
+                Err(_) => format!("no answer within {} s", limit.as_secs_f64()),
+            },
+        };
         let why = format!("the workers' store at {place}: {error}");
         Some(Failure { by: rank, of: 0, called: Called::Store, why })
     };
@@ -204,14 +210,17 @@ async fn call(all: Nodes<'_>, limit: Duration) -> Vec<Failure> {
 }
 
 /// Whether there is a store to ask. The node with rank 0 has said so before it says where it listens.
-async fn is_served(all: Nodes<'_>, limit: Duration) -> bool {
+async fn serving(all: Nodes<'_>, limit: Duration) -> Serving {
     let asks = async {
         patience::wait(all.store, key(AT, 0).as_bytes()).await?;
-        ServedStore::is_announced(all.store).await
+        Serving::read(all.store).await
     };
     match all.served {
-        Some(served) => served,
-        None => tokio::time::timeout(limit, asks).await.is_ok_and(|said| said.unwrap_or(false)),
+        Some(serving) => serving,
+        None => {
+            let said = tokio::time::timeout(limit, asks).await;
+            said.map_or(Serving::Rank0, |said| said.unwrap_or(Serving::Rank0))
+        }
     }
 }
 

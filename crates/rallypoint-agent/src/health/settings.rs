@@ -6,12 +6,10 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use rallypoint_health::{Check, Surroundings};
+use rallypoint_rendezvous::HEALTH_OPTIONS;
+use rallypoint_rendezvous::native::exclusion_time;
 
 use super::{DEFAULT_HEALTH_INTERVAL, DEFAULT_HEALTH_TIMEOUT, Health, WhenUnhealthy};
-
-/// The options of a backend that are read here.
-pub const HEALTH_OPTIONS: [&str; 4] =
-    ["health_check", "health_check_timeout", "health_check_interval", "when_unhealthy"];
 
 /// What of a node's health is looked at, and when.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -30,16 +28,26 @@ pub struct HealthSettings {
 impl HealthSettings {
     /// Takes them out of a backend's options.
     pub fn take(config: &mut BTreeMap<String, String>) -> Result<Self, String> {
-        let [checks, timeout, interval, when] = HEALTH_OPTIONS.map(|name| config.remove(name));
+        let [checks, timeout, interval, when, exclude_for] = HEALTH_OPTIONS.map(|name| config.remove(name));
+        let exclude_for = exclude_for
+            .map(|text| exclusion_time(&text).map_err(|why| of(HEALTH_OPTIONS[4], why)))
+            .transpose()?;
+        let when = when
+            .map(|text| WhenUnhealthy::from_str(&text).map_err(|why| of(HEALTH_OPTIONS[3], why)))
+            .transpose()?;
+        if exclude_for.is_some() && when != Some(WhenUnhealthy::Exclude(None)) {
+            return Err(of(HEALTH_OPTIONS[4], "it needs when_unhealthy=exclude beside it"));
+        }
         Ok(HealthSettings {
             checks: checks
                 .map_or_else(|| Ok(Vec::new()), |text| list(&text))
                 .map_err(|why| of(HEALTH_OPTIONS[0], why))?,
-            timeout: timeout.map(|text| seconds(HEALTH_OPTIONS[1], &text)).transpose()?,
-            interval: interval.map(|text| seconds(HEALTH_OPTIONS[2], &text)).transpose()?,
-            when_unhealthy: when
-                .map(|text| WhenUnhealthy::from_str(&text).map_err(|why| of(HEALTH_OPTIONS[3], why)))
-                .transpose()?,
+            timeout: timeout.map(|text| above_zero(HEALTH_OPTIONS[1], &text)).transpose()?,
+            interval: interval.map(|text| above_zero(HEALTH_OPTIONS[2], &text)).transpose()?,
+            when_unhealthy: when.map(|when| match when {
+                WhenUnhealthy::Exclude(_) => WhenUnhealthy::Exclude(exclude_for),
+                when => when,
+            }),
         })
     }
 
@@ -60,10 +68,9 @@ pub fn list(text: &str) -> Result<Vec<Check>, String> {
     text.split(';').map(str::trim).filter(|text| !text.is_empty()).map(str::parse).collect()
 }
 
-fn seconds(name: &str, text: &str) -> Result<Duration, String> {
-    let seconds = text.trim().parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    let seconds = seconds.filter(|seconds| !seconds.is_zero());
-    seconds.ok_or_else(|| of(name, format!("{text:?} is no number of seconds above 0")))
+fn above_zero(name: &str, text: &str) -> Result<Duration, String> {
+    let time = rallypoint_rendezvous::seconds(text).filter(|time| !time.is_zero());
+    time.ok_or_else(|| of(name, format!("{text:?} is no number of seconds above 0")))
 }
 
 fn of(name: &str, why: impl Display) -> String {
@@ -94,10 +101,17 @@ mod tests {
         assert_eq!(settings.checks, [Check::Gpu { count: Some(8) }, Check::Command("./check --deep".into())]);
         assert_eq!((settings.timeout, settings.interval), (Some(Duration::from_millis(2_500)), None));
         assert_eq!(settings.when_unhealthy, Some(WhenUnhealthy::End));
+        let excludes = taken(&[("when_unhealthy", "exclude"), ("exclude_for", "2h")]).unwrap().0;
+        let two_hours = Some(Duration::from_secs(7_200));
+        assert_eq!(excludes.when_unhealthy, Some(WhenUnhealthy::Exclude(two_hours)));
         assert!(taken(&[]).unwrap().0.health(Surroundings::default()).is_none());
-        for (name, value) in
-            [("health_check", "disk=x"), ("health_check_interval", "0"), ("when_unhealthy", "leave")]
-        {
+        for (name, value) in [
+            ("health_check", "disk=x"),
+            ("health_check_interval", "0"),
+            ("when_unhealthy", "leave"),
+            ("exclude_for", "31d"),
+            ("exclude_for", "2h"),
+        ] {
             let error = taken(&[(name, value)]).unwrap_err();
             assert!(error.starts_with(&format!("the option '{name}'")), "{error}");
         }

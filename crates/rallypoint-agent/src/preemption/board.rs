@@ -1,8 +1,9 @@
 //! How the nodes of a round tell each other who goes, and that they have saved, through the round's store.
 //!
 //! Who goes takes the next number and writes its record under it; all nodes wait for one number after the other. When all
-//! workers of a node have saved, it counts itself, and the last one says that all have.
+//! workers of a node have saved, it says so, counts itself, and the last one says that all have.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,14 +24,14 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// Where the nodes of one round tell each other.
 #[derive(Debug, Clone)]
-pub(crate) struct Board {
+pub(crate) struct SavedBoard {
     store: Arc<dyn Store>,
     nodes: usize,
 }
 
-impl Board {
+impl SavedBoard {
     pub(crate) fn new(store: Arc<dyn Store>, nodes: usize) -> Self {
-        Board { store, nodes }
+        SavedBoard { store, nodes }
     }
 
     /// Tells that this node goes; `now` is its record at the moment when it is told. Tries until that is done.
@@ -64,14 +65,23 @@ impl Board {
         }
     }
 
-    /// Says that the workers of this node have saved.
-    pub(crate) async fn saved(&self) {
-        let saved = self.count(SAVED).await;
-        if usize::try_from(saved).is_ok_and(|saved| saved >= self.nodes) {
-            while let Err(error) = self.store.set(ALL_SAVED, b"1").await {
-                pause(&error).await;
-            }
+    /// Says that the workers of this node have saved. Whether all have by that: the others are told so.
+    pub(crate) async fn saved(&self, node: usize) -> bool {
+        while let Err(error) = self.store.set(&saved_by(node), b"1").await {
+            pause(&error).await;
         }
+        let saved = self.count(SAVED).await;
+        let all = usize::try_from(saved).is_ok_and(|saved| saved >= self.nodes);
+        while all && let Err(error) = self.store.set(ALL_SAVED, b"1").await {
+            pause(&error).await;
+        }
+        all
+    }
+
+    /// The nodes whose workers have not, as far as it is known.
+    pub(crate) async fn unsaved(&self) -> Result<Vec<usize>, StoreError> {
+        let known: HashSet<Vec<u8>> = self.store.list_keys().await?.into_iter().collect();
+        Ok((0..self.nodes).filter(|node| !known.contains(&saved_by(*node))).collect())
     }
 
     /// Waits until those of all nodes have.
@@ -99,6 +109,10 @@ fn entry(number: usize) -> Vec<u8> {
     format!("rallypoint/preemption/{number}").into_bytes()
 }
 
+fn saved_by(node: usize) -> Vec<u8> {
+    format!("rallypoint/preemption/saved/{node}").into_bytes()
+}
+
 /// After a store that failed: an etcd that is away may come back before the deadline.
 async fn pause(error: &StoreError) {
     debug!(%error, "the other nodes cannot be told, or heard, of a preemption");
@@ -112,12 +126,13 @@ mod tests {
     use super::*;
 
     fn who(node: usize) -> Preempted {
-        Preempted { node, host: String::new(), ranks: vec![node], signal: "SIGTERM".into(), left_ms: None }
+        let (host, name) = (String::new(), String::new());
+        Preempted { node, host, name, ranks: vec![node], signal: "SIGTERM".into(), left_ms: None }
     }
 
     #[tokio::test]
     async fn all_hear_of_the_first_ones_that_go_each_once() {
-        let board = Board::new(Arc::new(MemoryStore::new()), 40);
+        let board = SavedBoard::new(Arc::new(MemoryStore::new()), 40);
         for node in 0..MOST + 2 {
             board.tell(|| who(node)).await;
         }
@@ -128,11 +143,12 @@ mod tests {
 
     #[tokio::test]
     async fn all_have_saved_when_every_node_has() {
-        let board = Board::new(Arc::new(MemoryStore::new()), 2);
-        board.saved().await;
+        let board = SavedBoard::new(Arc::new(MemoryStore::new()), 2);
+        assert!(!board.saved(1).await);
+        assert_eq!(board.unsaved().await.unwrap(), [0]);
         let all = tokio::time::timeout(Duration::from_millis(50), board.all_saved());
         assert!(all.await.is_err());
-        board.saved().await;
+        assert!(board.saved(0).await);
         board.all_saved().await;
     }
 }

@@ -9,16 +9,19 @@
 //! It ends nothing by itself: the round goes on until the node leaves. A program that does not listen sees what it sees
 //! without all this: the signal, at once.
 //!
-//! - `plan`: until when. Pure.
+//! - `plan`: until when. Pure. `deadline`: the same by the clock, for all that the node does at its end.
+//! - `saving`: what of the other nodes can wait for it. Pure.
 //! - `record`: what nodes tell each other, and what a worker reads.
 //! - `files`: the files by which this node and its workers tell each other.
 //! - `board`: how the nodes of a round tell each other.
 //! - `watch`: what a node does about all that in a round.
 
 mod board;
+mod deadline;
 mod files;
 mod plan;
 mod record;
+mod saving;
 mod watch;
 
 use std::path::PathBuf;
@@ -26,8 +29,10 @@ use std::time::{Duration, SystemTime};
 
 use rustix::process::Signal;
 
-pub(crate) use self::board::Board;
+pub(crate) use self::board::SavedBoard;
+pub(crate) use self::deadline::{Deadline, Limit};
 pub(crate) use self::files::Files;
+pub(crate) use self::saving::Saving;
 pub(crate) use self::watch::{Crew, Watch};
 
 /// Names the file that tells a worker of preemptions, in its environment.

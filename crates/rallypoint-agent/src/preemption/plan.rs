@@ -4,6 +4,9 @@ use std::time::Duration;
 
 /// Of the time that a node has, so much is for stopping its workers, if that is less than they have otherwise.
 const TO_STOP: u32 = 5;
+/// And of that so much is for the node itself when they are gone, but no more than this: to tell the others, and to end.
+const TO_LEAVE: u32 = 5;
+const LONGEST_LEAVE: Duration = Duration::from_secs(1);
 
 /// The times of a node that goes, from when they are asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,6 +14,8 @@ pub(crate) struct Times {
     /// Its workers are told to end then.
     pub(crate) save: Duration,
     /// And killed then.
+    pub(crate) kill: Duration,
+    /// The node has to be gone then.
     pub(crate) gone: Duration,
 }
 
@@ -40,8 +45,9 @@ impl Given {
             (None, false) => self.job_end?.saturating_add(self.since),
         };
         let stop = self.shutdown.min(whole / TO_STOP);
-        let left = |time: Duration| time.saturating_sub(self.since);
-        Some(Times { save: left(whole.saturating_sub(stop)), gone: left(whole) })
+        let leave = (stop / TO_LEAVE).min(LONGEST_LEAVE);
+        let left = |time: Duration| whole.saturating_sub(time).saturating_sub(self.since);
+        Some(Times { save: left(stop), kill: left(leave), gone: left(Duration::ZERO) })
     }
 }
 
@@ -65,6 +71,15 @@ mod tests {
     fn a_node_that_listens_is_gone_when_one_that_does_not_would_be() {
         assert_eq!(seconds(GIVEN), Some((20, 25)));
         assert_eq!(seconds(Given { since: Duration::from_secs(22), ..GIVEN }), Some((0, 3)));
+    }
+
+    #[test]
+    fn the_last_of_it_is_for_the_node_itself() {
+        let kill = |grace| {
+            let times = Given { grace: Some(Duration::from_secs(grace)), ..GIVEN }.times();
+            times.map(|times| times.kill.as_secs_f64())
+        };
+        assert_eq!((kill(10), kill(25), kill(300)), (Some(9.6), Some(24.0), Some(299.0)));
     }
 
     #[test]

@@ -11,7 +11,11 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Preempted {
     /// Its place in the round.
     pub(crate) node: usize,
+    /// The machine, for the workers.
     pub(crate) host: String,
+    /// What the others call it; empty where an earlier version says it.
+    #[serde(default)]
+    pub(crate) name: String,
     /// Its workers.
     #[serde(default)]
     pub(crate) ranks: Vec<usize>,
@@ -32,8 +36,9 @@ impl Preempted {
     pub(crate) fn in_short(&self) -> String {
         let left =
             self.left().map(|left| format!(": its workers have {} s to save", left.as_secs_f64().round()));
-        let Preempted { node, host, signal, .. } = self;
-        format!("node {node} ({}) is preempted by {}{}", plain(host), plain(signal), left.unwrap_or_default())
+        let Preempted { node, host, name, signal, .. } = self;
+        let name = plain(if name.is_empty() { host } else { name });
+        format!("node {node} ({name}) is preempted by {}{}", plain(signal), left.unwrap_or_default())
     }
 }
 
@@ -73,8 +78,8 @@ struct Node<'a> {
     here: bool,
 }
 
-/// What a worker of node `own` reads of all that go, at this time.
-pub(crate) fn notice(all: &[Heard], own: usize, now: SystemTime) -> Vec<u8> {
+/// What a worker of node `own` reads at this time of all that go, and of those that want to get in, who wait so long.
+pub(crate) fn notice(all: &[Heard], joining: Option<SystemTime>, own: usize, now: SystemTime) -> Vec<u8> {
     let seconds = |at: SystemTime| Duration::from_millis(millis(at)).as_secs_f64();
     let nodes = all.iter().map(|heard| Node {
         node: heard.who.node,
@@ -85,7 +90,7 @@ pub(crate) fn notice(all: &[Heard], own: usize, now: SystemTime) -> Vec<u8> {
         here: heard.who.node == own,
     });
     let nodes: Vec<Node<'_>> = nodes.collect();
-    let earliest = all.iter().filter_map(|heard| heard.deadline).min();
+    let earliest = all.iter().filter_map(|heard| heard.deadline).chain(joining).min();
     let left = earliest.map(|at| at.duration_since(now).unwrap_or_default().as_secs_f64());
     let here = nodes.iter().any(|node| node.here);
     let notice = Notice { here, deadline: earliest.map(seconds), seconds_left: left, nodes };
@@ -100,7 +105,8 @@ mod tests {
     use super::*;
 
     fn who(node: usize, left_ms: Option<u64>) -> Preempted {
-        Preempted { node, host: format!("h{node}"), ranks: vec![node], signal: "SIGTERM".into(), left_ms }
+        let (host, name) = (format!("h{node}"), format!("n{node}"));
+        Preempted { node, host, name, ranks: vec![node], signal: "SIGTERM".into(), left_ms }
     }
 
     #[test]
@@ -109,7 +115,7 @@ mod tests {
         let all = [(2, at(120)), (3, at(110)), (4, None)]
             .map(|(node, deadline)| Heard { who: who(node, None), deadline });
         let read = |own| -> serde_json::Value {
-            serde_json::from_slice(&notice(&all, own, UNIX_EPOCH + Duration::from_secs(100))).unwrap()
+            serde_json::from_slice(&notice(&all, None, own, UNIX_EPOCH + Duration::from_secs(100))).unwrap()
         };
         assert_eq!((read(0)["here"].clone(), read(2)["here"].clone()), (false.into(), true.into()));
         assert_eq!(
@@ -119,15 +125,19 @@ mod tests {
         assert_eq!(read(2)["nodes"].as_array().unwrap().len(), 3);
         assert_eq!(read(2)["nodes"][0]["ranks"], serde_json::json!([2]));
         assert_eq!(read(2)["nodes"][2]["deadline"], serde_json::Value::Null);
+        let joins: serde_json::Value = serde_json::from_slice(&notice(&[], at(120), 0, UNIX_EPOCH)).unwrap();
+        assert_eq!((joins["deadline"].clone(), joins["here"].clone()), (120.0.into(), false.into()));
+        assert_eq!(joins["nodes"], serde_json::json!([]), "nobody goes");
     }
 
     #[test]
     fn what_another_version_writes_is_read() {
         let read: Preempted = serde_json::from_str(r#"{"node": 1, "host": "h", "more": true}"#).unwrap();
         assert_eq!((read.node, read.left()), (1, None));
+        assert!(read.in_short().starts_with("node 1 (h) is preempted"), "{}", read.in_short());
         assert_eq!(
             who(2, Some(19_900)).in_short(),
-            "node 2 (h2) is preempted by SIGTERM: its workers have 20 s to save"
+            "node 2 (n2) is preempted by SIGTERM: its workers have 20 s to save"
         );
     }
 }

@@ -3,19 +3,23 @@
 use std::time::{Duration, SystemTime};
 
 use rallypoint_core::round::What;
-use rallypoint_core::time::bounded;
+use rallypoint_core::text::count;
+use rallypoint_rendezvous::GroupChange;
+use rallypoint_stacks::numbered;
 use rustix::process::Signal;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::board::Board;
+use super::board::SavedBoard;
+use super::deadline::Deadline;
 use super::files::{Files, all};
-use super::plan::{Given, Times};
 use super::record::{Heard, Preempted, notice};
+use super::saving::Saving;
 use crate::agent::Agent;
 use crate::decision::Event;
+use crate::failure::Failure;
 use crate::group::Group;
 use crate::signals::name_of;
 use crate::stop::{Stop, StopListener, Warning};
@@ -25,6 +29,8 @@ use crate::timeline::Keep;
 const LOOK: Duration = Duration::from_millis(50);
 /// Workers that have saved and ended may know of a preemption that their node is told of so much later.
 const TO_BE_TOLD: Duration = Duration::from_secs(10);
+/// For the store to say whose workers have saved, when the time for it is over.
+const TO_ASK: Duration = Duration::from_millis(300);
 
 /// The workers of a round, as this node knows them.
 #[derive(Debug)]
@@ -33,11 +39,12 @@ pub(crate) struct Crew {
     /// This node's place, and its name.
     pub(crate) node: usize,
     pub(crate) host: String,
+    pub(crate) name: String,
     pub(crate) nodes: usize,
     pub(crate) ranks: Vec<usize>,
     /// None where they cannot be told.
     pub(crate) files: Option<Files>,
-    pub(crate) board: Board,
+    pub(crate) board: SavedBoard,
 }
 
 /// Whether this node's workers can be stopped without a loss.
@@ -55,8 +62,8 @@ enum Saved {
 #[derive(Debug, Clone, Copy)]
 struct Own {
     warning: Warning,
-    /// When its workers are told to end, and when they are killed; none if nobody knows.
-    deadline: Option<(Instant, Instant)>,
+    /// None if nobody knows when it has to be gone.
+    deadline: Option<Deadline>,
 }
 
 /// What is heard of while the workers run.
@@ -82,8 +89,14 @@ pub(crate) struct Watch<'a> {
     finished: bool,
     seen: Stop,
     heard: Vec<Heard>,
+    /// Nodes wait to get in, and the workers have until then to save.
+    joining: Option<SystemTime>,
     own: Option<Own>,
+    /// A worker of this node wanted the time to save when it was told.
+    listened_to: bool,
     saved: Saved,
+    /// Who has, of this node's workers, by local rank, at the last look.
+    marks: watch::Sender<Vec<bool>>,
     tell: mpsc::UnboundedSender<News>,
     news: mpsc::UnboundedReceiver<News>,
     tasks: JoinSet<()>,
@@ -100,8 +113,11 @@ impl<'a> Watch<'a> {
             finished: false,
             seen: Stop::No,
             heard: Vec::new(),
+            joining: None,
             own: None,
+            listened_to: false,
             saved: Saved::NotAsked,
+            marks: watch::Sender::default(),
             tell,
             news,
             tasks: JoinSet::new(),
@@ -137,7 +153,7 @@ impl<'a> Watch<'a> {
     /// The workers have finished their work; there is nothing left to save.
     pub(crate) fn finished(&mut self) {
         self.finished = true;
-        if !self.heard.is_empty() {
+        if self.is_asked() {
             let _ = self.tell.send(News::SavedHere);
         }
     }
@@ -147,18 +163,40 @@ impl<'a> Watch<'a> {
         self.own.is_some()
     }
 
-    /// Until when workers may be saving, if that is known. Who wants to get in waits for as long: the nodes meet again anyway.
-    pub(crate) fn saves_until(&self) -> Option<SystemTime> {
-        self.heard.iter().filter_map(|heard| heard.deadline).max()
+    /// When this node has to be gone, if it goes and that is known.
+    pub(crate) fn deadline(&self) -> Option<Deadline> {
+        self.own?.deadline
+    }
+
+    /// Whether the workers have been told that they can save.
+    fn is_asked(&self) -> bool {
+        !self.heard.is_empty() || self.joining.is_some()
+    }
+
+    /// That workers may be saving, if it is known until when.
+    pub(crate) fn saving(&self) -> Option<Saving> {
+        let goes = self.heard.iter().filter_map(|heard| heard.deadline).max();
+        // Where nobody goes, each node meets again when its own have saved.
+        let joins = self.joining.filter(|_| self.saved != Saved::Told);
+        let here = self.listened_to && self.saved == Saved::Waiting && !self.finished;
+        goes.max(joins).map(|until| Saving { until, here })
     }
 
     /// Waits for the next thing that happens, and acts on it; the signal by which this node is to end, if it is. May be
     /// dropped and called again.
     pub(crate) async fn turn(&mut self, stop: &mut StopListener) -> Option<Signal> {
-        let deadline = self.own.and_then(|own| own.deadline).map(|(save, _)| save);
+        let deadline = self.deadline().map(|deadline| deadline.save);
         let over = async {
             match deadline {
                 Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        // A node that goes has its own last word.
+        let saving = self.saving().filter(|saving| saving.is_here() && deadline.is_none());
+        let saving_is_over = async {
+            match saving {
+                Some(saving) => tokio::time::sleep(left_until(saving.until)).await,
                 None => std::future::pending().await,
             }
         };
@@ -170,10 +208,16 @@ impl<'a> Watch<'a> {
                     Stop::No => None,
                     Stop::Preempted(warning) => self.warned(warning),
                     Stop::InOrder(signal) | Stop::Now(signal) => Some(signal),
+                    Stop::Stuck(_) => Some(Signal::KILL),
                 }
             }
             Some(news) = self.news.recv() => self.take(news),
-            () = over => self.deadline(),
+            () = over => self.time_is_over().await,
+            () = saving_is_over => {
+                // What others do counts again.
+                warn!("the time to save is over, without a word from {}", unsaved(&self.unsaved_here(), &[]));
+                None
+            }
         }
     }
 
@@ -187,31 +231,22 @@ impl<'a> Watch<'a> {
         if warning.ends && (too_early || !self.is_listened_to()) {
             return at_once;
         }
-        let (settings, shutdown) = (&self.agent.spec().preemption, self.agent.spec().grace);
-        let until = |at: SystemTime| at.duration_since(SystemTime::now()).ok();
-        let given = Given {
-            since: warning.at.elapsed().unwrap_or_default(),
-            ends: warning.ends,
-            grace: settings.grace,
-            shutdown,
-            job_end: settings.job_end.and_then(until),
-        };
-        let times = given.times();
-        let now = Instant::now();
-        let deadline = times.map(|Times { save, gone }| (now + bounded(save), now + bounded(gone)));
+        let notify = self.agent.spec().preemption.notify;
+        let deadline = Deadline::of(warning, self.agent.spec());
+        let left = move || deadline.map(|deadline| millis_until(deadline.save));
         let who = Preempted {
             node: crew.node,
             host: crew.host.clone(),
+            name: crew.name.clone(),
             ranks: crew.ranks.clone(),
             signal: name_of(warning.signal),
-            left_ms: times.map(|times| whole_millis(times.save)),
+            left_ms: left(),
         };
         let what = What::Preempted { rank: who.node, signal: who.signal.clone(), left_ms: who.left_ms };
         self.agent.timeline().note(Keep::Run, crew.round, what);
         if crew.nodes > 1 {
             let (board, who) = (crew.board.clone(), who.clone());
             self.tasks.spawn(async move {
-                let left = || deadline.map(|(save, _)| whole_millis(save - Instant::now().min(save)));
                 board.tell(|| Preempted { left_ms: left(), ..who.clone() }).await;
             });
             let (board, tell) = (crew.board.clone(), self.tell.clone());
@@ -222,16 +257,19 @@ impl<'a> Watch<'a> {
         }
         self.own = Some(Own { warning, deadline });
         // It was passed on to them already, or asks for the end.
-        self.hear(who, settings.notify.filter(|notify| warning.ends || *notify != warning.signal));
+        self.hear(who, notify.filter(|notify| warning.ends || *notify != warning.signal));
         None
     }
 
-    /// Whether a worker wants the time to save.
+    /// Whether a worker wants the time to save, or gets it anyhow.
     fn is_listened_to(&self) -> bool {
-        let settings = &self.agent.spec().preemption;
+        self.agent.spec().preemption.grace.is_some() || self.a_worker_listens()
+    }
+
+    fn a_worker_listens(&self) -> bool {
+        let notify = self.agent.spec().preemption.notify;
         let files = self.crew.as_ref().and_then(|crew| crew.files.as_ref());
-        settings.grace.is_some()
-            || settings.notify.is_some_and(|signal| self.agent.workers().handle(signal))
+        notify.is_some_and(|signal| self.agent.workers().handle(signal))
             || files.is_some_and(Files::is_listened_to)
     }
 
@@ -253,17 +291,44 @@ impl<'a> Watch<'a> {
 
     /// A node goes: the workers are told, and get this signal.
     fn hear(&mut self, who: Preempted, notify: Option<Signal>) {
-        let Some(crew) = &self.crew else { return };
-        self.agent.workers().save(true);
         info!("{}", who.in_short());
         let heard = Heard::now(who);
         // One that was warned before has less time now.
         self.heard.retain(|known| known.who.node != heard.who.node);
         self.heard.push(heard);
+        self.tell_workers(notify);
+    }
+
+    /// The group meets again for another reason. Where that is that nodes want to get in, workers that listen can save
+    /// first: true if they are told so, and the change waits.
+    pub(crate) fn lets_save(&mut self, change: &GroupChange) -> bool {
+        let GroupChange::Waiting { count: waiting } = change else { return false };
+        if self.is_asked() || self.finished || self.crew.is_none() || !self.a_worker_listens() {
+            return false;
+        }
+        let (signal, at, ends) = (Signal::TERM, SystemTime::now(), true);
+        let deadline = Deadline::of(Warning { signal, at, ends }, self.agent.spec());
+        let Some(left) = deadline.map(|deadline| millis_until(deadline.save)).filter(|left| *left > 0) else {
+            return false;
+        };
+        let left = Duration::from_millis(left);
+        let (who, seconds) = (count(*waiting, "node"), left.as_secs_f64().round());
+        info!("there is room for {who} more: before they meet again, the workers have {seconds} s to save");
+        self.joining = Some(at + left);
+        self.tell_workers(self.agent.spec().preemption.notify);
+        true
+    }
+
+    /// The workers are told all that is known, and get this signal.
+    fn tell_workers(&mut self, notify: Option<Signal>) {
+        let listened_to = self.a_worker_listens();
+        let Some(crew) = &self.crew else { return };
+        self.listened_to |= listened_to;
+        self.agent.workers().save(true);
         if let Some(files) = &crew.files {
-            files.write(notice(&self.heard, crew.node, SystemTime::now()));
+            files.write(notice(&self.heard, self.joining, crew.node, SystemTime::now()));
             if self.saved == Saved::NotAsked {
-                self.tasks.spawn(look(files.clone(), self.tell.clone()));
+                self.tasks.spawn(look(files.clone(), self.marks.clone(), self.tell.clone()));
                 self.saved = Saved::Waiting;
             }
         }
@@ -286,26 +351,43 @@ impl<'a> Watch<'a> {
         if crew.nodes == 1 {
             return self.take(News::AllSaved);
         }
-        let board = crew.board.clone();
-        self.tasks.spawn(async move { board.saved().await });
+        let (board, node, tell) = (crew.board.clone(), crew.node, self.tell.clone());
+        self.tasks.spawn(async move {
+            if board.saved(node).await {
+                // Before others are heard to leave because of it.
+                let _ = tell.send(News::AllSaved);
+            }
+        });
         None
     }
 
     /// The time to save is over.
-    fn deadline(&mut self) -> Option<Signal> {
+    async fn time_is_over(&mut self) -> Option<Signal> {
         let own = self.own?;
         if !own.warning.ends && !self.is_listened_to() {
             // As it would be without: the program has its own way, or the scheduler's.
             self.own = Some(Own { deadline: None, ..own });
             return None;
         }
-        let who = if self.saved == Saved::Told {
-            "those of other nodes have not all said"
-        } else {
-            "not all workers have said"
+        let nodes = match &self.crew {
+            Some(crew) if crew.nodes > 1 => {
+                let unsaved = tokio::time::timeout(TO_ASK, crew.board.unsaved()).await;
+                let others = unsaved.ok().and_then(Result::ok).unwrap_or_default();
+                others.into_iter().filter(|node| *node != crew.node).collect()
+            }
+            _ => Vec::new(),
         };
-        warn!("the time to save is over, and {who} that they have; this node leaves");
+        let who = unsaved(&self.unsaved_here(), &nodes);
+        warn!("the time to save is over, without a word from {who}; this node leaves");
         Some(own.warning.signal)
+    }
+
+    /// The ranks of this node's workers that have not said that they have saved.
+    fn unsaved_here(&self) -> Vec<usize> {
+        let (Some(crew), false) = (&self.crew, self.saved == Saved::Told) else { return Vec::new() };
+        let marks = self.marks.borrow();
+        let has_saved = |at: usize| marks.get(at).copied().unwrap_or(false);
+        crew.ranks.iter().enumerate().filter(|(at, _)| !has_saved(*at)).map(|(_, rank)| *rank).collect()
     }
 
     /// What it means that workers have ended: whoever has saved may, whatever its exit code, and has not finished its work
@@ -313,14 +395,17 @@ impl<'a> Watch<'a> {
     pub(crate) fn ended(&mut self, group: &mut Group, event: Event) -> Option<Event> {
         let files = self.crew.as_ref().and_then(|crew| crew.files.as_ref());
         let saved = files.map(Files::saved_by_now).unwrap_or_default();
-        if !self.heard.is_empty() {
+        if self.is_asked() {
             group.forgive(&saved);
         }
         if group.has_failed() {
             // Slurm signals every process there is; and a node that goes has nothing to settle with the others.
             let goes = self.own.filter(|own| own.warning.ends || self.is_listened_to());
             if goes.is_some() {
-                warn!("a worker has failed before all had saved: this node leaves");
+                let failures = group.failures(self.agent.keeps_logs());
+                let first = failures.iter().min_by_key(|failure| failure.moment());
+                let what = first.map_or_else(|| "a worker has failed".to_owned(), Failure::in_short);
+                warn!("{what}, before all had saved: this node leaves");
             }
             return Some(goes.map_or(event, |own| Event::Asked(own.warning.signal)));
         }
@@ -332,7 +417,7 @@ impl<'a> Watch<'a> {
         }
         // They may know of it from other workers, before this node does.
         let silent = self.agent.handler().contact().is_some_and(|contact| contact.is_silent());
-        if self.heard.is_empty() && self.saved == Saved::Told && !silent {
+        if !self.is_asked() && self.saved == Saved::Told && !silent {
             warn!("the workers have said that they have saved, and no node is preempted: they have finished");
             return Some(Event::Succeeded);
         }
@@ -357,7 +442,7 @@ impl<'a> Watch<'a> {
     pub(crate) fn stops_by(&self, signal: Signal, grace: Duration) -> (Signal, Duration) {
         match self.own {
             Some(own) if own.warning.signal == signal => {
-                let left = own.deadline.map(|(_, gone)| gone.saturating_duration_since(Instant::now()));
+                let left = own.deadline.map(|at| at.kill.saturating_duration_since(Instant::now()));
                 (Signal::TERM, left.map_or(grace, |left| left.min(grace)))
             }
             _ => (signal, grace),
@@ -374,19 +459,47 @@ impl<'a> Watch<'a> {
     }
 }
 
+/// These ranks, and the workers of these nodes.
+fn unsaved(ranks: &[usize], nodes: &[usize]) -> String {
+    let named = |one: &str, all: &[usize]| (!all.is_empty()).then(|| numbered(one, all));
+    match (named("rank", ranks), named("the workers of node", nodes)) {
+        (None, None) => "workers of other nodes".to_owned(),
+        (Some(one), None) | (None, Some(one)) => one,
+        (Some(ranks), Some(nodes)) => format!("{ranks} and {nodes}"),
+    }
+}
+
 /// Waits until all workers have saved.
-async fn look(files: Files, tell: mpsc::UnboundedSender<News>) {
+async fn look(files: Files, marks: watch::Sender<Vec<bool>>, tell: mpsc::UnboundedSender<News>) {
     loop {
         tokio::time::sleep(LOOK).await;
         let files = files.clone();
-        let saved = tokio::task::spawn_blocking(move || files.saved()).await;
-        if saved.is_ok_and(|saved| all(&saved)) {
+        let saved = tokio::task::spawn_blocking(move || files.saved()).await.unwrap_or_default();
+        let all_have = all(&saved);
+        marks.send_replace(saved);
+        if all_have {
             let _ = tell.send(News::SavedHere);
             return;
         }
     }
 }
 
-fn whole_millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+fn millis_until(at: Instant) -> u64 {
+    u64::try_from(at.saturating_duration_since(Instant::now()).as_millis()).unwrap_or(u64::MAX)
+}
+
+fn left_until(at: SystemTime) -> Duration {
+    at.duration_since(SystemTime::now()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_not_saved_is_named() {
+        assert_eq!(unsaved(&[3], &[]), "rank 3");
+        assert_eq!(unsaved(&[], &[1]), "the workers of node 1");
+        assert_eq!(unsaved(&[0, 1, 4], &[1, 2]), "ranks 0, 1, 4 and the workers of nodes 1, 2");
+    }
 }

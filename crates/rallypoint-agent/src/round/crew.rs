@@ -6,7 +6,7 @@ use rallypoint_rendezvous::Rendezvous;
 
 use super::Round;
 use crate::environment::WorkerRanks;
-use crate::preemption::{Board, Crew, Files};
+use crate::preemption::{Crew, Files, SavedBoard};
 
 impl Round<'_> {
     /// Makes what it takes to tell these workers of a preemption.
@@ -16,10 +16,11 @@ impl Round<'_> {
             round: met.round,
             node: met.rank,
             host: self.agent.host().to_owned(),
+            name: self.agent.name().to_owned(),
             nodes: met.world_size,
             ranks: places.iter().map(|place| place.rank).collect(),
             files: Files::make(folder, met.round, places.len()),
-            board: Board::new(Arc::clone(&met.store), met.world_size),
+            board: SavedBoard::new(Arc::clone(&met.store), met.world_size),
         });
     }
 }

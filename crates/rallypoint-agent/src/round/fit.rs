@@ -26,7 +26,7 @@ impl Round<'_> {
         };
         let address = agent.handler().address().unwrap_or_else(|| agent.host());
         let event = tokio::select! {
-            found = unreachable(Nodes::of(met, Some(self.agent_store)), address, limit) => match found {
+            found = unreachable(Nodes::of(met, Some(self.serving)), address, limit) => match found {
                 Ok(None) => {
                     health.all_is_well();
                     return Ok(());

@@ -1,19 +1,23 @@
 //! When a round is over on this node: what came first, with the other nodes, and what that leads to.
 
+use std::error::Error as _;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
 
-use rallypoint_core::text::count;
-use rallypoint_rendezvous::GroupChange;
+use rallypoint_core::round::What;
+use rallypoint_rendezvous::{GroupChange, Whom};
 use rustix::process::Signal;
 use tracing::{debug, warn};
 
 use super::{ASK_AGAIN, LOSS_IS_TOLD, Round};
-use crate::decision::{Cause, Event, Stage, Verdict, WhenExhausted};
-use crate::failure::{Exit, Failure};
+use crate::decision::{Cause, Event, ServerIs, Stage, Verdict, WhenExhausted, may_leave};
+use crate::error::AgentError;
+use crate::exclude::{exclude, without};
+use crate::failure::Failure;
 use crate::fence::Fence;
-use crate::health::exclude;
 use crate::notice::{Leaving, Notice, Restarts};
 use crate::stop::StopListener;
+use crate::timeline::Keep;
 use crate::words;
 
 /// How many nodes have left the run because their restarts were used up.
@@ -42,39 +46,57 @@ impl Round<'_> {
         own.cloned().into_iter().chain(told).collect()
     }
 
-    /// What failed, where that is why the round is over and it is not known yet what the workers do; `own` failed here.
-    pub(super) fn failure(&self, own: Option<&Notice>) -> Option<String> {
-        let failures = self.news(own).into_iter().filter_map(Notice::failure);
-        let first = failures.min_by_key(Failure::moment)?;
-        let seen = matches!(first.exit, Exit::Hung(_));
-        (!seen).then(|| format!("when {}", first.in_short()))
-    }
-
-    /// This node as the others know it: several may be on one machine.
-    pub(super) fn name(&self) -> &str {
-        self.handler().node_name().unwrap_or(self.agent.host())
+    /// What failed first, where that is why the round is over; `own` failed here.
+    pub(super) fn failure(&self, own: Option<&Notice>) -> Option<Failure> {
+        self.news(own).into_iter().filter_map(Notice::failure).min_by_key(Failure::moment)
     }
 
     fn leave(&self, signal: Signal) -> Notice {
-        let why = match signal {
-            Signal::KILL => Leaving::Killed,
-            _ if self.preemption.is_own() => Leaving::Preempted,
-            _ => Leaving::Asked,
+        let why = match self.stop.stuck() {
+            Some(stuck) => Leaving::Stuck(stuck),
+            None if signal == Signal::KILL => Leaving::Killed,
+            None if self.preemption.is_own() => Leaving::Preempted,
+            None => Leaving::Asked,
         };
-        Notice::leaves(self.decision.rules().node, self.name(), why)
+        Notice::leaves(self.decision.rules().node, self.agent.name(), why)
     }
 
-    /// What this node tells the others before it stops its workers, where none of them failed: theirs may fail with those.
+    /// What this node tells the others before its workers are gone, where none of them failed: theirs may fail with those.
     /// Of a death they are told anyway, and who left has said why.
     fn goes(&self) -> Option<Notice> {
-        match self.decision.verdict()? {
-            Verdict::Stop(signal) => Some(self.leave(*signal)),
-            Verdict::Regroup { cause: Cause::Group(change @ GroupChange::Waiting { .. }), .. } => {
-                let node = self.decision.rules().node;
-                Some(Notice::regroups(node, self.name(), words::change(change)))
-            }
+        let regroups = |why| Some(Notice::regroups(self.decision.rules().node, self.agent.name(), why));
+        match self.decision.stage() {
+            Stage::Over(Verdict::Stop(signal)) => Some(self.leave(*signal)),
+            Stage::Over(Verdict::Regroup {
+                cause: Cause::Group(change @ GroupChange::Waiting { .. }),
+                ..
+            }) => regroups(words::change(change)),
+            Stage::Unable { why } => regroups(format!("this node ends: {why}")),
             _ => None,
         }
+    }
+
+    /// Tells the others why this node goes, if that is so.
+    async fn say_goodbye(&self) {
+        if let Some(notice) = self.goes() {
+            let told = tokio::time::timeout(LOSS_IS_TOLD, self.board.tell(&notice)).await;
+            debug!(?told, "the others were told");
+        }
+    }
+
+    /// Why this node cannot start its workers, which it has told the others before it leaves them.
+    pub(super) async fn cannot_start(&mut self, error: AgentError) -> AgentError {
+        let why = error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}"));
+        self.decision.handle(Event::CannotStart(why));
+        self.say_goodbye().await;
+        error
+    }
+
+    /// Whether etcd has answered this node since that failed here.
+    fn has_answered_since(&self, own: &Notice) -> bool {
+        let answered =
+            self.handler().contact().and_then(|contact| SystemTime::now().checked_sub(contact.at.elapsed()));
+        answered.is_some_and(|answered| answered >= own.at)
     }
 
     /// Another node has closed the run, because of that, and could not say so through etcd.
@@ -103,11 +125,17 @@ impl Round<'_> {
         fence: &mut Fence,
         stop: &mut StopListener,
     ) -> Verdict {
-        let board = self.board.clone();
-        if let Some(notice) = self.goes() {
-            let told = tokio::time::timeout(LOSS_IS_TOLD, board.tell(&notice)).await;
-            debug!(?told, "the others were told");
+        let (board, fence) = (self.board.clone(), &*fence);
+        if let Some(Verdict::Stop(Signal::KILL)) = self.decision.verdict()
+            && self.stop.stuck().is_none()
+        {
+            // The others see that it leaves in good order. Nobody else can tell the run why.
+            self.agent.timeline().note(Keep::Run, self.number, What::Killed { rank: self.rank });
         }
+        self.say_goodbye().await;
+        // What another told through etcd was told while that was there.
+        let was_there =
+            self.told_by_etcd && matches!(self.decision.stage(), Stage::Settling { first: Some(_) });
         let answered = AtomicBool::new(false);
         let telling = async {
             if let Some(own) = own {
@@ -116,9 +144,10 @@ impl Round<'_> {
                     match board.tell(own).await {
                         Ok(stands) => break stands,
                         Err(error) if is_said => debug!(%error, "the other nodes cannot be told yet"),
-                        Err(error) => warn!(%error, "the other nodes cannot be told of the failure"),
+                        Err(error) => warn!(%error, "the other nodes cannot be told through etcd"),
                     }
                     is_said = true;
+                    fence.spread().await;
                     tokio::time::sleep(ASK_AGAIN).await;
                 };
                 own_is_told.store(true, Ordering::Relaxed);
@@ -130,6 +159,8 @@ impl Round<'_> {
             answered.store(true, Ordering::Relaxed);
             if let Err(error) = board.answer().await {
                 debug!(%error, "the other nodes cannot be answered");
+                // They may not have heard of it either.
+                fence.spread().await;
             }
             board.all_answered().await
         };
@@ -149,7 +180,7 @@ impl Round<'_> {
                     self.decision.handle(event);
                     continue;
                 }
-                Stage::Working | Stage::Finishing => None,
+                Stage::Working | Stage::Finishing | Stage::Unable { .. } => None,
             };
             let event = tokio::select! {
                 biased;
@@ -157,7 +188,13 @@ impl Round<'_> {
                     // Who goes while others wait for its answer gives it by that.
                     if !answered.load(Ordering::Relaxed) {
                         let leaves = self.leave(signal);
-                        let told = tokio::time::timeout(LOSS_IS_TOLD, board.tell(&leaves)).await;
+                        let last_words = async {
+                            if let Some(own) = own.filter(|_| !own_is_told.load(Ordering::Relaxed)) {
+                                board.tell(own).await?;
+                            }
+                            board.tell(&leaves).await
+                        };
+                        let told = tokio::time::timeout(LOSS_IS_TOLD, last_words).await;
                         debug!(?told, "the others were told");
                     }
                     Event::Asked(signal)
@@ -166,7 +203,12 @@ impl Round<'_> {
                 notice = fence.told(first.as_ref()) => Event::Notice(notice),
                 why = fence.cut_off() => {
                     warn!("{why}");
-                    Event::CutOff(why)
+                    let is_told = own_is_told.load(Ordering::Relaxed);
+                    if was_there || own.is_some_and(|own| is_told || self.has_answered_since(own)) {
+                        Event::CutOffAfter(why)
+                    } else {
+                        Event::CutOff(why)
+                    }
                 }
                 notice = &mut telling, if !all_answered => {
                     all_answered = true;
@@ -182,7 +224,7 @@ impl Round<'_> {
                     {
                         self.decision.handle(Event::Notice(notice));
                     }
-                    Event::Changed(change)
+                    self.died_after(&change).await.unwrap_or(Event::Changed(change))
                 }
                 () = &mut time => Event::TimeUp,
             };
@@ -214,29 +256,35 @@ impl Round<'_> {
     /// Keeps this node out of the run, so that it does not come again when somebody starts it again.
     async fn exclude_itself(&self) {
         let spec = self.agent.spec();
-        let reason = format!("its workers failed first {} times", u64::from(spec.max_restarts) + 1);
-        exclude(self.handler(), &reason, spec.exclude_for).await;
+        let reason = match spec.max_restarts {
+            0 => "its workers failed first".to_owned(),
+            max => format!("its workers failed first {} times", u64::from(max) + 1),
+        };
+        // That the others can go on without all whom that means is known.
+        if let Some(itself) = self.handler().itself() {
+            exclude(self.handler(), itself, &reason, spec.exclude_for).await;
+        }
     }
 
     async fn departs(&self) -> Result<(), String> {
-        let words = |error: &dyn std::fmt::Display| error.to_string();
         let Some(run_store) = &self.run_store else {
             return Err(format!(
                 "the backend {:?} does not keep count of those who left",
                 self.handler().backend()
             ));
         };
-        let min_nodes = self.handler().progress().borrow().min_nodes;
-        let spares = self.handler().spares().await.map_err(|error| words(&error))?;
-        let remain = self.nodes - 1 + spares;
-        if remain < min_nodes {
-            return Err(format!("the group needs {}, and would have {remain}", count(min_nodes, "node")));
+        let goes = match self.agent.spec().when_exhausted {
+            WhenExhausted::Exclude => self.handler().itself(),
+            WhenExhausted::Leave | WhenExhausted::Close => None,
+        };
+        let goes = goes.unwrap_or_else(|| Whom::Node(self.agent.name().to_owned()));
+        let mut spared = without(self.handler(), &goes, &**run_store).await?;
+        if self.agent.hosts_server() {
+            spared.server = ServerIs::Here;
         }
-        let departures = run_store.add(DEPARTURES, 1).await.map_err(|error| words(&error))?;
-        let most = self.agent.spec().max_departures;
-        if departures > i64::from(most) {
-            return Err(format!("{} may leave a run, and as many have", count(most as usize, "node")));
-        }
-        Ok(())
+        spared.check()?;
+        // Only who could leave is counted.
+        let departures = run_store.add(DEPARTURES, 1).await.map_err(|error| error.to_string())?;
+        may_leave(departures, self.agent.spec().max_departures)
     }
 }

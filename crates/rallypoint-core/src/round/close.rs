@@ -8,17 +8,19 @@
 //!      └──── somebody wrote in between ────────────┘
 //! ```
 //!
-//! The mark hangs on a lease of its own, so that late nodes learn of it for a time, and then it is gone.
+//! The mark hangs on a lease of its own, so that late nodes learn of it for a time, and then it is gone. The time begins with
+//! the mark, also where a write was refused for long: the lease of an earlier try is refreshed before the next one.
 
 use std::time::Duration;
 
 use super::etcd::{Condition, Entry, Failure, Op, Reply, Request, Txn};
-use super::event::{EventRecord, What};
+use super::event::{EventRecord, LONGEST_REASON, What};
 use super::keys::Keys;
 use super::output::CloseOutcome;
 use super::record::{Corrupt, RoundRecord, Seat, json, parse};
 use super::settings::{NodeConfig, RunSettings};
 use super::view::{KnownRound, got};
+use crate::text::brief;
 
 /// The wish to close a run.
 ///
@@ -40,7 +42,7 @@ pub struct CloseRun {
 #[derive(Debug)]
 enum Stage {
     Looking,
-    /// What was found there, to be replaced by the mark.
+    /// What was found there, to be replaced by the mark. Its lease is granted, or that of an earlier try refreshed.
     Granting(Found),
     Writing(Found),
     Done(Result<CloseOutcome, Corrupt>),
@@ -69,6 +71,12 @@ impl CloseRun {
         CloseRun::new(keys, reason, mark_ttl, at_ms)
     }
 
+    /// By the node of this name, without which the run cannot go on, whether it is in a round or not.
+    #[must_use]
+    pub fn by_host(keys: &Keys, node: &str, reason: &str, mark_ttl: Duration, at_ms: u64) -> Self {
+        CloseRun { by: node.to_owned(), ..CloseRun::new(keys, reason, mark_ttl, at_ms) }
+    }
+
     /// By a member of the last round, who knows its record.
     pub(super) fn by_member(
         config: &NodeConfig,
@@ -89,7 +97,7 @@ impl CloseRun {
     fn new(keys: &Keys, reason: &str, mark_ttl: Duration, at_ms: u64) -> Self {
         CloseRun {
             keys: keys.clone(),
-            reason: reason.to_owned(),
+            reason: brief(reason, LONGEST_REASON),
             mark_ttl,
             member: None,
             at_ms,
@@ -115,7 +123,8 @@ impl CloseRun {
                 ];
                 Request::Txn(Txn { when: found.when.clone(), then, otherwise: self.looks() })
             }
-            (Stage::Granting(_) | Stage::Writing(_), _) => Request::Grant(self.mark_ttl),
+            (Stage::Granting(_), Some(lease)) => Request::Renew(lease),
+            (Stage::Granting(_) | Stage::Writing(_), None) => Request::Grant(self.mark_ttl),
         })
     }
 
@@ -143,6 +152,7 @@ impl CloseRun {
                 self.mark = Some(lease);
                 (Stage::Writing(found), true)
             }
+            (Stage::Granting(found), Ok(Reply::Renewed)) => (Stage::Writing(found), true),
             (Stage::Writing(_), Ok(Reply::Txn(reply))) if reply.held => {
                 (Stage::Done(Ok(CloseOutcome::Closed)), true)
             }
@@ -150,7 +160,7 @@ impl CloseRun {
             (Stage::Writing(_), Ok(Reply::Txn(reply))) => {
                 (self.look(reply.results.into_iter().next().and_then(got)), false)
             }
-            (Stage::Writing(found), Err(Failure::LeaseGone)) => {
+            (Stage::Granting(found) | Stage::Writing(found), Err(Failure::LeaseGone)) => {
                 self.mark = None;
                 (Stage::Granting(found), false)
             }
@@ -191,7 +201,7 @@ impl CloseRun {
                 None => (0, None),
             };
             let record = Box::new(RoundRecord::without_round(round, settings, 0));
-            return self.write(Found { when: vec![Condition::Missing(self.keys.round())], record });
+            return Stage::Granting(Found { when: vec![Condition::Missing(self.keys.round())], record });
         };
         match parse(&entry) {
             Ok(record) => {
@@ -201,7 +211,7 @@ impl CloseRun {
             // An operator ends also what no node can read.
             Err(_) if self.member.is_none() => {
                 let when = vec![Condition::ModifiedAt(self.keys.round(), entry.mod_revision)];
-                self.write(Found { when, record: Box::new(RoundRecord::without_round(0, None, 0)) })
+                Stage::Granting(Found { when, record: Box::new(RoundRecord::without_round(0, None, 0)) })
             }
             Err(corrupt) => Stage::Done(Err(corrupt)),
         }
@@ -218,16 +228,13 @@ impl CloseRun {
         if record.has_round() && self.member.as_ref().is_some_and(|(seat, _)| seat.plan != record.plan) {
             return Stage::Done(Ok(CloseOutcome::NotAMember));
         }
-        self.write(Found { when: known.stands(&self.keys.round()), record: Box::new(known.record) })
-    }
-
-    fn write(&self, found: Found) -> Stage {
-        if self.mark.is_some() { Stage::Writing(found) } else { Stage::Granting(found) }
+        Stage::Granting(Found { when: known.stands(&self.keys.round()), record: Box::new(known.record) })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::etcd::{OpReply, TxnReply};
     use super::super::settings::RankPolicy;
     use super::*;
 
@@ -245,5 +252,32 @@ mod tests {
         assert!(close.handle(Ok(Reply::Granted(8))));
         let CloseStep::Send(Request::Txn(txn)) = close.poll() else { panic!("{close:?}") };
         assert!(txn.when.contains(&Condition::Holds(keys.round(), text)), "{txn:?}");
+    }
+
+    /// etcd is full for a while: by when it takes the mark, its lease is no older than that of any other.
+    #[test]
+    fn a_mark_that_was_refused_gets_its_whole_time() {
+        let none = || {
+            let results = vec![OpReply::Got(None), OpReply::Found(Vec::new())];
+            Ok(Reply::Txn(TxnReply { held: true, revision: 1, results }))
+        };
+        let mut close = CloseRun::by_operator(&Keys::new("job"), "done", Duration::from_secs(600), 0);
+        let sends = |close: &CloseRun| match close.poll() {
+            CloseStep::Send(request) => request,
+            CloseStep::Done(_) => panic!("{close:?}"),
+        };
+        assert!(close.handle(none()) && close.handle(Ok(Reply::Granted(8))));
+        assert!(!close.handle(Err(Failure::Refused)), "it waits a moment");
+        assert!(close.handle(none()));
+        assert_eq!(sends(&close), Request::Renew(8));
+        assert!(!close.handle(Err(Failure::Unknown)));
+        assert_eq!(sends(&close), Request::Renew(8));
+        assert!(close.handle(Ok(Reply::Renewed)));
+        let Request::Txn(txn) = sends(&close) else { panic!("{close:?}") };
+        assert!(matches!(&txn.then[1], Op::Put { lease: 8, .. }), "{txn:?}");
+        // It took too long even so.
+        assert!(!close.handle(Err(Failure::Refused)) && close.handle(none()));
+        assert!(!close.handle(Err(Failure::LeaseGone)));
+        assert_eq!(sends(&close), Request::Grant(Duration::from_secs(600)));
     }
 }

@@ -62,6 +62,8 @@ pub(super) struct Standing {
     pub(super) leads: bool,
     /// As the leader, it sees other nodes.
     pub(super) sees_others: bool,
+    /// It leaves because too few nodes have come, since then.
+    pub(super) gave_up_ms: Option<u64>,
 }
 
 impl Departure {
@@ -93,7 +95,7 @@ impl Departure {
             (Stage::Begin, _, _) if view.is_closed() => self.sweep(context, view, standing),
             (Stage::NotLast | Stage::AfterTheLeader, _, _) => self.sweep_after_members(context, view),
             (Stage::Begin | Stage::OpenAgain, Some(key), Some(lease)) => {
-                self.say(context, view, key, lease, farewell);
+                self.say(context, view, (key, lease), farewell, standing.gave_up_ms);
             }
             (Stage::Begin | Stage::OpenAgain | Stage::Revoking, _, lease) => {
                 self.revoke_or_go(context, view, lease);
@@ -108,14 +110,21 @@ impl Departure {
     }
 
     /// Tells the others: at the node's key, which the leader watches, and at its place, which outlives both of them.
-    fn say(&mut self, context: &mut Context<'_>, view: &View, own: KeyAt, lease: i64, farewell: &NodeRecord) {
+    fn say(
+        &mut self,
+        context: &mut Context<'_>,
+        view: &View,
+        (own, lease): (KeyAt, i64),
+        farewell: &NodeRecord,
+        gave_up_ms: Option<u64>,
+    ) {
         let node = context.keys.node(&context.config.id);
         let mut then = vec![Op::Put { key: node.clone(), value: json(farewell), lease }];
         let run_lease = view.known().map_or(0, |known| known.record.lease);
         let ours = |record: &RankRecord| record.incarnation == context.config.incarnation;
         if let Some(place) = view.place().filter(|place| ours(&place.record) && run_lease != 0) {
             let key = context.keys.rank(&context.config.id);
-            let value = json(&RankRecord { left: true, ..place.record.clone() });
+            let value = json(&RankRecord { left: true, gave_up_ms, ..place.record.clone() });
             // The next plan may have written there by now.
             let when = vec![Condition::ModifiedAt(key.clone(), place.modified)];
             let put = Op::Put { key, value, lease: run_lease };

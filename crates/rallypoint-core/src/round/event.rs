@@ -8,19 +8,18 @@ use serde::{Deserialize, Serialize};
 
 use super::context::Context;
 use super::etcd::Op;
-use super::exclusion::Whom;
 use super::keys::Keys;
 use super::record::{Lost, MasterRecord, RECORD_VERSION, RoundRecord, json, number};
+use super::whom::Whom;
 use crate::text::brief;
 
-/// So many events of the group are kept.
-pub const GROUP_EVENTS: u64 = 256;
-/// So many events are kept that a node has written of itself, and as many of its failures.
-pub const NODE_EVENTS: u64 = 8;
-/// Reasons are cut to so many letters.
-const LONGEST_REASON: usize = 1000;
+/// Reasons are cut to so many letters: every node reads the record that has them, and etcd takes no request that is too large.
+pub(super) const LONGEST_REASON: usize = 1000;
 /// So many members of a round are named in the event that it was formed. The places of the last round have all.
 pub const NAMED_MEMBERS: usize = 256;
+/// So many failed health checks of a node are named, in so many letters each.
+const NAMED_PROBLEMS: usize = 8;
+const LONGEST_PROBLEM: usize = 300;
 /// So many of those are named who are new in a round.
 pub const NAMED_NEWCOMERS: usize = 32;
 
@@ -51,6 +50,10 @@ impl EventRecord {
         let what = match what {
             What::Stopped { why } => What::Stopped { why: brief(&why, LONGEST_REASON) },
             What::Closed { reason } => What::Closed { reason: brief(&reason, LONGEST_REASON) },
+            What::Unhealthy { problems } => {
+                let problems = problems.iter().take(NAMED_PROBLEMS);
+                What::Unhealthy { problems: problems.map(|why| brief(why, LONGEST_PROBLEM)).collect() }
+            }
             what => what,
         };
         EventRecord { version: RECORD_VERSION, at_ms, by: by.to_owned(), round, what }
@@ -77,6 +80,9 @@ pub enum What {
         /// Who died was there so long before this, at most: its lease.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         within_ms: Option<u64>,
+        /// Members of the round that its leader found there when it began to lead, once it knows.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        found: Option<usize>,
     },
     /// Nodes that are not in the round are there.
     Waiting {
@@ -86,7 +92,11 @@ pub enum What {
         spares: usize,
     },
     /// Another node plans the rounds from now on.
-    Leads,
+    Leads {
+        /// Members of the round that it found there when it began to, if it knows by then.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        found: Option<usize>,
+    },
     /// A worker of this node has failed, as the first in the group.
     Failed(Box<Failed>),
     /// This node is going to be taken away; the workers of all nodes may save before.
@@ -98,6 +108,11 @@ pub enum What {
         /// How long they have, where that is known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         left_ms: Option<u64>,
+    },
+    /// The launcher of this node was killed, and has stopped its workers and left in good order all the same.
+    Killed {
+        /// Its place in the round.
+        rank: usize,
     },
     /// The workers of the round were started.
     Working,
@@ -128,6 +143,22 @@ pub enum What {
         #[serde(flatten)]
         whom: Option<Whom>,
     },
+    /// The time is over for which somebody was kept out. The leader writes it when it has seen it.
+    Expired {
+        /// Who.
+        #[serde(flatten)]
+        whom: Whom,
+        /// Why it was kept out, in words.
+        #[serde(default)]
+        reason: String,
+    },
+    /// This node fails its health checks, and stays away from the others, or ends.
+    Unhealthy {
+        /// What is wrong, in words.
+        problems: Vec<String>,
+    },
+    /// This node passes them again.
+    Healthy,
     /// This node is in a round. Only a node's own log has it.
     Joined {
         /// Its place.
@@ -162,6 +193,10 @@ pub struct Formed {
     /// Members of the round before that are gone, the first few.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gone: Vec<Lost>,
+    /// Members of the round before that the leader found there when it began to lead. None in the first round, and where that
+    /// is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub found: Option<usize>,
     /// Nodes that there was no room for.
     #[serde(default)]
     pub spares: usize,

@@ -15,9 +15,10 @@ use std::time::Duration;
 
 use super::etcd::{Condition, Entry, Failure, Op, OpReply, Reply, Request, Txn, TxnReply};
 use super::event::{EventRecord, What};
-use super::exclusion::{Exclusion, MOST_EXCLUSIONS, Whom};
+use super::exclusion::{Exclusion, MOST_EXCLUSIONS};
 use super::keys::Keys;
 use super::record::{Corrupt, RoundRecord, json, parse};
+use super::whom::Whom;
 
 /// What is to be changed of who is kept out of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,10 +37,12 @@ pub enum ExclusionChange {
 pub enum ExclusionAuthor {
     /// An operator, who may at any time.
     Operator,
-    /// A node. Others than itself it can keep out only as a member of the last round.
+    /// A node. Others than itself and those of its machine it can keep out only as a member of the last round.
     Node {
         /// Its name.
         node: String,
+        /// The machine that it was told it is on.
+        host: Option<String>,
         /// The plan of the last round it was in.
         plan: String,
     },
@@ -230,8 +233,10 @@ impl ChangeExclusions {
         if let ExclusionChange::Exclude(whom, ..) = &self.change {
             let may = match &self.author {
                 ExclusionAuthor::Operator => true,
-                ExclusionAuthor::Node { node, plan } => {
-                    *whom == Whom::Node(node.clone()) || record.has_round() && *plan == record.plan
+                ExclusionAuthor::Node { node, host, plan } => {
+                    let itself = *whom == Whom::Node(node.clone())
+                        || host.as_ref().is_some_and(|host| *whom == Whom::Host(host.clone()));
+                    itself || record.has_round() && *plan == record.plan
                 }
             };
             if !may {

@@ -1,4 +1,4 @@
-//! Who is kept out of a run, and why.
+//! Who is excluded from a run, and why.
 //!
 //! Each exclusion is a key of its own under `group/`, which every node watches: it costs no request more. It hangs on the
 //! run's lease, or on one of its own that ends when it expires. That is etcd's time: clocks of nodes differ, and nobody
@@ -6,7 +6,6 @@
 //! is completed after an exclusion by a leader that did not know of it.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -14,47 +13,24 @@ use serde::{Deserialize, Serialize};
 use super::etcd::{Entry, Op};
 use super::keys::Keys;
 use super::record::{RECORD_VERSION, json, number, parse};
+use super::whom::Whom;
 use crate::text::{brief, count, list, plain};
 use crate::time::rfc3339;
 
-/// So many can be kept out at a time: each node that comes reads them all.
+/// So many can be excluded at a time: each node that comes reads them all.
 pub const MOST_EXCLUSIONS: usize = 128;
+/// The shortest that somebody can be excluded: etcd's leases are not shorter.
+pub const SHORTEST_EXCLUSION: Duration = Duration::from_secs(2);
+/// The longest; without an end it is for as long as the run lives.
+pub const LONGEST_EXCLUSION: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Reasons are cut to so many letters.
 const LONGEST_REASON: usize = 200;
+/// So many that have expired are kept until a leader has written that down.
+const MOST_EXPIRED: usize = 16;
 /// So many are named in one line.
 const NAMED: usize = 4;
 
-/// Who is kept out.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Whom {
-    /// A node, by its name in the run.
-    Node(String),
-    /// Every node on this machine.
-    Host(String),
-}
-
-impl Whom {
-    /// Whether a node of this name on that machine is meant.
-    #[must_use]
-    pub fn is(&self, node: &str, host: &str) -> bool {
-        match self {
-            Whom::Node(name) => name == node,
-            Whom::Host(name) => name == host,
-        }
-    }
-}
-
-impl fmt::Display for Whom {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Whom::Node(name) => write!(f, "node {}", plain(name)),
-            Whom::Host(name) => write!(f, "host {}", plain(name)),
-        }
-    }
-}
-
-/// That somebody is kept out of a run.
+/// That somebody is excluded from a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exclusion {
     /// See [`RECORD_VERSION`].
@@ -110,7 +86,7 @@ impl Exclusion {
     }
 }
 
-/// Until when somebody is kept out, in words.
+/// Until when somebody is excluded, in words.
 #[must_use]
 pub fn until(until_ms: Option<u64>) -> String {
     match until_ms {
@@ -120,23 +96,37 @@ pub fn until(until_ms: Option<u64>) -> String {
     }
 }
 
-/// Who is kept out, in one line: `1 node and 1 host are kept out: node a (its disk is full), host b (maintenance)`. None
+/// Who is excluded, in one line: `1 node and 1 host are excluded: node a (its disk is full), host b (maintenance)`. None
 /// where nobody is.
 #[must_use]
 pub fn kept_out(exclusions: &[Exclusion]) -> Option<String> {
+    let are = if exclusions.len() == 1 { "is" } else { "are" };
+    (!exclusions.is_empty())
+        .then(|| format!("{} {are} excluded: {}", how_many(exclusions), names(exclusions)))
+}
+
+/// The same without the verb: `1 node and 1 host: node a (its disk is full), host b (maintenance)`.
+#[must_use]
+pub fn kept_out_in_short(exclusions: &[Exclusion]) -> Option<String> {
+    (!exclusions.is_empty()).then(|| format!("{}: {}", how_many(exclusions), names(exclusions)))
+}
+
+fn how_many(exclusions: &[Exclusion]) -> String {
     let nodes = exclusions.iter().filter(|exclusion| matches!(exclusion.whom, Whom::Node(_))).count();
     let kinds = [(nodes, "node"), (exclusions.len() - nodes, "host")];
     let kinds = kinds.into_iter().filter(|(number, _)| *number > 0);
-    let kinds: Vec<String> = kinds.map(|(number, kind)| count(number, kind)).collect();
+    list(&kinds.map(|(number, kind)| count(number, kind)).collect::<Vec<_>>())
+}
+
+fn names(exclusions: &[Exclusion]) -> String {
     let mut names: Vec<String> = exclusions.iter().take(NAMED).map(Exclusion::in_short).collect();
     if exclusions.len() > NAMED {
         names.push("...".to_owned());
     }
-    let are = if exclusions.len() == 1 { "is" } else { "are" };
-    (!exclusions.is_empty()).then(|| format!("{} {are} kept out: {}", list(&kinds), names.join(", ")))
+    names.join(", ")
 }
 
-/// All who are kept out, as far as a node knows.
+/// All who are excluded, as far as a node knows.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Exclusions {
     /// Each with the lease that it hangs on.
@@ -147,6 +137,9 @@ pub(super) struct Exclusions {
     last: i64,
     /// Counts the times that something changed.
     version: u64,
+    /// Those that have expired while this node was watching, the last few, and how many in all.
+    expired: Vec<Exclusion>,
+    expired_count: usize,
 }
 
 impl Exclusions {
@@ -164,8 +157,9 @@ impl Exclusions {
         }
     }
 
-    /// A key was written, or is gone. Several can be, at one revision.
-    pub(super) fn happened(&mut self, revision: i64, key: &str, entry: Option<&Entry>) {
+    /// A key was written, or is gone. Several can be, at one revision. Who lets somebody in writes the group's record with it
+    /// (`by_hand`); what goes by itself has expired.
+    pub(super) fn happened(&mut self, revision: i64, key: &str, entry: Option<&Entry>, by_hand: bool) {
         if revision <= self.read || revision < self.last {
             return;
         }
@@ -173,8 +167,26 @@ impl Exclusions {
         self.version += 1;
         match entry.and_then(exclusion) {
             Some(exclusion) => _ = self.by_key.insert(key.to_owned(), exclusion),
-            None => _ = self.by_key.remove(key),
+            None => {
+                let gone = self.by_key.remove(key).map(|(exclusion, _)| exclusion);
+                if let Some(expired) = gone.filter(|gone| gone.until_ms.is_some() && !by_hand) {
+                    self.expired.push(expired);
+                    self.expired_count += 1;
+                    self.expired.drain(..self.expired.len().saturating_sub(MOST_EXPIRED));
+                }
+            }
         }
+    }
+
+    /// How many have expired while this node was watching.
+    pub(super) fn expired_count(&self) -> usize {
+        self.expired_count
+    }
+
+    /// Those after the first so many, as far as they are kept.
+    pub(super) fn expired_after(&self, told: usize) -> impl Iterator<Item = &Exclusion> {
+        let new = self.expired_count.saturating_sub(told);
+        self.expired.iter().skip(self.expired.len().saturating_sub(new))
     }
 
     /// All that was known is of another history, perhaps.
@@ -196,7 +208,7 @@ impl Exclusions {
         self.by_key.values().map(|(_, lease)| *lease)
     }
 
-    /// Why a node of this name on that machine is kept out, if it is.
+    /// Why a node of this name on that machine is excluded, if it is.
     pub(super) fn of(&self, node: &str, host: &str) -> Option<&Exclusion> {
         self.all().find(|exclusion| exclusion.whom.is(node, host))
     }
@@ -206,6 +218,24 @@ impl Exclusions {
 /// ours, and would stay for ever.
 fn exclusion(entry: &Entry) -> Option<(Exclusion, i64)> {
     Some((parse(entry).ok().filter(|_| entry.lease != 0)?, entry.lease))
+}
+
+/// Reads for how long somebody is to be kept out: seconds, or a number with `s`, `m`, `h` or `d`.
+pub fn exclusion_time(text: &str) -> Result<Duration, &'static str> {
+    let (number, unit) = match text.strip_suffix(['s', 'm', 'h', 'd']) {
+        Some(number) => (number, &text[number.len()..]),
+        None => (text, "s"),
+    };
+    let seconds = match unit {
+        "d" => 86_400,
+        "h" => 3_600,
+        "m" => 60,
+        _ => 1,
+    };
+    let time = number.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(seconds));
+    let time =
+        time.map(Duration::from_secs).filter(|time| (SHORTEST_EXCLUSION..=LONGEST_EXCLUSION).contains(time));
+    time.ok_or("a time is seconds, or a number with s, m, h or d, from 2s to 30d")
 }
 
 #[cfg(test)]
@@ -241,9 +271,10 @@ mod tests {
         let of = |whom| Exclusion::new(whom, "so", "", 0, None);
         let node = |name: &str| of(Whom::Node(name.to_owned()));
         assert_eq!(kept_out(&[]), None);
-        assert_eq!(kept_out(&[node("a")]).as_deref(), Some("1 node is kept out: node a (so)"));
+        assert_eq!(kept_out(&[node("a")]).as_deref(), Some("1 node is excluded: node a (so)"));
+        assert_eq!(kept_out_in_short(&[node("a")]).as_deref(), Some("1 node: node a (so)"));
         let both = kept_out(&[node("a"), of(Whom::Host("h".to_owned()))]);
-        assert_eq!(both.as_deref(), Some("1 node and 1 host are kept out: node a (so), host h (so)"));
+        assert_eq!(both.as_deref(), Some("1 node and 1 host are excluded: node a (so), host h (so)"));
         let many: Vec<Exclusion> = (0..9).map(|name: i32| node(&name.to_string())).collect();
         assert!(kept_out(&many).is_some_and(|text| text.ends_with("node 3 (so), ...")));
     }
@@ -258,14 +289,43 @@ mod tests {
             lease: 1,
         };
         let mut exclusions = Exclusions::default();
-        exclusions.happened(7, "a", Some(&entry("a", 7)));
-        exclusions.happened(7, "b", Some(&entry("b", 7)));
+        exclusions.happened(7, "a", Some(&entry("a", 7)), true);
+        exclusions.happened(7, "b", Some(&entry("b", 7)), true);
         exclusions.read(6, &[]);
         assert!(exclusions.of("a", "").is_some() && exclusions.of("b", "").is_some());
         exclusions.read(9, &[entry("b", 7)]);
-        exclusions.happened(8, "b", None);
+        exclusions.happened(8, "b", None, true);
         assert!(exclusions.of("a", "").is_none() && exclusions.of("b", "").is_some());
-        exclusions.happened(10, "b", None);
+        exclusions.happened(10, "b", None, true);
         assert_eq!(exclusions.all().count(), 0);
+    }
+
+    #[test]
+    fn what_goes_by_itself_has_expired_and_what_is_lifted_has_not() {
+        let mut exclusions = Exclusions::default();
+        for number in 1..=40 {
+            let (name, time) = (format!("n{number}"), (number % 2 == 0).then_some(Duration::from_secs(1)));
+            let exclusion = Exclusion::new(Whom::Node(name.clone()), "so", "", 0, time);
+            let value = json(&exclusion);
+            let entry =
+                Entry { key: name.clone(), value, create_revision: 1, mod_revision: number, lease: 1 };
+            exclusions.happened(number * 3, &name, Some(&entry), true);
+            // Those without a time go only with the run.
+            exclusions.happened(number * 3 + 1, &name, None, number == 40);
+        }
+        assert_eq!(exclusions.expired_count(), 19);
+        assert_eq!(exclusions.expired_after(0).count(), MOST_EXPIRED);
+        let new: Vec<String> = exclusions.expired_after(18).map(|gone| gone.whom.to_string()).collect();
+        assert_eq!(new, ["node n38"]);
+    }
+
+    #[test]
+    fn times_have_a_unit_or_are_seconds() {
+        for (text, seconds) in [("90", 90), ("90s", 90), ("15m", 900), ("2h", 7_200), ("30d", 2_592_000)] {
+            assert_eq!(exclusion_time(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for wrong in ["", "h", "1", "31d", "-5", "1w", "1.5h", "99999999999999999999d"] {
+            assert!(exclusion_time(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -1,7 +1,11 @@
 //! The names of a run's keys.
 
-use super::event::{GROUP_EVENTS, NODE_EVENTS};
-use super::exclusion::Whom;
+use super::whom::Whom;
+
+/// So many events of the group are kept.
+pub const GROUP_EVENTS: u64 = 256;
+/// So many events are kept that a node has written of itself, and as many of its failures.
+pub const NODE_EVENTS: u64 = 8;
 
 /// The keys of one run.
 #[derive(Debug, Clone)]

@@ -179,9 +179,13 @@ impl Membership {
             Goal::Joining { port } => self.decide_joining(config, view, port, unanswered),
             Goal::Working => {
                 let change = self.change(config, view).filter(|change| self.told.as_ref() != Some(change))?;
-                // Whoever knows that the run is over need not hear that its record is gone too.
-                if matches!(self.told, Some(Change::Closed(_))) {
-                    return None;
+                // Whoever knows that the run is over need not hear that its record is gone too. Nor need one that the others went
+                // on without: what is gone then is a later round, which a leader has taken back, and this node's own was over.
+                match (&self.told, &change) {
+                    (Some(Change::Closed(_)), _) | (Some(Change::Excluded), Change::StateLost) => {
+                        return None;
+                    }
+                    _ => {}
                 }
                 self.told = Some(change.clone());
                 Some(Verdict::Changed(change))
@@ -336,13 +340,15 @@ impl Membership {
             let later = record.has_round() && record.round > seat.round;
             return Some(if later { Change::Excluded } else { Change::StateLost });
         }
-        if let Some(lost) = record.news.lost.first() {
+        // A death before all else: it is the cause of what fails with it. An earlier version may have led.
+        let mut lost = record.news.lost.iter();
+        if let Some(lost) = lost.clone().find(|lost| lost.why == Why::Died).or_else(|| lost.next()) {
             let (node, rank) = (lost.node.clone(), lost.rank);
             return Some(match lost.why {
                 Why::Died => Change::Died { node, rank },
                 Why::Replaced => Change::MemberReplaced { node, rank },
                 Why::Excluded => Change::MemberKeptOut { node, rank },
-                Why::Left | Why::Again | Why::Other => Change::Left { node, rank },
+                Why::Left | Why::Killed | Why::Again | Why::Late | Why::Other => Change::Left { node, rank },
             });
         }
         if record.news.lost_count > 0 {

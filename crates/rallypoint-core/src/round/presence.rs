@@ -375,11 +375,11 @@ impl Presence {
 }
 
 /// Whether a key is what an earlier process of this name has left, and stands there again because etcd was restored
-/// from a snapshot. A process that was started before this one has not taken its name away. Of those that were started in
-/// the same second, a key that was modified before this process wrote its own (`written`) tells of a loss.
+/// from a snapshot. A process that was started before this one has not taken its name away. Nor has one whose key was
+/// modified before this process wrote its own (`written`), also if it was started later: it may have left before this one
+/// came to register. Where etcd counts from the beginning again that may be wrong; the later one then takes the name back.
 fn is_of_the_past(context: &Context<'_>, written: i64, entry: &Entry, record: &NodeRecord) -> bool {
-    let ours = context.config.since;
-    record.since < ours || record.since == ours && entry.mod_revision < written
+    record.since < context.config.since || entry.mod_revision < written
 }
 
 pub(super) fn put_leader(context: &Context<'_>, lease: i64) -> Op {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::etcd::Entry;
-use super::event::GROUP_EVENTS;
+use super::keys::GROUP_EVENTS;
 
 use super::settings::RunSettings;
 
@@ -153,6 +153,9 @@ pub struct RankRecord {
     /// The process has left in good order. It says so here too, since the leader may be gone with it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub left: bool,
+    /// It left because too few nodes had come in its time, at this moment: in milliseconds since 1970, by its own clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gave_up_ms: Option<u64>,
     /// The leader misses this node's key, and asks whether it is there: if so, it registers again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub asked: bool,
@@ -329,10 +332,15 @@ pub enum Why {
     Replaced,
     /// It left in good order.
     Left,
+    /// Its launcher was killed, and what it had started left in good order all the same. No leader writes it, since the record
+    /// of such a node says that it leaves; it is told from what the node wrote of itself.
+    Killed,
     /// It is there, and asks for a new round.
     Again,
     /// It was excluded from the run.
     Excluded,
+    /// It was there, and did not come to the next round in time. It hangs, or died and nobody knew yet.
+    Late,
     /// In a way that a later version knows.
     #[serde(other)]
     Other,
@@ -346,8 +354,10 @@ impl Why {
             Why::Died => "died",
             Why::Replaced => "was replaced by another process of that name",
             Why::Left => "left",
+            Why::Killed => "was killed",
             Why::Again => "asks for a new round",
             Why::Excluded => "was excluded from the run",
+            Why::Late => "did not come in time",
             Why::Other => "is gone",
         }
     }

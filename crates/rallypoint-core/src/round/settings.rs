@@ -268,6 +268,8 @@ pub struct NodeConfig {
     pub closed_ttl: Duration,
     /// See [`DEFAULT_LAST_CALL`].
     pub last_call: Duration,
+    /// How long a group that has lost somebody waits for a replacement before it meets smaller than it was; zero for not at all.
+    pub replacement: Duration,
     /// See [`PLACES_PER_REQUEST`].
     pub places_per_request: usize,
 }
@@ -310,6 +312,7 @@ impl NodeConfig {
             run_ttl: DEFAULT_RUN_TTL,
             closed_ttl: DEFAULT_CLOSED_TTL,
             last_call: DEFAULT_LAST_CALL,
+            replacement: Duration::ZERO,
             places_per_request: PLACES_PER_REQUEST,
         }
     }

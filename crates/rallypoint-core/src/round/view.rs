@@ -34,6 +34,8 @@ pub(super) struct View {
     refused: [bool; 2],
     /// What etcd had of the run is gone, and nobody has taken note of it yet.
     lost: bool,
+    /// A round was completed while this node was watching, and nobody has taken note of it yet.
+    formed: bool,
     /// When the last call is over, by the record that was written then.
     last_call: Option<(i64, Duration)>,
 }
@@ -135,6 +137,7 @@ impl View {
             exclusions: Exclusions::default(),
             refused: [false; 2],
             lost: false,
+            formed: false,
             last_call: None,
         }
     }
@@ -253,6 +256,19 @@ impl View {
         std::mem::take(&mut self.lost)
     }
 
+    /// Whether a round was completed while this node was watching; told once. It is later than all that etcd has lost by then.
+    pub(super) fn take_formed(&mut self) -> bool {
+        std::mem::take(&mut self.formed)
+    }
+
+    /// The round's record was written just now.
+    fn round_becomes(&mut self, revision: i64, value: RoundKey) {
+        let before = self.known().map(|known| known.record.plan.clone());
+        self.round_is(revision, value);
+        let known = self.known().filter(|known| known.record.has_round());
+        self.formed |= known.is_some_and(|known| before.as_ref() != Some(&known.record.plan));
+    }
+
     /// What the round's record is now.
     fn round_is(&mut self, as_of: i64, value: RoundKey) {
         let before = self.known().filter(|known| known.record.has_round()).map(|known| known.modified);
@@ -285,6 +301,8 @@ impl View {
 
     fn follow(&mut self, context: &Context<'_>, watch: WatchId, update: Update) {
         let Update::Events(events) = update else { return };
+        let record = |event: &&Event| matches!(event, Event::Put(entry) if entry.key == context.keys.round());
+        let recorded: Vec<i64> = events.iter().filter(record).map(Event::revision).collect();
         for event in events {
             let revision = event.revision();
             let (key, entry) = match event {
@@ -298,9 +316,10 @@ impl View {
             } else if key == context.keys.leader() && revision > self.leader.as_of {
                 self.leader = Fact { as_of: revision, value: leader_of(entry.as_ref()) };
             } else if key == context.keys.round() && revision > self.round.as_of {
-                self.round_is(revision, round_of(entry.as_ref()));
+                self.round_becomes(revision, round_of(entry.as_ref()));
             } else if key.starts_with(&context.keys.exclusions()) {
-                self.exclusions.happened(revision, &key, entry.as_ref());
+                let by_hand = recorded.contains(&revision);
+                self.exclusions.happened(revision, &key, entry.as_ref(), by_hand);
             }
         }
     }
@@ -358,7 +377,9 @@ impl View {
     pub(super) fn wrote_round(&mut self, revision: i64, record: RoundRecord, lease: i64) {
         let text = json(&record);
         let known = KnownRound { record, text, modified: revision, lease };
-        self.round.read(revision, RoundKey::Known(Box::new(known)));
+        if revision >= self.round.as_of {
+            self.round_becomes(revision, RoundKey::Known(Box::new(known)));
+        }
     }
 }
 

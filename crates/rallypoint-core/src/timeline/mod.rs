@@ -1,8 +1,11 @@
 //! What happened in a run, in order, for people: the events that its nodes wrote down, in words, and what they cost.
 //!
-//! - [`Event`]: one of them. `words`: what is said of it.
+//! - [`Event`]: one of them. `words`: what is said of it. [`Killed`]: whose launcher was killed, which the group does not know.
+//! - [`Span`]: what the run did in a part of its time.
 //! - [`Summary`]: the time that was lost, added up.
 
+mod killed;
+mod spans;
 mod summary;
 mod words;
 
@@ -10,7 +13,9 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
-pub use self::summary::{Span, SpanKind, Summary, spans};
+pub use self::killed::Killed;
+pub use self::spans::{Span, SpanKind, spans};
+pub use self::summary::Summary;
 use crate::round::{Entry, EventRecord, What};
 use crate::time::rfc3339;
 
@@ -38,6 +43,8 @@ impl Event {
         // Of what was written in one transaction, each came at that moment; those are few, and in the order of their keys.
         events.sort_by_key(|event| event.revision);
         causes_first(&mut events);
+        let killed = Killed::told_by(&events);
+        events.iter_mut().for_each(|event| killed.amend(event));
         events
     }
 
@@ -55,6 +62,7 @@ impl Event {
 }
 
 /// A node tells of its failure when its workers have ended, and rank 0 may have told before that its own were stopped for it.
+/// So may the others have that one was killed.
 fn causes_first(events: &mut [Event]) {
     for index in 1..events.len() {
         let mut at = index;
@@ -68,7 +76,7 @@ fn causes_first(events: &mut [Event]) {
 fn is_cause(event: &Event, before: &Event) -> bool {
     let (event, before) = (&event.record, &before.record);
     let ends = matches!(before.what, What::Stopped { .. } | What::Lost { .. } | What::Closed { .. });
-    matches!(event.what, What::Failed(_))
+    matches!(event.what, What::Failed(_) | What::Killed { .. })
         && ends
         && event.round == before.round
         && event.at_ms <= before.at_ms

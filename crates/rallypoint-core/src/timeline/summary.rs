@@ -7,9 +7,13 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::Event;
+use super::spans::{Line, Span, SpanKind, nobody_was_left};
 use super::words::duration;
 use crate::round::{Lost, NODE_EVENTS, What, Why};
 use crate::text::count;
+
+/// By so much the clocks of nodes may differ without a word.
+const CLOCKS_DIFFER: u64 = 10_000;
 
 /// The time of a run, added up.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -19,8 +23,10 @@ pub struct Summary {
     pub rounds: usize,
     /// The first of them that is still known; 1 unless what was before has been written over.
     pub first_round: Option<u64>,
-    /// Members that died.
+    /// Members that died or were killed.
     pub deaths: usize,
+    /// Rounds of whose end nobody was left to tell: they worked until their last event, as far as is known.
+    pub unseen_ends: usize,
     /// Workers that failed first.
     pub failures: usize,
     /// There may have been more: a node keeps its last 8.
@@ -32,6 +38,8 @@ pub struct Summary {
     /// From a death until the others were told: its lease, which is the longest but for a moment. From a failure until rank
     /// 0's workers were stopped. Workers run in it, and it is a part of their time below.
     pub noticing_ms: u64,
+    /// It may have been more: of some failures it is not known when the others noticed.
+    pub noticing_may_be_more: bool,
     /// From when a round was over until the next one was formed.
     pub regaining_ms: u64,
     /// In which workers ran.
@@ -42,138 +50,38 @@ pub struct Summary {
     pub working_share: f64,
 }
 
-/// What a run did in a part of its time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum SpanKind {
-    /// Its nodes met for the first time.
-    Forming,
-    /// Its workers ran.
-    Working,
-    /// Its nodes met again.
-    Regaining,
-}
-
-/// A part of the time of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Span {
-    /// What it did.
-    pub kind: SpanKind,
-    /// The round that it was in, or met for.
-    pub round: u64,
-    /// From when, in milliseconds since 1970.
-    pub from_ms: u64,
-    /// Until when.
-    pub to_ms: u64,
-}
-
-impl Span {
-    fn millis(&self) -> u64 {
-        self.to_ms.saturating_sub(self.from_ms)
-    }
-}
-
-/// What the run did, one after the other. `now_ms`: what is not over goes on until then. None for a run that is over, or
-/// whose nodes are all gone: then the last event is the last that is known of it.
-#[must_use]
-pub fn spans(events: &[Event], now_ms: Option<u64>) -> Vec<Span> {
-    let (mut line, mut last_at) = (Line::default(), 0);
-    for event in events {
-        let (at, round) = (event.record.at_ms, event.record.round);
-        let open = line.open.map(|(kind, round, _)| (kind, round));
-        match &event.record.what {
-            What::Formed(formed) => {
-                // Nobody of the round before was there any more to tell of its end.
-                let all_new = formed.joined_count > 0 && formed.joined_count == formed.world_size;
-                if all_new && matches!(open, Some((SpanKind::Working, _))) {
-                    line.end(last_at);
-                    line.begin(SpanKind::Regaining, round, last_at);
-                }
-                if line.open.is_none() && line.spans.is_empty() {
-                    // What came before may have been written over.
-                    let kind = if round == 1 { SpanKind::Forming } else { SpanKind::Regaining };
-                    line.begin(kind, round, at.saturating_sub(formed.took_ms()));
-                }
-                line.end(at);
-                line.begin(SpanKind::Working, round, at);
-            }
-            What::Working if open == Some((SpanKind::Working, round)) => line.started(at),
-            What::Lost { .. } | What::Stopped { .. } if open == Some((SpanKind::Working, round)) => {
-                line.end(at);
-                line.begin(SpanKind::Regaining, round.saturating_add(1), at);
-            }
-            What::Closed { .. } => {
-                line.end(at);
-                return line.spans;
-            }
-            _ => {}
-        }
-        last_at = at;
-    }
-    let last = events.last().map(|event| event.record.at_ms);
-    if let Some(end) = now_ms.or(last) {
-        line.end(end);
-    }
-    line.spans
-}
-
-/// By so much the clocks of nodes may differ without a word.
-const CLOCKS_DIFFER: u64 = 10_000;
-/// Workers that were started later than this after their round was formed are those of another clock.
-const LATEST_START: u64 = 300_000;
-
-/// What the run did so far. Nodes have clocks of their own: what seems to be before the last that is known was then.
-#[derive(Default)]
-struct Line {
-    spans: Vec<Span>,
-    /// What goes on: of which round, and since when.
-    open: Option<(SpanKind, u64, u64)>,
-}
-
-impl Line {
-    fn begin(&mut self, kind: SpanKind, round: u64, at: u64) {
-        let at = self.spans.last().map_or(at, |last| at.max(last.to_ms));
-        self.open = Some((kind, round, at));
-    }
-
-    fn end(&mut self, at: u64) {
-        if let Some((kind, round, from_ms)) = self.open.take() {
-            self.spans.push(Span { kind, round, from_ms, to_ms: at.max(from_ms) });
-        }
-    }
-
-    /// Until the workers are started, the nodes still meet.
-    fn started(&mut self, at: u64) {
-        if let (Some((_, _, from)), Some(last)) = (&mut self.open, self.spans.last_mut())
-            && last.to_ms == *from
-            && (*from..from.saturating_add(LATEST_START)).contains(&at)
-        {
-            (last.to_ms, *from) = (at, at);
-        }
-    }
-}
-
 impl Summary {
-    /// What these events cost. `now_ms`: as in [`spans`].
+    /// What these events cost. `now_ms`: as in [`spans`](super::spans()).
     #[must_use]
     pub fn of(events: &[Event], now_ms: Option<u64>) -> Self {
-        let spans = spans(events, now_ms);
+        let Line { spans, unseen_ends, .. } = Line::of(events, now_ms);
         let of = |kind| spans.iter().filter(|span| span.kind == kind).map(Span::millis).sum::<u64>();
         let mut summary = Summary {
             forming_ms: of(SpanKind::Forming),
             regaining_ms: of(SpanKind::Regaining),
             working_ms: of(SpanKind::Working),
             total_ms: spans.iter().map(Span::millis).sum(),
+            unseen_ends,
             ..Summary::default()
         };
         // By round: those who tell of a failure and of the stop write in any order.
         let (mut failed, mut stopped) = (BTreeMap::new(), BTreeMap::new());
         let (mut dead, mut noticed, mut of_node) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
+        // When the others first told of the end of a round.
+        let mut told = BTreeMap::new();
+        // Rounds of which nobody was left when others came.
+        let deserted = events.iter().filter(|event| nobody_was_left(&event.record.what));
+        let deserted: BTreeSet<u64> = deserted
+            .map(|event| match event.record.what {
+                What::Formed(_) => event.record.round.saturating_sub(1),
+                _ => event.record.round,
+            })
+            .collect();
         let mut latest = 0;
         for event in events {
             let (at, round) = (event.record.at_ms, event.record.round);
             // A failure is told when its node has stopped its workers.
-            if !matches!(event.record.what, What::Failed(_)) {
+            if !matches!(event.record.what, What::Failed(_) | What::Killed { .. }) {
                 summary.clocks_differ_ms = summary.clocks_differ_ms.max(u64::saturating_sub(latest, at));
                 latest = latest.max(at);
             }
@@ -182,14 +90,22 @@ impl Summary {
                     summary.rounds += 1;
                     summary.first_round = summary.first_round.or(Some(round));
                     // Of those who died while the others met nothing else tells.
-                    dead.extend(died(&formed.gone).map(|node| (round.saturating_sub(1), node)));
+                    let before = round.saturating_sub(1);
+                    dead.extend(died(&formed.gone, deserted.contains(&before)).map(|node| (before, node)));
+                    told.entry(before).or_insert(at.saturating_sub(formed.took_ms()));
                 }
+                What::Killed { .. } => _ = dead.insert((round, event.record.by.as_str())),
                 What::Lost { lost, within_ms, .. } => {
-                    // Who dies after that is missed while the others meet.
-                    if died(lost).next().is_some() && noticed.insert(round) {
+                    let deserted = deserted.contains(&round);
+                    // Who dies after that is missed while the others meet. Where nobody is left, nobody works meanwhile.
+                    if died(lost, false).next().is_some() && !deserted && noticed.insert(round) {
                         summary.noticing_ms = summary.noticing_ms.saturating_add(within_ms.unwrap_or(0));
                     }
-                    dead.extend(died(lost).map(|node| (round, node)));
+                    dead.extend(died(lost, deserted).map(|node| (round, node)));
+                    // Who asks for another round has stopped its workers by then.
+                    if lost.iter().any(|lost| lost.why == Why::Again) {
+                        told.entry(round).or_insert(at);
+                    }
                 }
                 What::Failed(_) => {
                     summary.failures += 1;
@@ -202,37 +118,52 @@ impl Summary {
         }
         summary.deaths = dead.len();
         summary.failures_may_be_more = of_node.values().any(|failures| *failures >= NODE_EVENTS);
-        let told = failed.iter().filter_map(|(round, at)| Some(stopped.get(round)?.saturating_sub(*at)));
-        summary.noticing_ms = told.fold(summary.noticing_ms, u64::saturating_add);
+        // Rank 0 tells best when the workers were stopped. It keeps only what it told last; the group keeps more.
+        for (round, at) in &failed {
+            let noticed = stopped.get(round).or_else(|| told.get(round)).map(|end| end.saturating_sub(*at));
+            summary.noticing_ms = summary.noticing_ms.saturating_add(noticed.unwrap_or(0));
+        }
+        summary.noticing_may_be_more = summary.failures_may_be_more;
         if summary.total_ms > 0 {
             summary.working_share = summary.working_ms as f64 / summary.total_ms as f64;
         }
         summary
     }
 
+    /// What is to be known of the figures, in sentences: where they are not of all that there was, or not exact.
+    #[must_use]
+    pub fn caveats(&self) -> Vec<String> {
+        let before = self.first_round.filter(|first| *first > 1);
+        let before = before.map(|first| format!("what was before round {first} is not kept any more"));
+        let failures = self.failures_may_be_more.then(|| {
+            format!("there may have been more failures: of each node the last {NODE_EVENTS} are kept")
+        });
+        let ends = (self.unseen_ends > 0).then(|| {
+            let ended = count(self.unseen_ends, "round");
+            format!("{ended} ended with nobody left to tell when: what is after the last event counts as meeting again")
+        });
+        let clocks = (self.clocks_differ_ms >= CLOCKS_DIFFER).then(|| {
+            let by = duration(Duration::from_millis(self.clocks_differ_ms));
+            format!("clocks differ by {by} or more: times are no better than that")
+        });
+        [before, failures, ends, clocks].into_iter().flatten().collect()
+    }
+
     /// It in a few lines.
     #[must_use]
     pub fn text(&self) -> String {
         let time = |millis| duration(Duration::from_millis(millis));
-        let mut text = match self.first_round {
-            Some(first) if first > 1 => format!("what was before round {first} is not kept any more\n"),
-            _ => String::new(),
-        };
+        let mut text: String = self.caveats().iter().map(|caveat| format!("{caveat}\n")).collect();
         text += &format!(
             "{}, {}, {}\n",
             count(self.rounds, "round"),
             count(self.deaths, "death"),
             count(self.failures, "failure") + if self.failures_may_be_more { " or more" } else { "" },
         );
-        if self.clocks_differ_ms >= CLOCKS_DIFFER {
-            text.push_str(&format!(
-                "clocks differ   by {} or more: times are no better than that\n",
-                time(self.clocks_differ_ms)
-            ));
-        }
         text.push_str(&format!("first meeting   {}\n", time(self.forming_ms)));
         if self.noticing_ms > 0 {
-            text.push_str(&format!("noticing        {}\n", time(self.noticing_ms)));
+            let more = if self.noticing_may_be_more { " or more" } else { "" };
+            text.push_str(&format!("noticing        {}{more}\n", time(self.noticing_ms)));
         }
         if self.regaining_ms > 0 {
             text.push_str(&format!("meeting again   {}\n", time(self.regaining_ms)));
@@ -247,12 +178,15 @@ impl Summary {
     }
 }
 
-fn died(lost: &[Lost]) -> impl Iterator<Item = &str> {
-    lost.iter().filter(|lost| lost.why == Why::Died).map(|lost| lost.node.as_str())
+/// Of these, who died. `deserted`: nobody was left, so that also those had whose names others have taken.
+fn died(lost: &[Lost], deserted: bool) -> impl Iterator<Item = &str> {
+    let died = move |lost: &&Lost| lost.why == Why::Died || (deserted && lost.why == Why::Replaced);
+    lost.iter().filter(died).map(|lost| lost.node.as_str())
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::spans;
     use super::*;
     use crate::round::{EventRecord, Failed, Formed};
 
@@ -282,7 +216,7 @@ mod tests {
 
     fn a_death(node: &str) -> What {
         let lost = vec![Lost { node: node.to_owned(), rank: 1, why: Why::Died }];
-        What::Lost { lost, count: 1, within_ms: Some(5_000) }
+        What::Lost { lost, count: 1, within_ms: Some(5_000), found: None }
     }
 
     #[test]
@@ -376,6 +310,91 @@ mod tests {
         assert_eq!((summary.working_ms, summary.regaining_ms), (1_000, 598_000), "{summary:?}");
     }
 
+    fn lost(nodes: &[&str], why: Why) -> Vec<Lost> {
+        nodes.iter().map(|node| Lost { node: (*node).to_owned(), rank: 0, why }).collect()
+    }
+
+    #[test]
+    fn who_comes_for_a_run_whose_nodes_are_all_gone_does_not_make_their_absence_work() {
+        let leads = What::Leads { found: Some(0) };
+        let gone = Formed { world_size: 2, joined_count: 2, found: Some(0), ..Formed::default() };
+        let begin = [event(1_000, 1, formed(0)), event(2_000, 1, What::Working)];
+        let closed = event(40_000, 1, What::Closed { reason: String::new() });
+        let summary =
+            |then: &[Event]| Summary::of(&[&begin[..], then, std::slice::from_ref(&closed)].concat(), None);
+        // They are too few to meet, and only told of. Nothing is known of the others since they began to work.
+        let both = What::Lost {
+            lost: lost(&["a", "b"], Why::Died),
+            count: 2,
+            within_ms: Some(2_000),
+            found: Some(0),
+        };
+        let told = summary(&[event(22_000, 1, leads.clone()), event(22_000, 1, both.clone())]);
+        assert_eq!((told.working_ms, told.regaining_ms, told.deaths), (0, 38_000, 2), "{told:?}");
+        assert_eq!((told.noticing_ms, told.unseen_ends), (0, 1), "nobody was there to notice");
+        assert!(told.text().starts_with("1 round ended with nobody left to tell when"), "{}", told.text());
+        // Who leads tells something before it knows that they are all dead.
+        let one = What::Lost { lost: lost(&["a"], Why::Replaced), count: 1, within_ms: None, found: None };
+        let late = summary(&[
+            event(22_000, 1, What::Leads { found: None }),
+            event(22_000, 1, one),
+            event(24_000, 1, both),
+        ]);
+        assert_eq!((late.working_ms, late.regaining_ms, late.deaths), (0, 38_000, 2), "{late:?}");
+        // Others meet at once, or the same names.
+        let meet = |gone| summary(&[event(22_000, 2, What::Formed(Box::new(gone)))]);
+        let others = meet(Formed { gone: lost(&["a", "b"], Why::Died), ..gone.clone() });
+        let same = meet(Formed { joined_count: 0, gone: lost(&["a", "b"], Why::Replaced), ..gone.clone() });
+        for told in [others, same] {
+            assert_eq!((told.working_ms, told.regaining_ms, told.deaths), (18_000, 20_000, 2), "{told:?}");
+        }
+        // A leader that comes while others work changes nothing, nor does a process that takes the name of one.
+        let one = Formed { found: Some(1), gone: lost(&["a"], Why::Replaced), ..gone };
+        let told = summary(&[
+            event(20_000, 1, What::Leads { found: Some(1) }),
+            event(20_000, 1, stopped()),
+            event(22_000, 2, What::Formed(Box::new(one))),
+        ]);
+        assert_eq!((told.working_ms, told.deaths, told.unseen_ends), (36_000, 0, 0), "{told:?}");
+    }
+
+    #[test]
+    fn who_was_killed_is_among_the_dead_and_the_cause() {
+        let entry = |revision, what: What| {
+            let value = serde_json::to_string(&EventRecord::new(10, "c", 1, what)).unwrap_or_default();
+            crate::round::Entry {
+                key: String::new(),
+                value,
+                create_revision: 1,
+                mod_revision: revision,
+                lease: 1,
+            }
+        };
+        let again = What::Lost { lost: lost(&["a"], Why::Again), count: 1, within_ms: None, found: None };
+        let events =
+            Event::read_all(&[entry(3, stopped()), entry(2, again), entry(4, What::Killed { rank: 2 })]);
+        assert_eq!(events[0].text(), "node 2 (c) was killed");
+        assert_eq!(Summary::of(&events, None).deaths, 1);
+    }
+
+    #[test]
+    fn of_failures_that_rank_0_no_longer_tells_of_the_group_tells_when_they_were_noticed() {
+        let again = || What::Lost { lost: lost(&["a"], Why::Again), count: 1, within_ms: None, found: None };
+        let events = [
+            event(1_000, 1, formed(0)),
+            event(5_000, 1, failure()),
+            event(6_500, 1, again()),
+            event(7_000, 2, formed(0)),
+            event(8_000, 2, failure()),
+            event(8_500, 2, stopped()),
+            event(8_700, 2, again()),
+            event(9_000, 3, formed(0)),
+            event(10_000, 3, failure()),
+            event(10_250, 4, formed(0)),
+        ];
+        assert_eq!(Summary::of(&events, None).noticing_ms, 1_500 + 500 + 250);
+    }
+
     #[test]
     fn what_cannot_be_known_is_said() {
         let mut events = vec![event(1_000, 1, formed(0))];
@@ -387,6 +406,6 @@ mod tests {
         assert_eq!((summary.deaths, summary.noticing_ms), (2, 5_000), "one lease in which both are missed");
         let events = [event(3_600_000, 1, formed(0)), event(60_000, 1, stopped())];
         let text = Summary::of(&events, None).text();
-        assert!(text.contains("clocks differ   by 59 min 0 s or more"), "{text}");
+        assert!(text.contains("clocks differ by 59 min 0 s or more"), "{text}");
     }
 }

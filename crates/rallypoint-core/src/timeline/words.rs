@@ -14,14 +14,15 @@ pub(super) fn sentence(event: &EventRecord) -> String {
     let (by, round) = (plain(&event.by), event.round);
     match &event.what {
         What::Formed(formed) => of_round(round, formed),
-        What::Lost { lost, count, .. } => losses(lost, *count),
+        What::Lost { lost, count, .. } => losses(lost, *count, round),
         What::Waiting { waiting, spares } => waiting_or_spare(*waiting, *spares),
-        What::Leads => format!("{by} leads the run from now on"),
+        What::Leads { .. } => format!("{by} leads the run from now on"),
         What::Failed(failed) => failure(&by, failed),
         What::Preempted { rank, signal, left_ms } => {
-            let left = left_ms.map(|left| format!(": the workers have {} s to save", left.div_ceil(1000)));
+            let left = left_ms.map(|left| format!(": the workers have {} s to save", (left + 500) / 1000));
             format!("node {rank} ({by}) is preempted by {}{}", plain(signal), left.unwrap_or_default())
         }
+        What::Killed { rank } => format!("node {rank} ({by}) was killed"),
         What::Working => format!("the workers of round {round} were started"),
         What::Stopped { why } => format!("the workers of round {round} have ended: {}", plain(why)),
         What::Closed { reason } if by.is_empty() => {
@@ -33,7 +34,10 @@ pub(super) fn sentence(event: &EventRecord) -> String {
             format!("{who} excluded {whom} from the run, {}: {}", until(*until_ms), plain(reason))
         }
         What::Included { whom: Some(whom) } => format!("{} let {whom} in again", author(&by)),
-        What::Included { whom: None } => format!("{} let all in again who were kept out", author(&by)),
+        What::Included { whom: None } => format!("{} let all in again who were excluded", author(&by)),
+        What::Expired { whom, .. } => format!("{whom} is excluded no longer: its time is over"),
+        What::Unhealthy { problems } => format!("{by} is unhealthy: {}", plain(&problems.join("; "))),
+        What::Healthy => format!("{by} passes its health checks again"),
         What::Joined { rank, world_size, waited_ms } => {
             format!("in round {round} as node {rank} of {world_size}, after {}", millis(*waited_ms))
         }
@@ -61,7 +65,7 @@ fn of_round(round: u64, formed: &Formed) -> String {
         text.push_str(&format!(", master {}", plain(&host_and_port(&master.address, master.port))));
     }
     if !formed.gone.is_empty() {
-        text.push_str(&format!("; {}", losses(&formed.gone, formed.gone.len())));
+        text.push_str(&format!("; {}", losses(&formed.gone, formed.gone.len(), round)));
     }
     for newcomer in formed.joined.iter().take(NAMED) {
         let before = newcomer.instead_of.as_ref();
@@ -90,15 +94,19 @@ fn waiting_or_spare(waiting: usize, spares: usize) -> String {
     list(&waiting.into_iter().chain(spares).collect::<Vec<_>>())
 }
 
-fn losses(lost: &[Lost], all: usize) -> String {
-    let mut parts: Vec<String> = lost
+/// Of those who are not named, most have only stopped their workers, as the others did.
+fn losses(lost: &[Lost], all: usize, round: u64) -> String {
+    let parts: Vec<String> = lost
         .iter()
         .map(|lost| format!("node {} ({}) {}", lost.rank, plain(&lost.node), lost.why.words()))
         .collect();
-    if all > lost.len() {
-        parts.push(format!("{} more are gone, or ready for the next round", all - lost.len()));
+    let named = list(&parts);
+    let next = round.saturating_add(1);
+    match all.saturating_sub(lost.len()) {
+        0 => named,
+        1 => format!("{named}; 1 other is ready for round {next}, or gone"),
+        more => format!("{named}; {more} others are ready for round {next}, or gone"),
     }
-    list(&parts)
 }
 
 /// `by`: the node; most are called after their host.

@@ -83,6 +83,23 @@ impl Bug {
         Bug::RepeatsUpdates,
     ];
 
+    /// What it makes go wrong, in the words of those who find it.
+    pub(crate) fn shows_as(self) -> &'static [&'static str] {
+        const FALSE_NEWS: &str = "false news";
+        const NOT_AT_WORK: &str = "living nodes are at work";
+        match self {
+            Bug::TrustsLostReplies => &[NOT_AT_WORK, "both have rank"],
+            Bug::DoesNotCompare => &["wrote over a record"],
+            Bug::RenewsAnothers => &["both have rank"],
+            Bug::ForgetsToRenew => &[NOT_AT_WORK, "a needless new version"],
+            Bug::MissesClears | Bug::MissesTheEndOfTheFolder => &[NOT_AT_WORK],
+            Bug::TakesExpiryForLeaving | Bug::OverlooksTheEndOfTheFolder | Bug::OverlooksAMember => {
+                &[FALSE_NEWS]
+            }
+            Bug::RepeatsUpdates => &["requests in a second"],
+        }
+    }
+
     pub(crate) fn named(name: &str) -> Bug {
         let bug = Bug::ALL.into_iter().find(|bug| format!("{bug:?}") == name);
         bug.expect("the name of a planted bug")

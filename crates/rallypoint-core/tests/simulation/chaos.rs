@@ -157,6 +157,7 @@ fn draw(rng: &mut Rng, planted: Planted, choosy: bool) -> World {
         settings: RunSettings { min_nodes, max_nodes, policy },
         lease: Duration::from_secs(if rng.bool() { 2 } else { 5 }),
         last_call: Duration::from_millis([100, 1_000, 5_000, 20_000][rng.usize(..4)]),
+        replacement: Duration::ZERO,
         // A short one ends in some outages.
         run_ttl: Duration::from_secs(if rng.u8(..4) == 0 { 12 } else { 90 }),
         // Longer than all that follows, so that whoever comes late can be told.
@@ -175,12 +176,15 @@ fn draw(rng: &mut Rng, planted: Planted, choosy: bool) -> World {
         late: some(0.15),
         snapshot: some(0.2),
         twice: some(0.1),
+        busy: false,
     };
     if planted == Planted::CommitUnfenced {
         // It takes a commit that is carried out when there is another leader, who has not planned yet.
         (setup.lease, setup.last_call, weather.late) = (MIN_TTL, Duration::from_secs(5), 0.3);
     }
     let seed = rng.u64(..);
+    setup.replacement = Duration::from_secs(if seed % 5 == 1 { 3 } else { 0 });
+    weather.busy = seed % 7 == 3;
     let mut world = World::new(seed, setup, weather);
     world.lax = seed.is_multiple_of(4);
     world

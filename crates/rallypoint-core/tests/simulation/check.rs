@@ -4,16 +4,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::time::Duration;
 
 use rallypoint_core::round::{
-    Entry, Event, Exclusion, Joined, Keys, MasterRecord, NodeEvent, NodeRecord, RankPolicy, RankRecord,
-    RoundRecord, RunSettings, Wants,
+    Entry, Event, Exclusion, Joined, Keys, Lost, MasterRecord, NodeEvent, NodeRecord, RoundRecord,
+    RunSettings, Why,
 };
 
 use crate::etcd::{self, Etcd};
-use crate::keeper::{host_of, keeps_out, rack_of};
+use crate::keeper::host_of;
+use crate::network::LATEST;
 use crate::process::Process;
-use crate::timeline;
+
+mod nodes;
+mod rounds;
 
 /// A promise that was broken, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,11 +52,15 @@ macro_rules! promise {
 }
 pub(crate) use promise;
 
+/// The lease of a closed mark begins before the mark is written, by this much at most.
+const GRANTED_BEFORE: Duration = LATEST.saturating_mul(2);
+
 /// A process: its node's name and its incarnation.
 type Who = (String, u64);
 
 #[derive(Debug)]
 pub(crate) struct Check {
+    pub(crate) now: Duration,
     keys: Keys,
     settings: RunSettings,
     /// What the group's record said last.
@@ -69,20 +77,32 @@ pub(crate) struct Check {
     pub(crate) reasons: BTreeSet<String>,
     /// How often what etcd had of the run was lost: with the run's lease, or by etcd itself.
     pub(crate) losses: u32,
+    /// When that was, the last time.
+    pub(crate) last_loss: Duration,
     /// Which process has a node's key.
     holders: BTreeMap<String, u64>,
+    /// When a node's key was there again that had been gone, the last time.
+    back_at: BTreeMap<String, Duration>,
+    /// When a process had its node's key no more.
+    dropped_at: BTreeMap<Who, Duration>,
     /// The process that last said which round it was in, and that round.
     claims: BTreeMap<String, (u64, u64)>,
-    /// Which processes ever had a node's key.
-    owners: BTreeMap<String, BTreeSet<u64>>,
-    /// Since the last round, a node that was not in it has asked for one.
-    pub(crate) somebody_waited: bool,
+    /// Which processes ever had a node's key: when each wrote it for the first and the last time, in the order of all writes.
+    owners: BTreeMap<String, BTreeMap<u64, (u64, u64)>>,
+    node_writes: u64,
+    /// Who was not in the last round, or has not been there since, and asks for one.
+    waiting: BTreeSet<String>,
+    /// When somebody waited, the last time.
+    waited_at: Duration,
+    /// What members were told of their rounds, by their plans.
+    pub(crate) news: BTreeSet<(String, Told)>,
+    /// When the run was closed.
+    closed_at: Duration,
+    closed_ttl: Duration,
     /// The revision after which etcd last lost data. What stands there from before may be of another history.
     lost_at: i64,
     /// When somebody wrote who is no node.
     pub(crate) by_others: BTreeSet<i64>,
-    /// Nodes that asked for a round since the last one.
-    asked: BTreeSet<String>,
     /// Nodes whose key was gone since the last round, or that had left it: who comes back by that name is a newcomer.
     gone: BTreeSet<String>,
     /// Who has left since the last round was completed, and since the one before it.
@@ -106,11 +126,37 @@ pub(crate) struct Committed {
     pub(crate) members: BTreeMap<Who, usize>,
     /// How often etcd had lost what it knew by then.
     pub(crate) losses: u32,
+    /// When it was completed.
+    pub(crate) at: Duration,
+    /// Its record was taken back.
+    pub(crate) withdrawn: bool,
+}
+
+/// What the record of a round says of its group.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Told {
+    Waiting,
+    Lost(String, usize, &'static str),
+    /// Members are lost, and nobody knows who.
+    Unnamed,
+}
+
+impl Told {
+    pub(crate) fn lost(lost: &Lost) -> Self {
+        let why = match lost.why {
+            Why::Died => "died",
+            Why::Replaced => "replaced",
+            Why::Excluded => "kept out",
+            Why::Left | Why::Killed | Why::Again | Why::Late | Why::Other => "left",
+        };
+        Told::Lost(lost.node.clone(), lost.rank, why)
+    }
 }
 
 impl Check {
-    pub(crate) fn new(run: &str, settings: RunSettings, racks: Option<usize>) -> Self {
+    pub(crate) fn new(run: &str, settings: RunSettings, racks: Option<usize>, closed_ttl: Duration) -> Self {
         Check {
+            now: Duration::ZERO,
             keys: Keys::new(run),
             settings,
             round: nothing(),
@@ -121,13 +167,20 @@ impl Check {
             operator_closed: false,
             reasons: BTreeSet::new(),
             losses: 0,
+            last_loss: Duration::ZERO,
             lost_at: 0,
+            back_at: BTreeMap::new(),
+            dropped_at: BTreeMap::new(),
+            node_writes: 0,
+            waiting: BTreeSet::new(),
+            waited_at: Duration::ZERO,
+            news: BTreeSet::new(),
+            closed_at: Duration::ZERO,
+            closed_ttl,
             by_others: BTreeSet::new(),
             holders: BTreeMap::new(),
             claims: BTreeMap::new(),
             owners: BTreeMap::new(),
-            somebody_waited: false,
-            asked: BTreeSet::new(),
             gone: BTreeSet::new(),
             left: BTreeSet::new(),
             left_before: BTreeSet::new(),
@@ -145,6 +198,17 @@ impl Check {
     /// A completed round.
     pub(crate) fn committed_as(&self, plan: &str) -> Option<&Committed> {
         self.rounds.get(plan)
+    }
+
+    /// The round in which a member that is gone had that place: the one before, or the last one where etcd has lost that.
+    pub(crate) fn round_of<'a>(&'a self, before: &'a str, lost: &Lost) -> &'a str {
+        let is_it = |((id, _), rank): (&Who, &usize)| *id == lost.node && *rank == lost.rank;
+        let has_it = |round: &Committed| round.members.iter().any(is_it);
+        if self.rounds.get(before).is_some_and(has_it) {
+            return before;
+        }
+        let others = self.rounds.iter().filter(|(plan, round)| **plan != self.round.plan && has_it(round));
+        others.max_by_key(|(_, round)| round.at).map_or(before, |(plan, _)| plan)
     }
 
     /// Whether a round after this one was completed.
@@ -176,9 +240,34 @@ impl Check {
         self.holders.iter().all(|(id, incarnation)| living.contains(&(id.as_str(), *incarnation)))
     }
 
-    /// Whether another process than this one ever had the node's key.
+    /// Whether another process has written the node's key after this one had.
     pub(crate) fn was_replaced(&self, id: &str, incarnation: u64) -> bool {
-        self.owners.get(id).is_some_and(|owners| owners.iter().any(|owner| *owner != incarnation))
+        let Some(owners) = self.owners.get(id) else { return false };
+        let first = owners.get(&incarnation).map_or(0, |(first, _)| *first);
+        owners.iter().any(|(other, (_, last))| *other != incarnation && *last > first)
+    }
+
+    /// When a process had its node's key, the last time; none if it never had.
+    pub(crate) fn held_at(&self, process: &Process) -> Option<Duration> {
+        if self.holds_key(process) {
+            return Some(self.now);
+        }
+        self.dropped_at.get(&(process.id.clone(), process.incarnation)).copied()
+    }
+
+    /// When a node's key was gone, the last time.
+    pub(crate) fn missed_at(&self, id: &str) -> Option<Duration> {
+        if self.holders.contains_key(id) { self.back_at.get(id).copied() } else { Some(self.now) }
+    }
+
+    /// When somebody waited for the next round, the last time.
+    pub(crate) fn waited_at(&self) -> Duration {
+        if self.waiting.is_empty() { self.waited_at } else { self.now }
+    }
+
+    /// Whether a node of this name, or who comes by it, is no member at work any more.
+    pub(crate) fn is_gone(&self, id: &str) -> bool {
+        self.gone.contains(id)
     }
 
     /// Whether a node of this name was ever kept out.
@@ -202,20 +291,6 @@ impl Check {
         self.operator_closed = true;
     }
 
-    /// etcd has lost data: what it has now is what counts.
-    pub(crate) fn lost_data(&mut self, etcd: &Etcd) -> Result<(), Violation> {
-        self.losses += 1;
-        self.lost_at = etcd.revision();
-        self.by_others.clear();
-        self.round = etcd.get(&self.keys.round()).map(parse).transpose()?.unwrap_or_else(nothing);
-        self.holders.clear();
-        for entry in etcd.prefix(&self.keys.nodes()) {
-            let record: NodeRecord = parse(entry)?;
-            self.holders.insert(self.keys.id_of(&entry.key).to_owned(), record.incarnation);
-        }
-        Ok(())
-    }
-
     /// What etcd has done at one revision.
     pub(crate) fn change(&mut self, etcd: &Etcd, change: &etcd::Change) -> Result<(), Violation> {
         for event in &change.events {
@@ -234,13 +309,23 @@ impl Check {
                 Event::Delete { key, .. } if *key == self.keys.round() => {
                     if self.round.closed.is_none() {
                         (self.losses, self.lost_at) = (self.losses + 1, change.revision);
+                        self.last_loss = self.now;
+                    } else {
+                        // Its lease may have been granted some time before the mark was written.
+                        let until = self.closed_at + self.closed_ttl - GRANTED_BEFORE;
+                        promise!(4, self.now >= until, "the mark of the closed run is gone");
                     }
                     self.round = nothing();
                 }
                 Event::Delete { key, .. } if key.starts_with(&self.keys.nodes()) => {
-                    let id = self.keys.id_of(key);
-                    self.holders.remove(id);
-                    self.gone.insert(id.to_owned());
+                    let id = self.keys.id_of(key).to_owned();
+                    if let Some(incarnation) = self.holders.remove(&id) {
+                        self.dropped_at.insert((id.clone(), incarnation), self.now);
+                    }
+                    if self.waiting.remove(&id) {
+                        self.waited_at = self.now;
+                    }
+                    self.gone.insert(id);
                 }
                 Event::Delete { key, .. } => {
                     let current = self.keys.store(self.round.round, &self.round.plan);
@@ -249,228 +334,6 @@ impl Check {
                     promise!(2, !lost || with_all, "{key} was deleted while its round goes on");
                 }
             }
-        }
-        Ok(())
-    }
-
-    fn node_written(&mut self, entry: &Entry) -> Result<(), Violation> {
-        let record: NodeRecord = parse(entry)?;
-        let id = self.keys.id_of(&entry.key).to_owned();
-        let who = (id.clone(), record.incarnation);
-        let is_member = self.rounds.get(&self.round.plan).is_some_and(|it| it.members.contains_key(&who));
-        self.somebody_waited |= record.wants == Wants::Join && (!is_member || self.gone.contains(&id));
-        if record.wants == Wants::Join {
-            self.asked.insert(id.clone());
-        }
-        if record.wants == Wants::Leave {
-            self.gone.insert(id.clone());
-            self.left.insert(id.clone());
-        }
-        self.holders.insert(id.clone(), record.incarnation);
-        if let Some(seat) = record.seat {
-            self.claims.insert(id.clone(), (record.incarnation, seat.round));
-        }
-        self.owners.entry(id).or_default().insert(record.incarnation);
-        Ok(())
-    }
-
-    fn written(&mut self, etcd: &Etcd, entry: &Entry) -> Result<(), Violation> {
-        let record: RoundRecord = parse(entry)?;
-        let before = std::mem::replace(&mut self.round, record.clone());
-        timeline::check(etcd, &self.keys, entry, &record, &before)?;
-        promise!(3, record.round >= before.round, "after round {} came {}", before.round, record.round);
-        if let Some(reason) = &before.closed {
-            promise!(
-                4,
-                record.closed.as_ref() == Some(reason),
-                "closed ({reason}) became {:?}",
-                record.closed
-            );
-            promise!(4, record.round == before.round, "round {} came after the run was closed", record.round);
-        } else if let Some(reason) = &record.closed {
-            self.reasons.insert(reason.clone());
-            self.closed(&record, reason)?;
-        }
-        if !record.has_round() {
-            // A round that nobody is in any more, or one that was lost with those after it.
-            let over = self.rounds.get(&before.plan).is_some_and(|round| {
-                let there = |(id, incarnation): &Who| {
-                    self.holders.get(id) == Some(incarnation) && !self.gone.contains(id)
-                };
-                // Or one that was formed of what somebody had wanted before a later one that was lost.
-                let later = |(id, incarnation): &Who| {
-                    self.claims.get(id).is_some_and(|(of, seat)| of == incarnation && *seat > before.round)
-                };
-                let members = || round.members.keys();
-                self.losses > round.losses || !members().any(there) || members().any(later)
-            });
-            promise!(3, !before.has_round() || over, "round {} was taken back", before.round);
-            return Ok(());
-        }
-        if record.plan == before.plan {
-            let same = |a: &RoundRecord, b: &RoundRecord| {
-                (a.plan == b.plan, a.world_size == b.world_size, a.master == b.master) == (true, true, true)
-            };
-            promise!(2, same(&record, &before), "round {} was rewritten", record.round);
-            return Ok(());
-        }
-        self.committed(etcd, entry.mod_revision, &record, &before.plan)
-    }
-
-    fn closed(&self, record: &RoundRecord, reason: &str) -> Result<(), Violation> {
-        promise!(4, !reason.is_empty(), "the run was closed without a reason");
-        let members = self.rounds.get(&record.plan).map(|round| &round.members);
-        // Where the record was lost, any member of its round will do.
-        let by_member = self.closers.iter().any(|who| match members {
-            Some(members) => members.contains_key(who),
-            None => self.last.contains_key(who),
-        });
-        promise!(
-            4,
-            by_member || self.operator_closed,
-            "round {} was closed ({reason}) by none of its members; those who asked: {:?}",
-            record.round,
-            self.closers
-        );
-        Ok(())
-    }
-
-    fn committed(
-        &mut self,
-        etcd: &Etcd,
-        revision: i64,
-        record: &RoundRecord,
-        before: &str,
-    ) -> Result<(), Violation> {
-        let (round, n) = (record.round, record.world_size);
-        self.commits += 1;
-        promise!(
-            1,
-            (self.settings.min_nodes..=self.settings.max_nodes).contains(&n),
-            "round {round} has {n} members, of {} to {}",
-            self.settings.min_nodes,
-            self.settings.max_nodes
-        );
-        let mut members = BTreeMap::new();
-        let mut ranks = Vec::new();
-        let mut left = BTreeSet::new();
-        let ranks_key = self.keys.ranks();
-        for entry in etcd.prefix(&ranks_key) {
-            let rank: RankRecord = parse(entry)?;
-            if rank.plan == record.plan && rank.round == round {
-                members.insert((entry.key[ranks_key.len()..].to_owned(), rank.incarnation), rank.rank);
-                ranks.push(rank.rank);
-                if rank.left {
-                    left.insert(entry.key[ranks_key.len()..].to_owned());
-                }
-            }
-        }
-        ranks.sort_unstable();
-        promise!(1, ranks.iter().copied().eq(0..n), "round {round} of {n} has the ranks {ranks:?}");
-        let Some(master) = record.master.clone() else {
-            return Err(Violation { promise: 2, what: format!("round {round} has no master") });
-        };
-        let Some(entry) = etcd.get(&self.keys.node(&master.node)) else {
-            let what = format!("round {round} at {revision}: its master {} is not alive", master.node);
-            return Err(Violation { promise: 2, what });
-        };
-        let node: NodeRecord = parse(entry)?;
-        let rank = members.get(&(master.node.clone(), node.incarnation));
-        promise!(2, rank == Some(&0), "round {round}: {} has rank {rank:?} and is the master", master.node);
-        promise!(
-            2,
-            (&node.address, node.port) == (&master.address, master.port),
-            "round {round}: the master is {master:?} and says {node:?}"
-        );
-        promise!(2, node.wants == Wants::Join, "round {round}: the master wants to {:?}", node.wants);
-        // A master that has heard of an earlier round has used the port that it had then.
-        let from_before = entry.mod_revision <= self.lost_at;
-        let used = |at: &(&String, &Committed)| {
-            at.1.master == master && self.reported.contains_key(&(at.0.clone(), master.node.clone()))
-        };
-        if let Some((before, _)) = self.rounds.iter().find(used).filter(|_| !from_before) {
-            let what = format!("round {round} has the master of round {before}: {master:?}");
-            return Err(Violation { promise: 2, what });
-        }
-        if let Some(last) = self.rounds.get(before).filter(|last| last.losses == self.losses) {
-            self.kept_ranks(last, round, &members)?;
-        }
-        let kept_out = self.keys.exclusions();
-        for (id, _) in members.keys() {
-            let exclusion = etcd.prefix(&kept_out).find(|entry| keeps_out(&entry.value, id));
-            promise!(13, exclusion.is_none(), "round {round} seats {id}, in spite of {exclusion:?}");
-        }
-        if let Some(size) = self.settings.policy.segment_size() {
-            self.whole_segments(size.get(), round, &members)?;
-        }
-        let again = self.rounds.values().any(|committed| committed.round == round);
-        promise!(3, !again || self.losses > 0, "round {round} was completed twice");
-        let nodes = self.keys.nodes();
-        self.somebody_waited = etcd.prefix(&nodes).any(|entry| {
-            let id = &entry.key[nodes.len()..];
-            let joins = parse::<NodeRecord>(entry).is_ok_and(|record| record.wants == Wants::Join);
-            joins && !members.keys().any(|(member, _)| member == id)
-        });
-        // The leader may not have heard yet that it has left again.
-        let asked = std::mem::take(&mut self.asked);
-        self.somebody_waited |= asked.iter().any(|id| !members.keys().any(|(member, _)| member == id));
-        let there = |(id, incarnation): &Who| {
-            let record = etcd.get(&self.keys.node(id)).map(parse::<NodeRecord>)?.ok()?;
-            (record.incarnation == *incarnation && record.wants != Wants::Leave).then_some(())
-        };
-        let gone = members.keys().filter(|who| there(who).is_none()).map(|who| who.0.clone());
-        self.gone = gone.chain(left).collect();
-        let (lease, losses) = (record.lease, self.losses);
-        let committed = Committed { round, world_size: n, master, lease, members, losses };
-        let before = self.rounds.insert(record.plan.clone(), committed);
-        let again = before.is_some_and(|before| before.losses == losses);
-        promise!(3, !again, "the plan {} was completed twice", record.plan);
-        self.left_before = std::mem::take(&mut self.left);
-        Ok(())
-    }
-
-    /// Each segment is of one rack.
-    fn whole_segments(
-        &self,
-        size: usize,
-        round: u64,
-        members: &BTreeMap<Who, usize>,
-    ) -> Result<(), Violation> {
-        let n = members.len();
-        promise!(15, n.is_multiple_of(size), "round {round} has {n} members, in segments of {size}");
-        let mut racks: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
-        for ((id, _), rank) in members {
-            racks.entry(rank / size).or_default().insert(rack_of(id, self.racks.unwrap_or(1)));
-        }
-        let mixed = racks.iter().find(|(_, racks)| racks.len() > 1);
-        promise!(15, mixed.is_none(), "round {round} has a segment of several racks: {mixed:?}; {members:?}");
-        Ok(())
-    }
-
-    /// Who was in the last round, and has not been away since, keeps its rank.
-    fn kept_ranks(
-        &self,
-        last: &Committed,
-        round: u64,
-        members: &BTreeMap<Who, usize>,
-    ) -> Result<(), Violation> {
-        if self.settings.policy != RankPolicy::Sticky {
-            return Ok(());
-        }
-        // Who has left, even if it has come back since, has given up its rank; the leader may have heard of that late.
-        let away =
-            |id: &String| [&self.gone, &self.left, &self.left_before].iter().any(|set| set.contains(id));
-        // A process may have a rank from a later round that was lost, and know nothing of this one: another process had
-        // its name meanwhile, or it was planned with by what it had wanted before.
-        let of_a_lost_round = |who: &Who, rank: usize| {
-            let lost = |it: &&Committed| it.losses != self.losses && it.round > last.round;
-            self.rounds.values().filter(lost).any(|it| it.members.get(who) == Some(&rank))
-        };
-        for (who, rank) in members.iter().filter(|(who, _)| !away(&who.0)) {
-            let had = last.members.iter().find(|((id, _), _)| *id == who.0).map(|(_, rank)| *rank);
-            let kept = had.is_none_or(|had| had == *rank || had >= members.len());
-            let kept = kept || of_a_lost_round(who, *rank);
-            promise!(7, kept, "{who:?} had rank {had:?} of round {} and has {rank} of {round}", last.round);
         }
         Ok(())
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use rallypoint_core::round::{Op, Request, Txn};
 
 use crate::check::{SCRIBBLE, Violation};
-use crate::network::{TIMEOUT, Weather};
-use crate::process::Phase;
+use crate::network::{LATEST, TIMEOUT, Weather};
+use crate::process::{Phase, REACTION};
 use crate::world::{Step, World};
 
 /// How etcd loses data.
@@ -21,6 +21,7 @@ impl World {
     /// A process ends without a word.
     pub(crate) fn crash(&mut self, index: usize) {
         self.trace(|| format!("{} crashes", self.name(index)));
+        self.cause();
         self.processes[index].alive = false;
         self.processes[index].phase = Phase::Over;
     }
@@ -30,7 +31,14 @@ impl World {
         self.trace(|| format!("{} stalls for {time:?}", self.name(index)));
         let process = &mut self.processes[index];
         process.stalled_until = process.stalled_until.max(self.now + time);
-        process.harmed = true;
+        self.harm(index, self.now + time);
+    }
+
+    /// Something happens to a process until then, for which it may be taken for dead, and the group may meet again.
+    fn harm(&mut self, index: usize, until: Duration) {
+        self.cause();
+        let harmed_until = &mut self.processes[index].harmed_until;
+        *harmed_until = until.max(*harmed_until);
     }
 
     /// A process and etcd do not reach each other for a while.
@@ -38,7 +46,7 @@ impl World {
         self.trace(|| format!("{} is cut off for {time:?}", self.name(index)));
         let process = &mut self.processes[index];
         process.cut_until = process.cut_until.max(self.now + time);
-        process.harmed = true;
+        self.harm(index, self.now + time);
         if self.rng.bool() {
             self.break_streams(index);
         }
@@ -50,8 +58,16 @@ impl World {
             return;
         }
         self.trace(|| format!("etcd is away for {time:?}, restarted: {restarted}"));
+        self.cause();
         self.etcd_away_until = self.now + time;
+        self.outages.push((self.now, self.etcd_away_until));
         self.etcd_restarts = restarted;
+        // Who was in trouble is so still when etcd is back: meanwhile nobody can get out of it.
+        for index in 0..self.processes.len() {
+            if self.is_harmed(index) {
+                self.harm(index, self.now + time);
+            }
+        }
         for index in 0..self.processes.len() {
             // A connection outlives a short stop, and there is nothing to make anew.
             let late = self.rng.bool() && (restarted || time >= TIMEOUT);
@@ -63,6 +79,7 @@ impl World {
 
     pub(crate) fn resume(&mut self, restarted: bool) -> Result<(), Violation> {
         self.trace(|| "etcd is back".to_owned());
+        self.cause();
         if restarted {
             self.etcd.extend_leases(self.now);
             (0..self.processes.len()).for_each(|index| self.break_streams(index));
@@ -80,6 +97,7 @@ impl World {
     /// etcd looks twice a second which leases are over, and ends them one after the other.
     pub(crate) fn tick(&mut self) {
         self.after(Duration::from_millis(500), Step::Tick);
+        self.look_around();
         if self.now < self.etcd_away_until {
             return;
         }
@@ -94,6 +112,7 @@ impl World {
             return Ok(());
         }
         self.trace(|| format!("  etcd ends lease {lease}"));
+        self.cause();
         self.etcd.revoke(lease);
         self.publish()
     }
@@ -115,7 +134,9 @@ impl World {
     pub(crate) fn lag(&mut self, index: usize, lag: Duration) {
         let process = &mut self.processes[index];
         process.lag = lag;
-        process.harmed |= !lag.is_zero() && !process.kept.is_some_and(|lease| self.etcd.has_keys(lease));
+        if !lag.is_zero() && !process.kept.is_some_and(|lease| self.etcd.has_keys(lease)) {
+            self.harm(index, self.now + lag);
+        }
     }
 
     /// Somebody who is no node writes at a key, without a lease.
@@ -148,6 +169,8 @@ impl World {
         let (before, now) = (self.etcd.revision(), self.now);
         let kept = if loss.empty { None } else { self.backup.clone() };
         self.trace(|| format!("etcd loses data: {loss:?}, {} is kept", kept.is_some()));
+        self.cause();
+        self.check.now = now;
         self.etcd.lose_data(now, kept);
         let after = self.etcd.revision();
         if loss.overtakes {
@@ -182,12 +205,14 @@ impl World {
         }
         let process = &mut self.processes[index];
         process.denied_until = process.denied_until.max(self.now + time);
-        (process.harmed, process.was_denied) = (true, true);
+        process.was_denied = true;
+        self.harm(index, self.now + time);
     }
 
     /// What anybody asks for is refused for a while: the role of their user is gone. That is nobody's death.
     pub(crate) fn deny_all(&mut self, time: Duration) {
         self.trace(|| format!("all are denied everything for {time:?}"));
+        self.cause();
         self.denied_until = self.denied_until.max(self.now + time);
         self.processes.iter_mut().for_each(|process| process.was_denied = true);
     }
@@ -197,12 +222,16 @@ impl World {
         self.trace(|| format!("etcd is full for {time:?}"));
         self.full_until = self.now + time;
         // A lease that ends meanwhile cannot be replaced.
-        self.processes.iter_mut().for_each(|process| process.harmed = true);
+        (0..self.processes.len()).for_each(|index| self.harm(index, self.now + time));
     }
 
     /// The weather clears up, and the faults under way come to their end.
     pub(crate) fn heal(&mut self) -> Result<(), Violation> {
         self.trace(|| "the weather clears up".to_owned());
+        if self.was_late {
+            // What was sent before may be carried out as late as that.
+            self.rough_until = self.now + LATEST;
+        }
         self.weather = Weather::default();
         let mut end = self.etcd_away_until.max(self.full_until).max(self.denied_until);
         let now = self.now;
@@ -210,6 +239,7 @@ impl World {
             (process.hung_until, process.lag) = (process.hung_until.min(now), Duration::ZERO);
             end = end.max(process.cut_until).max(process.stalled_until).max(process.denied_until);
             process.crash = None;
+            process.reaction = REACTION;
         }
         self.run_while(end, |_| true).map(|_| ())
     }

@@ -25,7 +25,7 @@ pub(crate) fn check(world: &mut World, rng: &mut Rng, names: usize) -> Result<()
     // Requests that are still under way may come as late as that, and those of the dead live for a lease.
     let lease = world.setup.lease;
     world.run_for(LATEST + lease + MOMENT)?;
-    settle(world, lease * 3 + world.setup.last_call + MOMENT * 5)?;
+    settle(world, lease * 3 + longest_call(world) + MOMENT * 5)?;
     quiet(world, LATEST + lease)?;
     if world.check.round().closed.is_none() && !world.members().is_empty() {
         if rng.bool() {
@@ -43,6 +43,11 @@ pub(crate) fn check(world: &mut World, rng: &mut Rng, names: usize) -> Result<()
         lose_data(world, rng)?;
     }
     end(world, rng)
+}
+
+/// For so long a round with enough nodes is not formed, as more may come.
+fn longest_call(world: &World) -> Duration {
+    world.setup.last_call + world.setup.replacement
 }
 
 /// Starts nodes until there are as many as a round needs.
@@ -135,6 +140,12 @@ fn quiet(world: &mut World, time: Duration) -> Result<(), Violation> {
     );
     promise!(6, world.news == news, "nothing had happened, and {before} became {}", state(world));
     promise!(6, is_settled(world), "the group has come apart: {}", state(world));
+    for index in world.living() {
+        // Each lease is refreshed several times within its time.
+        let contact = world.processes[index].node.contact();
+        let recent = contact.is_some_and(|at| world.now <= at + world.setup.lease / 2);
+        promise!(11, recent, "{} is in contact since {contact:?}, now {:?}", world.name(index), world.now);
+    }
     // What comes late may bring a place back; it goes with the run's lease.
     if world.leader().is_some() && world.check.round().closed.is_none() && !world.was_late {
         let ranks = world.keys.ranks();
@@ -184,7 +195,7 @@ pub(crate) fn outage(world: &mut World, rng: &mut Rng) -> Result<(), Violation> 
         let right = late || matches!(told, None | Some(Change::Waiting(_) | Change::Left { .. }));
         promise!(9, right, "etcd was away for {time:?}, and {} was told {told:?}", world.name(index));
     }
-    settle(world, lease + world.setup.last_call + MOMENT)
+    settle(world, lease + longest_call(world) + MOMENT)
 }
 
 /// etcd loses what it has: the group is whole again within a lease and five seconds.
@@ -196,7 +207,7 @@ pub(crate) fn lose_data(world: &mut World, rng: &mut Rng) -> Result<(), Violatio
     if world.check.round().closed.is_some() {
         return Ok(());
     }
-    let mut within = world.setup.lease + Duration::from_secs(5);
+    let mut within = world.setup.lease + Duration::from_secs(5) + world.setup.replacement;
     // Whoever was in no round meets others as at the beginning.
     if strangers {
         within += world.setup.last_call;
@@ -239,6 +250,7 @@ pub(crate) fn exclude_one(world: &mut World, rng: &mut Rng) -> Result<(), Violat
     }
     // Where nobody is left of the group, newcomers form one as at the beginning.
     let alone = if members.len() == 1 { world.setup.last_call } else { Duration::ZERO };
+    let alone = alone + world.setup.replacement;
     let met = world.run_while(world.now + MOMENT + alone, |world| !is_settled(world))?;
     promise!(14, met, "{node} is excluded, and the others have not met: {}", state(world));
     let process = &world.processes[excluded];
@@ -288,6 +300,7 @@ pub(crate) fn lose_one(world: &mut World, rng: &mut Rng) -> Result<(), Violation
     }
     // Where nobody is left of the group, newcomers form one as at the beginning.
     let alone = if others.is_empty() { within + world.setup.last_call } else { Duration::ZERO };
+    let alone = alone + world.setup.replacement;
     let met = world.run_while(world.now + MOMENT + alone, |world| !is_settled(world))?;
     promise!(8, met, "all are back, and have not met: {}", state(world));
     // With a last call that is shorter than a program takes to come back, some may be late.

@@ -26,6 +26,7 @@ impl World {
             return;
         }
         self.trace(|| format!("an operator changes who is kept out: {change:?}"));
+        self.cause();
         let at_ms = u64::try_from(self.now.as_millis()).unwrap_or(u64::MAX);
         let change = ChangeExclusions::new(&self.keys, change, ExclusionAuthor::Operator, at_ms);
         (self.keeper.change, self.keeper.outcome) = (Some(change), None);

@@ -13,6 +13,9 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(3);
 /// A late request is carried out up to this long after it was sent.
 pub(crate) const LATEST: Duration = Duration::from_secs(15);
 
+/// A slow message takes up to this long.
+pub(crate) const SLOW: Duration = Duration::from_secs(1);
+
 /// How likely it is that something happens to a message.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Weather {
@@ -26,12 +29,23 @@ pub(crate) struct Weather {
     pub(crate) snapshot: f64,
     /// It is carried out twice, and only the second answer is heard.
     pub(crate) twice: f64,
+    /// Some programs are slow.
+    pub(crate) busy: bool,
+}
+
+impl Weather {
+    /// Whether messages are lost or late.
+    pub(crate) fn is_rough(&self) -> bool {
+        self.slow + self.lost + self.late > 0.0
+    }
 }
 
 /// A process that makes more requests than this in a second spins.
 const SPIN: u32 = 120;
 /// Requests with which a node, or a leader, looks afresh.
 const LOOKS_AFRESH: u32 = 4;
+/// A watch that etcd refuses is asked for again after this long, at most.
+const REFUSED: Duration = Duration::from_secs(1);
 
 impl World {
     fn chance(&mut self, chance: f64) -> bool {
@@ -40,7 +54,7 @@ impl World {
 
     fn delay(&mut self) -> Duration {
         if self.chance(self.weather.slow) {
-            return self.up_to(Duration::from_secs(1));
+            return self.up_to(SLOW);
         }
         Duration::from_micros(200 + self.rng.u64(0..5_000))
     }
@@ -229,11 +243,17 @@ impl World {
     }
 
     /// etcd hears of a watch that begins now.
-    pub(crate) fn open(&mut self, to: usize, id: WatchId, generation: u64) {
-        let away = self.etcd_away_until.max(self.processes[to].cut_until).max(self.denied_until(to));
+    pub(crate) fn open(&mut self, to: usize, id: WatchId, generation: u64) -> Result<(), Violation> {
+        let away = self.etcd_away_until.max(self.processes[to].cut_until);
         if self.now < away {
             let at = away + self.delay();
-            return self.at(at, Step::Open { to, watch: id, generation });
+            self.at(at, Step::Open { to, watch: id, generation });
+            return Ok(());
+        }
+        if self.now < self.denied_until(to) && self.has_watch(to, id, generation) {
+            let at = self.denied_until(to).min(self.now + REFUSED) + self.delay();
+            self.at(at, Step::Open { to, watch: id, generation });
+            return self.watch_refused(to, id);
         }
         let (next, history) = (self.etcd.revision() + 1, self.etcd.history);
         let watch = self.processes[to].watch(id).as_mut();
@@ -241,6 +261,12 @@ impl World {
             (watch.next, watch.history) = (Some(next), history);
             self.wake(to, id);
         }
+        Ok(())
+    }
+
+    fn has_watch(&mut self, of: usize, id: WatchId, generation: u64) -> bool {
+        let process = &mut self.processes[of];
+        process.alive && process.watch(id).as_ref().is_some_and(|watch| watch.generation == generation)
     }
 
     /// The streams of a process are cut: once it reaches etcd again, each watch reads afresh.
@@ -272,15 +298,18 @@ impl World {
     }
 
     pub(crate) fn deliver(&mut self, to: usize, id: WatchId, generation: u64) -> Result<(), Violation> {
-        let mut away = self.etcd_away_until.max(self.processes[to].cut_until);
-        // A watch that was begun goes on telling whom it was for, whatever he may do by now. A new one is refused.
-        if self.processes[to].watch(id).as_ref().is_some_and(|watch| watch.broken) {
-            away = away.max(self.denied_until(to));
-        }
+        let away = self.etcd_away_until.max(self.processes[to].cut_until);
         if self.now < away {
             let at = away + self.delay();
             self.at(at, Step::Deliver { to, watch: id, generation });
             return Ok(());
+        }
+        // A watch that was begun goes on telling whom it was for, whatever he may do by now. A new one is refused.
+        let broken = self.processes[to].watch(id).as_ref().is_some_and(|watch| watch.broken);
+        if broken && self.now < self.denied_until(to) && self.has_watch(to, id, generation) {
+            let at = self.denied_until(to).min(self.now + REFUSED) + self.delay();
+            self.at(at, Step::Deliver { to, watch: id, generation });
+            return self.watch_refused(to, id);
         }
         let Some(mut watch) = self.processes[to].watch(id).take_if(|watch| watch.generation == generation)
         else {
@@ -312,7 +341,7 @@ impl World {
             self.wake(to, id);
         }
         let Some(update) = update else { return Ok(()) };
-        let update = self.planted.alter_update(update);
+        let update = self.planted.alter_update(update, self.processes[to].is_in());
         if self.planted.loses_update(&mut self.rng) {
             self.trace(|| format!("{} is not told {update:?}", self.name(to)));
             return Ok(());

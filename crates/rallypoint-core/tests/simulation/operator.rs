@@ -20,6 +20,7 @@ impl World {
     /// An operator closes the run.
     pub(crate) fn operator_closes(&mut self, reason: &str) {
         self.trace(|| format!("an operator closes the run: {reason}"));
+        self.cause();
         self.check.operator_closes();
         let close = CloseRun::by_operator(&self.keys, reason, self.setup.closed_ttl, 0);
         (self.operator.close, self.operator.outcome) = (Some(close), None);

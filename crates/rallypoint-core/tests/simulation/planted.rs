@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use rallypoint_core::round::{
-    Change, Condition, Entry, Event, Node, NodeEvent, NodeRecord, Op, RankRecord, Refusal, Reply, Request,
-    RoundRecord, Txn, Update,
+    Change, Condition, Entry, Event, Joined, Node, NodeEvent, NodeRecord, Op, OpReply, RankRecord, Refusal,
+    Reply, Request, RoundRecord, Txn, Update,
 };
 
 use crate::chaos::Fault;
@@ -53,9 +53,17 @@ pub(crate) enum Planted {
     RacksUnsaid,
     /// Whoever stands by is said to be waited for.
     SparesWait,
+    /// A node goes by the number of its round alone.
+    GoesByNumber,
+    /// Who is refused because the run is closed takes the mark of that with it.
+    MarkRevoked,
+    /// A node is not told that etcd refuses it a watch.
+    RefusedWatchUntold,
+    /// A group is told of newcomers that are not there.
+    NewcomersInvented,
 }
 
-pub(crate) const ALL: [Planted; 19] = [
+pub(crate) const ALL: [Planted; 23] = [
     Planted::CommitUnfenced,
     Planted::RankFromAnyPlan,
     Planted::LostWakeUp,
@@ -75,6 +83,10 @@ pub(crate) const ALL: [Planted; 19] = [
     Planted::ExclusionsUntold,
     Planted::RacksUnsaid,
     Planted::SparesWait,
+    Planted::GoesByNumber,
+    Planted::MarkRevoked,
+    Planted::RefusedWatchUntold,
+    Planted::NewcomersInvented,
 ];
 
 impl Planted {
@@ -103,6 +115,9 @@ impl Planted {
             Planted::ExclusionsUntold => &[14],
             Planted::RacksUnsaid => &[15],
             Planted::SparesWait => &[6, 14],
+            Planted::MarkRevoked => &[4],
+            Planted::RefusedWatchUntold => &[11],
+            Planted::NewcomersInvented => &[7],
             _ => &[4, 6, 7, 8, 9, 10],
         }
     }
@@ -124,6 +139,8 @@ impl Planted {
             Planted::NobodyAsks => &[Fault::LeaseEnded],
             Planted::ExcludedAside => &[Fault::Exclude, Fault::Include, Fault::WorkerFailure],
             Planted::SparesWait => &[Fault::Newcomer, Fault::Crash],
+            Planted::GoesByNumber => &[Fault::DataLost, Fault::Newcomer],
+            Planted::RefusedWatchUntold => &[Fault::Denied],
             _ => &[],
         }
     }
@@ -181,14 +198,16 @@ impl Planted {
                     }
                 }
             }
-            Planted::SparesWait => {
+            Planted::SparesWait | Planted::NewcomersInvented => {
                 for op in &mut txn.then {
                     if let Op::Put { key, value, .. } = op
                         && *key == format!("{RUN}group/round")
                     {
                         let mut round: RoundRecord =
                             serde_json::from_str(value).expect("a round can be read");
-                        round.news.waiting += round.news.spares;
+                        let invented = self == Planted::NewcomersInvented && round.news.lost_count == 0;
+                        let spares = if self == Planted::SparesWait { round.news.spares } else { 0 };
+                        round.news.waiting += if invented { 1 } else { spares };
                         *value = serde_json::to_string(&round).expect("a round can be written");
                     }
                 }
@@ -229,9 +248,17 @@ impl Planted {
         }
     }
 
-    /// The update as a process hears it.
-    pub(crate) fn alter_update(self, update: Update) -> Update {
+    /// The update as a process hears it that is in that round.
+    pub(crate) fn alter_update(self, update: Update, seat: Option<&Joined>) -> Update {
         match update {
+            Update::Events(mut events) if self == Planted::GoesByNumber => {
+                for event in &mut events {
+                    if let Event::Put(entry) = event {
+                        mistake_round(entry, seat);
+                    }
+                }
+                Update::Events(events)
+            }
             Update::Events(mut events) if self == Planted::ExclusionsUntold => {
                 let exclusions = format!("{RUN}group/excluded/");
                 events.retain(|event| !key_of(event).starts_with(&exclusions));
@@ -252,6 +279,26 @@ impl Planted {
 
     pub(crate) fn answers_refusals(self) -> bool {
         self != Planted::RefusalUnanswered
+    }
+
+    pub(crate) fn tells_refused_watches(self) -> bool {
+        self != Planted::RefusedWatchUntold
+    }
+
+    /// Whether a process that is refused so ends the lease of the closed mark.
+    pub(crate) fn revokes_marks(self, refusal: &Refusal) -> bool {
+        self == Planted::MarkRevoked && matches!(refusal, Refusal::Closed(_))
+    }
+
+    /// The reply as a process hears it that is in that round.
+    pub(crate) fn alter_reply(self, reply: &mut Reply, seat: Option<&Joined>) {
+        if let (Planted::GoesByNumber, Reply::Txn(reply)) = (self, reply) {
+            for result in &mut reply.results {
+                if let OpReply::Got(Some(entry)) = result {
+                    mistake_round(entry, seat);
+                }
+            }
+        }
     }
 
     /// How often a request goes out.
@@ -298,6 +345,16 @@ impl Planted {
         known.value = serde_json::to_string(&rank).expect("a place can be written");
         known.mod_revision = round.mod_revision;
         Some(Update::Events(vec![Event::Put(known)]))
+    }
+}
+
+/// Takes a round for the one of that seat if it has the same number.
+fn mistake_round(entry: &mut Entry, seat: Option<&Joined>) {
+    let Some(seat) = seat.filter(|_| entry.key == format!("{RUN}group/round")) else { return };
+    let mut round: RoundRecord = serde_json::from_str(&entry.value).expect("a round can be read");
+    if round.round == seat.round {
+        round.plan.clone_from(&seat.plan);
+        entry.value = serde_json::to_string(&round).expect("a round can be written");
     }
 }
 

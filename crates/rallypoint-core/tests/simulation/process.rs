@@ -25,8 +25,10 @@ pub(crate) struct Process {
     pub(crate) returns: bool,
     /// What it was started with.
     pub(crate) settings: RunSettings,
-    /// Something has happened to it for which it may be taken for dead.
-    pub(crate) harmed: bool,
+    /// The second in which it was started.
+    pub(crate) since: u64,
+    /// Until then something happens to it for which it may be taken for dead.
+    pub(crate) harmed_until: Duration,
     /// The plan of the round after which its program asked for another, or left.
     pub(crate) moved_on: String,
     /// Its program does nothing before this.
@@ -43,8 +45,12 @@ pub(crate) struct Process {
     pub(crate) this_second: (u64, u32),
     /// A planted bug has kept something from its program, which hears nothing any more.
     pub(crate) deceived: bool,
-    /// It has left before, and come back. A plan from before may still have it.
-    pub(crate) has_left: bool,
+    /// When it left, the last time. It may have come back since.
+    pub(crate) left_at: Option<Duration>,
+    /// Since when etcd refuses it each of its watches.
+    pub(crate) refused_since: [Option<Duration>; 3],
+    /// When it was last in contact with etcd, by its own word.
+    pub(crate) contact: Option<Duration>,
     /// How it ended, where the machine ended it.
     pub(crate) refusal: Option<Refusal>,
     /// What it was told first of its last round.
@@ -75,6 +81,9 @@ pub(crate) struct Process {
     pub(crate) received: usize,
     pub(crate) crash: Option<Crash>,
 }
+
+/// How long a program takes to call for a round after a change, at most, unless it is busy.
+pub(crate) const REACTION: Duration = Duration::from_millis(100);
 
 /// What the program above the machine is at.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -123,10 +132,13 @@ impl Process {
             waits_out: config.when_excluded == WhenExcluded::Wait,
             returns: false,
             settings: config.settings,
-            harmed: false,
+            since: config.since,
+            harmed_until: Duration::ZERO,
             moved_on: String::new(),
             deceived: false,
-            has_left: false,
+            left_at: None,
+            refused_since: [None; 3],
+            contact: None,
             hung_until: Duration::ZERO,
             lag: Duration::ZERO,
             reconnect: Duration::ZERO,
@@ -138,7 +150,7 @@ impl Process {
             rank: None,
             port: 0,
             joined_at: Duration::ZERO,
-            reaction: Duration::from_millis(100),
+            reaction: REACTION,
             stalled_until: Duration::ZERO,
             cut_until: Duration::ZERO,
             kept: None,
@@ -184,6 +196,7 @@ impl World {
         self.next_port = if self.next_port < 60_000 { self.next_port + 1 } else { 20_000 };
         let port = self.next_port;
         self.trace(|| format!("{} joins with port {port}", self.name(index)));
+        self.cause();
         let (now, process) = (self.now, &mut self.processes[index]);
         process.moves_on();
         process.phase = Phase::Joining;
@@ -199,10 +212,11 @@ impl World {
             return Ok(());
         }
         self.trace(|| format!("{} leaves", self.name(index)));
+        self.cause();
         let (now, process) = (self.now, &mut self.processes[index]);
         process.moves_on();
         process.phase = Phase::Leaving;
-        process.has_left = true;
+        process.left_at = Some(now);
         process.node.leave(now);
         self.drain(index)
     }
@@ -213,6 +227,7 @@ impl World {
             return Ok(());
         }
         self.trace(|| format!("{} closes the run: {reason}", self.name(index)));
+        self.cause();
         let (now, process) = (self.now, &mut self.processes[index]);
         self.check.called_close(&process.id, process.incarnation);
         process.node.close(now, reason);
@@ -223,10 +238,13 @@ impl World {
         &mut self,
         to: usize,
         id: u64,
-        reply: Result<Reply, Failure>,
+        mut reply: Result<Reply, Failure>,
     ) -> Result<(), Violation> {
         if !self.processes[to].pending.remove(&id) {
             return Ok(());
+        }
+        if let Ok(reply) = &mut reply {
+            self.planted.alter_reply(reply, self.processes[to].is_in());
         }
         self.trace(|| format!("{} < #{id} {}", self.name(to), short(&reply)));
         self.processes[to].node.handle_reply(self.now, id, reply);
@@ -267,7 +285,22 @@ impl World {
 
     pub(crate) fn update(&mut self, to: usize, watch: WatchId, update: Update) -> Result<(), Violation> {
         self.trace(|| format!("{} < {watch:?} {}", self.name(to), short(&update)));
+        self.processes[to].refused_since[slot(watch)] = None;
         self.processes[to].node.handle_update(self.now, watch, update);
+        self.drain(to)
+    }
+
+    /// etcd does not let a process watch.
+    pub(crate) fn watch_refused(&mut self, to: usize, watch: WatchId) -> Result<(), Violation> {
+        self.trace(|| format!("{} is refused the watch {watch:?}", self.name(to)));
+        let (now, process) = (self.now, &mut self.processes[to]);
+        if now < process.stalled_until {
+            return Ok(());
+        }
+        process.refused_since[slot(watch)].get_or_insert(now);
+        if self.planted.tells_refused_watches() {
+            process.node.handle_watch_refused(now, watch);
+        }
         self.drain(to)
     }
 
@@ -297,6 +330,7 @@ impl World {
                 return Ok(());
             }
         }
+        self.contact_is_true(index)?;
         // What it would do now it has done: nothing may wait for the next word of somebody else.
         self.processes[index].node.handle_timeout(self.now);
         if let Some(output) = self.processes[index].node.poll_output() {
@@ -326,6 +360,7 @@ impl World {
         if process.deceived {
             return Ok(());
         }
+        self.check.now = self.now;
         let process = &self.processes[index];
         self.check.event(&self.etcd, process, &event)?;
         self.is_true(index, &event)?;
@@ -353,10 +388,16 @@ impl World {
             }
             NodeEvent::Progress { .. } | NodeEvent::KeptOut(_) => {}
             NodeEvent::Refused(refusal) => {
+                if self.planted.revokes_marks(&refusal) {
+                    let mark = self.etcd.get(&self.keys.round()).map(|entry| entry.lease);
+                    mark.into_iter().for_each(|lease| self.etcd.revoke(lease));
+                    self.publish()?;
+                }
+                let process = &mut self.processes[index];
                 process.refusal = Some(refusal);
                 process.phase = Phase::Over;
                 // Whom the machine refuses, it lets go.
-                process.has_left = true;
+                process.left_at = Some(self.now);
             }
             NodeEvent::Closed(_) => self.after(Duration::ZERO, Step::Leave { of: index }),
             NodeEvent::Left => {

@@ -22,6 +22,7 @@ pub(crate) fn world(seed: u64, min_nodes: usize, max_nodes: usize) -> World {
         settings: RunSettings { min_nodes, max_nodes, policy: RankPolicy::Sticky },
         lease: Duration::from_secs(5),
         last_call: LONG,
+        replacement: Duration::ZERO,
         run_ttl: Duration::from_secs(600),
         closed_ttl: Duration::from_secs(600),
         places: &[PLACES_PER_REQUEST],
@@ -277,6 +278,33 @@ fn who_is_replaced_by_a_process_of_its_name_is_told_by_whom_and_the_others_that_
     });
 }
 
+/// Seeds 3100929777 and 1102611695246: soon after a loss of data the others go on without a member that does not hear of it, and
+/// leave. It comes back, leads, and takes back their round, which nobody is in.
+#[test]
+fn who_knows_that_the_others_went_on_without_it_is_not_told_of_a_loss_too() {
+    tell(50, |seed| {
+        let mut world = world(seed, 1, 1);
+        start(&mut world, 1)?;
+        settle(&mut world, MOMENT)?;
+        world.start("spare")?;
+        world.run_for(MOMENT)?;
+        world.lose_data(Loss { empty: true, ..Loss::default() })?;
+        world.run_for(MOMENT)?;
+        settle(&mut world, MOMENT)?;
+        assert!(world.processes[0].is_in().is_some(), "{}", state(&world));
+        let lease = world.setup.lease;
+        world.cut(0, lease * 5);
+        world.hang(0, lease * 6);
+        let end = world.now + lease * 4;
+        assert!(world.run_while(end, |world| world.processes[1].is_in().is_none())?, "{}", state(&world));
+        world.leave(1)?;
+        world.run_for(lease * 5)?;
+        let told = world.processes[0].told.as_ref().map(|(_, told)| told);
+        assert_eq!(told, Some(&Change::Excluded), "{}", state(&world));
+        settle(&mut world, lease * 2)
+    });
+}
+
 /// Its key stands there again because etcd was restored from a snapshot, and not because it is back.
 #[test]
 fn nobody_is_replaced_by_the_process_that_had_its_name_before() {
@@ -397,7 +425,7 @@ fn a_large_round_is_whole_or_not_at_all() {
             }
         }
     }
-    let foul = Weather { slow: 0.3, lost: 0.05, late: 0.1, snapshot: 0.05, twice: 0.05 };
+    let foul = Weather { slow: 0.3, lost: 0.05, late: 0.1, snapshot: 0.05, twice: 0.05, busy: false };
     tell(3, |seed| live(seed, foul, None).map(|_| ()));
 }
 
@@ -441,7 +469,7 @@ fn a_member_hears_of_losses_that_the_last_leader_had_planned_for_and_not_told() 
 #[test]
 fn what_a_node_costs_does_not_grow_with_the_group() {
     let mut costs = Vec::new();
-    for nodes in [10, 100, 1_000] {
+    for nodes in [10, 100, 400] {
         let mut world = world(1, nodes, nodes);
         start(&mut world, nodes).unwrap();
         settle(&mut world, MOMENT * 2).unwrap_or_else(|violation| panic!("{nodes} nodes: {violation}"));

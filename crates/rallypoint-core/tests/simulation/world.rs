@@ -25,6 +25,7 @@ pub(crate) struct Setup {
     pub(crate) settings: RunSettings,
     pub(crate) lease: Duration,
     pub(crate) last_call: Duration,
+    pub(crate) replacement: Duration,
     pub(crate) run_ttl: Duration,
     pub(crate) closed_ttl: Duration,
     /// How many places a leader writes at once: one of these, so that a group is small to some and large to others.
@@ -160,6 +161,8 @@ pub(crate) struct World {
     pub(crate) etcd: Etcd,
     /// etcd answers nothing before this.
     pub(crate) etcd_away_until: Duration,
+    /// From when to when it was away so far.
+    pub(crate) outages: Vec<(Duration, Duration)>,
     /// What comes to etcd meanwhile is lost.
     pub(crate) etcd_restarts: bool,
     /// etcd refuses everybody until then, as a user whose role is gone.
@@ -174,6 +177,10 @@ pub(crate) struct World {
     pub(crate) keeper: Keeper,
     /// Requests were carried out late in this world.
     pub(crate) was_late: bool,
+    /// Messages are lost or late, or may be until then.
+    pub(crate) rough_until: Duration,
+    /// Since then the group is whole, and nothing has happened that it may meet again for.
+    pub(crate) steady_since: Option<Duration>,
     pub(crate) weather: Weather,
     pub(crate) setup: Setup,
     pub(crate) keys: Keys,
@@ -202,6 +209,7 @@ impl World {
             rng: Rng::with_seed(seed),
             etcd: Etcd::new(),
             etcd_away_until: Duration::ZERO,
+            outages: Vec::new(),
             etcd_restarts: false,
             denied_until: Duration::ZERO,
             lax: false,
@@ -209,9 +217,11 @@ impl World {
             backup: None,
             operator: Operator::default(),
             keeper: Keeper::default(),
-            was_late: weather.late + weather.slow + weather.lost > 0.0,
+            was_late: weather.is_rough(),
+            rough_until: if weather.is_rough() { Duration::MAX } else { Duration::ZERO },
+            steady_since: None,
             weather,
-            check: Check::new(RUN, setup.settings, setup.racks),
+            check: Check::new(RUN, setup.settings, setup.racks, setup.closed_ttl),
             setup,
             keys: Keys::new(RUN),
             processes: Vec::new(),
@@ -252,12 +262,16 @@ impl World {
             run_ttl: self.setup.run_ttl,
             closed_ttl: self.setup.closed_ttl,
             last_call: self.setup.last_call,
+            replacement: self.setup.replacement,
             places_per_request: self.setup.places[(seed % self.setup.places.len() as u64) as usize],
             ..NodeConfig::new(RUN, id, settings)
         };
         self.trace(|| format!("{id} starts, incarnation {incarnation}"));
         let mut process = Process::new(config, seed);
-        process.harmed = self.weather.lost + self.weather.slow + self.weather.late > 0.0;
+        // In some worlds, some programs are busy, and do not react at once.
+        if self.weather.busy && seed >> 62 == 0 {
+            process.reaction = Duration::from_millis(seed % 5_000);
+        }
         self.planted.prepare(self.now, self.setup.lease, &mut process.node);
         self.processes.push(process);
         self.join(index)?;
@@ -347,10 +361,7 @@ impl World {
                 Ok(())
             }
             Step::Deliver { to, watch, generation } => self.deliver(to, watch, generation),
-            Step::Open { to, watch, generation } => {
-                self.open(to, watch, generation);
-                Ok(())
-            }
+            Step::Open { to, watch, generation } => self.open(to, watch, generation),
             Step::Timer { of } => self.timer(of),
             Step::Join { of, round } => match &self.processes[of].phase {
                 Phase::In(joined) if joined.round == round => self.join(of),
@@ -363,9 +374,15 @@ impl World {
 
     /// Shows what etcd has done to the checks and to the watches.
     pub(crate) fn publish(&mut self) -> Result<(), Violation> {
+        self.check.now = self.now;
         for change in self.etcd.take_fresh() {
             self.trace(|| describe(&change.events, change.revision));
+            let is_round = change.events.iter().any(|event| key_of(event) == self.keys.round());
+            let before = if is_round { Some(self.check.round().clone()) } else { None };
             self.check.change(&self.etcd, &change)?;
+            if let Some(before) = before {
+                self.what_is_written_is_true(&before)?;
+            }
             let mut woken = Vec::new();
             for event in &change.events {
                 let key = key_of(event);

@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Serialize)]
 struct Hello {
     version: &'static str,
-    /// Whether there is a token with which a run can be closed.
+    /// Whether there is a token with which a run can be changed.
     writable: bool,
     etcd: String,
     /// Ages are told by this clock.
@@ -80,6 +80,17 @@ pub(super) async fn once(State(site): State<Arc<Site>>, request: Request) -> Res
         Ok(Ok(first)) => first.clone(),
         _ => None,
     };
+    // What was seen last may be old, which only a page can say beside it.
+    let Some(etcd) = site.feeds.of(&Topic::Etcd) else {
+        return refusal(StatusCode::SERVICE_UNAVAILABLE, "too many runs are being looked at");
+    };
+    let mut health = etcd.moments();
+    if let Ok(Ok(now)) = timeout(PATIENCE, health.wait_for(Option::is_some)).await
+        && let Some(View::Etcd(etcd)) = now.as_deref().map(Moment::view)
+        && !etcd.answers
+    {
+        return refusal(StatusCode::SERVICE_UNAVAILABLE, &etcd.text);
+    }
     match first {
         None => refusal(StatusCode::SERVICE_UNAVAILABLE, "etcd does not answer"),
         Some(moment) => {

@@ -1,12 +1,12 @@
-//! What is asked and answered: the page, its data, and one write.
+//! What is asked and answered: the page, its data, and what changes a run.
 //!
-//! [`guard`] turns strangers away and puts the headers on every answer, [`live`] is the stream of views, [`close`] ends a
-//! run, [`files`] is the page.
+//! [`guard`] turns strangers away and puts the headers on every answer, [`live`] is the stream of views, [`write`]
+//! ends a run or keeps nodes out of it, [`files`] is the page.
 
-mod close;
 mod files;
 mod guard;
 mod live;
+mod write;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -63,7 +63,9 @@ pub(crate) fn router(site: &Arc<Site>) -> Router {
         .route("/api/live", get(live::live))
         .route("/api/run", get(live::once))
         .route("/api/runs", get(live::once))
-        .route("/api/close", post(close::close))
+        .route("/api/close", post(write::close))
+        .route("/api/exclude", post(write::exclude))
+        .route("/api/include", post(write::include))
         .fallback(nothing)
         .layer(middleware::from_fn_with_state(Arc::clone(site), guard::guard))
         .with_state(Arc::clone(site))

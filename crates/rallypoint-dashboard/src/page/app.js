@@ -19,7 +19,7 @@ let etcd = { answers: true, text: "" };
 
 /** The run that the address names, or none for all. */
 function chosen() {
-  return new URLSearchParams(location.search).get("run");
+  return new URLSearchParams(location.search).get("run") || null;
 }
 
 function open() {
@@ -43,7 +43,7 @@ function open() {
       setClock(hello.now_ms);
       page.hello?.(hello);
       lostSince = 0;
-      say(foot, `Rallypoint ${hello.version} · etcd at ${hello.etcd} · ${hello.writable ? "closing a run takes the token" : "read-only"}`);
+      say(foot, `Rallypoint ${hello.version} · etcd at ${hello.etcd} · ${hello.writable ? "changing a run takes the token" : "read-only"}`);
       reachable();
     },
     etcd(state) {

@@ -67,12 +67,29 @@ export function clock(ms) {
   return `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${time}`;
 }
 
+/** The day, the time and the time zone, for who has to be sure. */
+export function exact(ms) {
+  const at = new Date(ms);
+  const east = -at.getTimezoneOffset();
+  const zone = `UTC${east < 0 ? "-" : "+"}${pad(Math.floor(Math.abs(east) / 60))}:${pad(Math.abs(east) % 60)}`;
+  return `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())} ${zone}`;
+}
+
+/** How long something lasts that began then, kept up to date. */
+export function lasting(ms) {
+  const element = el("span", { class: "lasting", title: `since ${exact(ms)}` }, span(whole(now() - ms)));
+  element.dataset.from = ms;
+  return element;
+}
+
+const whole = (ms) => Math.max(0, Math.floor(ms / 1000) * 1000);
+
 /** A moment: how long ago, kept up to date, with the time itself beside it. */
 export function moment(ms) {
   const valid = ms > 0 && ms < 8e15;
   const relative = el("span", { class: "ago" }, valid ? ago(ms) : "");
   relative.dataset.at = valid ? ms : "";
-  const time = el("time", { class: "clock" }, valid ? clock(ms) : "");
+  const time = el("time", { class: "clock", title: valid ? exact(ms) : "" }, valid ? clock(ms) : "");
   if (valid) time.dateTime = new Date(ms).toISOString();
   return el("span", { class: "moment" }, relative, time);
 }
@@ -82,6 +99,7 @@ export function refreshMoments(root) {
   for (const element of root.querySelectorAll(".ago[data-at]")) {
     if (element.dataset.at) say(element, ago(Number(element.dataset.at)));
   }
+  for (const element of root.querySelectorAll(".lasting")) say(element, span(whole(now() - element.dataset.from)));
 }
 
 const spoken = document.getElementById("spoken");

@@ -2,16 +2,18 @@
 // one stop of the Tab key; to a screen reader it is a list box with a group for each rack.
 
 import { el, say } from "./dom.js";
+import { finder } from "./filter.js";
 
 const LOST = "\u0000lost";
 const MISSING = "\u0000missing";
 const WAITING = "\uffffwaiting";
 const SPARE = "\uffff\uffffspare";
+const EXCLUDED = "\uffff\uffff\uffffexcluded";
 /** Up to so many nodes a cell has room for its name, and for its rank. */
 const NAMED = 24;
 const ROOMY = 256;
 const MEDIUM = 2000;
-const KNOWN = ["member", "joining", "waiting", "spare", "leaving", "missing", "died", "left", "replaced", "again"];
+const KNOWN = ["member", "joining", "waiting", "spare", "leaving", "missing", "died", "killed", "left", "replaced", "late", "excluded"];
 
 const collator = new Intl.Collator("en", { numeric: true });
 let cells = 0;
@@ -22,7 +24,7 @@ export class Grid {
   #groups = new Map();
   #active = null;
   #head = { words: {} };
-  #filter = "";
+  #find = finder("");
   #onChoice;
 
   constructor(onChoice) {
@@ -58,16 +60,26 @@ export class Grid {
     else if (this.#active && changed.some((node) => node.node === this.#active.node.node)) this.#onChoice(this.#active.node);
   }
 
-  /** Fades what does not match; says how many do. */
+  /** Fades what does not match; says how many do, and how. */
   filter(text) {
-    this.#filter = text.trim().toLowerCase();
-    let count = 0;
-    for (const cell of this.#cells.values()) if (this.#fade(cell)) count += 1;
+    this.#find = finder(text);
+    const count = { words: 0, rank: 0 };
+    for (const cell of this.#cells.values()) {
+      const how = this.#fade(cell);
+      if (how) count[how] += 1;
+    }
     return count;
   }
 
+  /** What a node is called, and all that is said of it in a line: by its name first. */
+  label(node) {
+    const rank = node.rank === undefined ? "" : `, rank ${node.rank}`;
+    return `${node.node}${rank}, ${this.words(node)}${node.rack ? `, ${rackTitle(node.rack)}` : ""}`;
+  }
+
   words(node) {
-    const words = [this.#head.words[node.state] ?? node.state];
+    const words = [node.words ?? this.#head.words[node.state] ?? node.state];
+    if (node.words) return words[0];
     if (this.#isMaster(node)) words.push("master");
     if (node.node === this.#head.leader) words.push("leader");
     return words.join(", ");
@@ -86,14 +98,15 @@ export class Grid {
   get boxes() {
     const ranks = this.#head.has_ranks;
     if (this.isEmpty) return "";
-    if (this.root.dataset.size === "named") return ranks ? "Boxes show rank and name." : "Boxes show names; there are no ranks yet.";
+    if (this.root.dataset.size === "named") return ranks ? "Boxes show name and rank." : "Boxes show names; there are no ranks yet.";
     if (this.root.dataset.size !== "roomy") return "";
-    return ranks ? "Boxes show ranks; those without a rank, the number at the end of the name." : "Boxes show the number at the end of the name; there are no ranks yet.";
+    return `Boxes show the number at the end of the name${ranks ? ", not the rank" : ""}.`;
   }
 
   choose(name) {
-    const cell = this.#cells.get(name);
+    const cell = this.#cells.get(name) ?? this.#cells.get(absent(name));
     if (cell) this.#choose(cell);
+    cell?.element.scrollIntoView({ block: "nearest" });
     return Boolean(cell);
   }
 
@@ -101,16 +114,13 @@ export class Grid {
     return this.#head.master ? node.node === this.#head.master.node || (!this.#head.master.node && node.rank === 0) : false;
   }
 
-  /** Those who are expected or were there, and of whom etcd has no record: as they are told of. */
+  /** Those who are expected or were there, and of whom etcd has no record: each at its place, where that is known. */
   #absent(touched) {
-    const wanted = new Map();
-    const known = (node) => this.#cells.get(node)?.absent === false || this.#head.lost?.some((lost) => lost.node === node);
-    for (const { node, why } of this.#head.missing?.nodes ?? []) if (!known(node)) wanted.set(`missing ${node}`, { node, state: "missing", about: why, key: MISSING });
-    for (const { node, rank, why } of this.#head.lost ?? []) wanted.set(`lost ${node}`, { node, rank, state: why, key: LOST });
+    const wanted = new Map((this.#head.absent ?? []).map((node) => [absent(node.node), node]));
     for (const [name, cell] of this.#cells) {
       if (cell.absent && !wanted.has(name)) this.#remove(name, touched);
     }
-    for (const [name, node] of wanted) this.#put({ address: "", rack: "", about: "", since: 0, arrived: 0, ...node }, node.key, touched, name);
+    for (const [name, node] of wanted) this.#put(node, node.rack || (node.state === "missing" ? MISSING : LOST), touched, name);
   }
 
   #put(node, key, touched, name = node.node) {
@@ -149,28 +159,27 @@ export class Grid {
     const state = KNOWN.includes(node.state) ? node.state : "other";
     const master = !cell.absent && this.#isMaster(node);
     const leader = !cell.absent && node.node === this.#head.leader;
-    const look = `cell ${state}${master ? " master" : ""}${leader ? " leader" : ""}${node.rank === undefined ? " unranked" : ""}`;
-    const rank = node.rank === undefined ? "" : `rank ${node.rank}, `;
-    const rack = node.rack ? `, rack ${node.rack}` : "";
-    const label = `${rank}${node.node}, ${this.words(node)}${rack}`;
+    const look = `cell ${state}${master ? " master" : ""}${leader ? " leader" : ""}${cell.absent ? " absent" : ""}${node.rank === undefined ? " unranked" : ""}`;
+    const label = this.label(node);
     if (cell.look !== look) element.className = cell.look = look;
     if (cell.label !== label) {
       cell.label = label;
       element.setAttribute("aria-label", label);
     }
-    // Before there are ranks, the number that most names end with.
-    const short = node.rank === undefined ? (/\d{1,3}$/.exec(node.node)?.[0] ?? "·") : String(node.rank);
-    const named = node.rank === undefined ? node.node : `${node.rank} · ${node.node}`;
-    say(element, this.root.dataset.size === "named" ? named : short);
+    // The number that most names end with: who is sent to a machine goes by its name.
+    const short = /\d{1,3}$/.exec(node.node)?.[0] ?? node.rank ?? "·";
+    const named = node.rank === undefined ? node.node : `${node.node} · ${node.rank}`;
+    say(element, this.root.dataset.size === "named" ? named : String(short));
     this.#fade(cell);
   }
 
   #fade(cell) {
-    const hit = !this.#filter || cell.label.toLowerCase().includes(this.#filter) || cell.node.state.includes(this.#filter);
+    const how = this.#find(cell.node, cell.label);
+    const hit = how !== "";
     if (cell.hit !== hit) cell.element.classList.toggle("faded", !hit);
     else if (!hit) cell.element.classList.add("faded");
     cell.hit = hit;
-    return hit;
+    return how;
   }
 
   #group(key) {
@@ -178,7 +187,7 @@ export class Grid {
     if (!found) {
       const label = el("span", { class: "rack" });
       const box = el("div", { class: "cells", role: "presentation" });
-      const special = ["", LOST, MISSING, WAITING, SPARE].includes(key);
+      const special = ["", LOST, MISSING, WAITING, SPARE, EXCLUDED].includes(key);
       const element = el("div", { class: `group${special ? " apart" : ""}`, role: "group" }, label, box);
       found = { key, element, label, box, cells: new Set() };
       this.#groups.set(key, found);
@@ -197,9 +206,13 @@ export class Grid {
     const order = [...found.cells].sort((one, other) => before(one.node, other.node));
     found.box.replaceChildren(...order.map((cell) => cell.element));
     const title = this.#title(key);
-    const nodes = `${found.cells.size} ${found.cells.size === 1 ? "node" : "nodes"}`;
-    found.element.setAttribute("aria-label", title ? `${title}, ${found.cells.size}` : nodes);
-    found.label.replaceChildren(el("bdi", {}, title || nodes), title ? el("span", { class: "count" }, String(found.cells.size)) : "");
+    const all = found.cells.size;
+    const there = order.filter((cell) => !cell.absent).length;
+    // Of a group in which none is expected to be there, only how many there are.
+    const count = there && there < all ? `${there} of ${all}` : String(all);
+    const nodes = `${count} ${all === 1 ? "node" : "nodes"}`;
+    found.element.setAttribute("aria-label", title ? `${title}, ${count}` : nodes);
+    found.label.replaceChildren(el("bdi", {}, title || nodes), title ? el("span", { class: "count" }, count) : "");
     if (!found.element.isConnected) {
       const next = [...this.#groups.values()]
         .filter((other) => other.element.isConnected && collator.compare(other.key, key) > 0 && place(other.key) >= place(key))
@@ -214,7 +227,8 @@ export class Grid {
     if (key === MISSING) return "missing";
     if (key === WAITING) return "waiting to get in";
     if (key === SPARE) return "spares";
-    return key ? `rack ${key}` : "";
+    if (key === EXCLUDED) return "excluded";
+    return key ? rackTitle(key) : "";
   }
 
   #flat() {
@@ -265,22 +279,33 @@ export class Grid {
   }
 }
 
+/** Who is not there is known by another name, as a process of its own may be there by then. */
+function absent(name) {
+  return `absent ${name}`;
+}
+
+/** Many call a rack `rack-3`. */
+export function rackTitle(rack) {
+  return /^rack/i.test(rack) ? rack : `rack ${rack}`;
+}
+
 function group(node) {
   if (node.state === "spare") return SPARE;
+  if (node.state === "excluded") return EXCLUDED;
   if (node.state === "waiting") return WAITING;
   return node.rack;
 }
 
 /** Who is not there comes before the racks, who has no place after them. */
 function place(key) {
-  return key === MISSING ? 0 : key === LOST ? 1 : key === WAITING ? 3 : key === SPARE ? 4 : 2;
+  return key === MISSING ? 0 : key === LOST ? 1 : key === WAITING ? 3 : key === SPARE ? 4 : key === EXCLUDED ? 5 : 2;
 }
 
+/** By name, as the boxes show it: ranks are given anew in some rounds, and who looks for a machine knows its name. */
 export function before(one, other) {
-  const none = Number.MAX_SAFE_INTEGER;
   // Who has no place gets one in order of arrival.
   const queue = [one, other].every((node) => ["waiting", "spare"].includes(node.state));
-  return (one.rank ?? none) - (other.rank ?? none) || (queue ? one.arrived - other.arrived : 0) || collator.compare(one.node, other.node);
+  return (queue ? one.arrived - other.arrived : 0) || collator.compare(one.node, other.node);
 }
 
 /** The cell in the row above or below that is nearest. */

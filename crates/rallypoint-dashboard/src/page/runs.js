@@ -1,10 +1,21 @@
 // All runs, one row for each.
 
-import { el, say } from "./dom.js";
+import { el, lasting, now, say } from "./dom.js";
+
+/** Nodes that meet again mostly do so within some seconds. */
+const SHORTLY = 5000;
+
+/** Whether the nodes of a run wait for others, and have for a while. */
+export function isWaiting({ look, waits }) {
+  return look === "meeting-again" && Boolean(waits) && now() - (waits.since_ms ?? 0) > SHORTLY;
+}
 
 /** What a run does, or how it ended. */
-export function badge({ word, look }) {
-  return el("span", { class: `badge ${look}` }, word);
+export function badge(run) {
+  const { word, look, waits } = run;
+  if (!isWaiting(run)) return el("span", { class: `badge ${look}` }, word);
+  const whom = `waiting for ${waits.count} ${waits.count === 1 ? "node" : "nodes"}`;
+  return el("span", { class: `badge ${look} waits`, title: word }, el("span", {}, whom, waits.since_ms ? ", " : "", waits.since_ms ? lasting(waits.since_ms) : null));
 }
 
 export class RunsPage {
@@ -12,6 +23,8 @@ export class RunsPage {
   #note = el("p", { class: "empty" }, "Asking etcd …");
   #body = el("tbody");
   #rows = [];
+  #waiting = "";
+  #text = "";
   #search = el("input", { type: "search", id: "search", placeholder: "Filter by name or state", "aria-label": "Filter the runs by name or state" });
   #table;
 
@@ -31,17 +44,24 @@ export class RunsPage {
 
   show({ text, rows }) {
     this.#rows = rows;
-    say(this.#note, text);
-    this.#note.hidden = !text;
+    this.#text = text;
     this.#table.hidden = rows.length === 0;
     say(this.#count, rows.length ? String(rows.length) : "");
     document.title = `${rows.length} ${rows.length === 1 ? "run" : "runs"} – Rallypoint`;
     this.#draw();
   }
 
+  tick() {
+    const waiting = this.#rows.map(isWaiting).join();
+    if (waiting !== this.#waiting) this.#draw();
+    this.#waiting = waiting;
+  }
+
   #draw() {
     const wanted = this.#search.value.trim().toLowerCase();
     const shown = this.#rows.filter((row) => `${row.run_id} ${row.word} ${row.state}`.toLowerCase().includes(wanted));
+    say(this.#note, this.#rows.length && !shown.length ? "No match." : this.#text);
+    this.#note.hidden = !this.#note.textContent;
     const focused = document.activeElement?.closest?.("a[data-run]")?.dataset.run;
     this.#body.replaceChildren(...shown.map(row));
     if (focused !== undefined) {

@@ -1,51 +1,77 @@
-// The nodes as a table, for those who would rather read.
+// The nodes as a table, for those who would rather read. A click on a row opens what else is known of the node.
 
 import { before } from "./grid.js";
 import { el, moment, say } from "./dom.js";
 
 const STEP = 100;
+const HEADINGS = ["Node", "Rank", "State", "Host", "Address", "Rack", "Started", "About"];
 
 export class NodeTable {
+  #head = el("tr");
   #body = el("tbody");
   #more = el("button", { type: "button", class: "more" });
   #most = STEP;
+  #open = null;
   #draw = () => {};
+  #describe;
 
-  constructor() {
-    const headings = ["Rank", "Node", "State", "Address", "Rack", "Started", "About"];
-    const head = headings.map((text) => el("th", { scope: "col" }, text));
-    const table = el("table", { class: "nodes", "aria-label": "Nodes" }, el("thead", {}, el("tr", {}, ...head)), this.#body);
+  /** `describe` makes the elements that say more of a node. */
+  constructor(describe) {
+    this.#describe = describe;
+    const table = el("table", { class: "nodes", "aria-label": "Nodes" }, el("thead", {}, this.#head), this.#body);
     this.#more.addEventListener("click", () => {
       this.#most += 5 * STEP;
       this.#draw();
     });
+    this.#body.addEventListener("click", (event) => {
+      const name = event.target.closest("tr[data-node]")?.dataset.node;
+      // Who selects an address to copy it does not want more of the node.
+      if (name === undefined || !getSelection().isCollapsed) return;
+      this.#open = this.#open === name ? null : name;
+      this.#draw();
+      [...this.#body.querySelectorAll("tr[data-node]")].find((row) => row.dataset.node === name)?.querySelector("button").focus();
+    });
     this.root = el("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Table of the nodes" }, table, this.#more);
   }
 
-  show(nodes, filter, words) {
+  /** `absent` are not there, and come first; `find` says who is looked for, and `words` what each does. */
+  show(nodes, absent, find, words) {
     this.#draw = () => {
-      const wanted = filter.trim().toLowerCase();
-      const hit = (node) => `rank ${node.rank ?? ""}, ${node.node}, ${words(node)}, rack ${node.rack} ${node.state} ${node.address}`.toLowerCase().includes(wanted);
-      const found = [...nodes].filter(hit).sort(before);
-      this.#body.replaceChildren(...found.slice(0, this.#most).map((node) => row(node, words)));
+      const wanted = (list) => [...list].filter(find).sort(before);
+      const found = [...wanted(absent), ...wanted(nodes)];
+      const shown = found.slice(0, this.#most);
+      const hasAbout = found.some((node) => node.about);
+      const headings = HEADINGS.filter((text) => text !== "About" || hasAbout);
+      this.#head.replaceChildren(...headings.map((text) => el("th", { scope: "col" }, text)));
+      this.#body.replaceChildren(...shown.flatMap((node) => this.#rows(node, words, headings)));
       this.#more.hidden = found.length <= this.#most;
       say(this.#more, `Show more of ${found.length} nodes`);
     };
     this.#draw();
   }
-}
 
-function row(node, words) {
-  const text = (value) => el("td", {}, el("bdi", {}, value));
-  return el(
-    "tr",
-    {},
-    el("td", { class: "number" }, node.rank === undefined ? "–" : String(node.rank)),
-    el("th", { scope: "row" }, el("bdi", {}, node.node)),
-    el("td", {}, el("span", { class: `swatch ${node.state}`, "aria-hidden": "true" }), words(node)),
-    text(node.address),
-    text(node.rack),
-    el("td", {}, node.since ? moment(node.since * 1000) : ""),
-    text(node.about),
-  );
+  #rows(node, words, headings) {
+    const isOpen = node.node === this.#open;
+    const name = el("button", { type: "button", class: "jump", "aria-expanded": String(isOpen) }, el("bdi", {}, node.node));
+    const values = {
+      Rank: String(node.rank ?? "–"),
+      State: el("span", {}, el("span", { class: `swatch ${node.state}`, "aria-hidden": "true" }), words(node)),
+      Host: node.host,
+      Address: node.address,
+      Rack: node.rack,
+      Started: node.since ? moment(node.since * 1000) : "",
+      About: node.about,
+    };
+    const cell = (heading) => {
+      const value = values[heading];
+      const made = el("td", {}, typeof value === "string" ? el("bdi", {}, value) : value);
+      // On a phone there are no headings, and each value has its name with it.
+      made.dataset.name = heading;
+      made.classList.toggle("none", value === "");
+      return made;
+    };
+    const row = el("tr", { class: node.words ? "absent" : "" }, el("th", { scope: "row" }, name), ...headings.slice(1).map(cell));
+    row.dataset.node = node.node;
+    return isOpen ? [row, el("tr", { class: "opened" }, el("td", { colSpan: headings.length }, ...this.#describe(node)))] : [row];
+  }
 }

@@ -38,7 +38,8 @@ pub enum Watched {
 /// Every change of a key, one after the other.
 ///
 /// The watcher knows the index that it waits from, so a connection that breaks costs nothing: it asks again
-/// from there. A future of [`next`](Watcher::next) can be dropped without losing a change.
+/// from there. A future of [`next`](Watcher::next) can be dropped without losing a change. That holds as long as the server
+/// has its data; who must know of that loss, too, takes [`next_or_look`](Watcher::next_or_look).
 #[derive(Debug, Clone)]
 pub struct Watcher {
     client: Client,
@@ -74,6 +75,21 @@ impl Watcher {
         }
     }
 
+    /// The next change, or none when it is time to look at the key again: the connection broke, or nothing came for a
+    /// while. The server may have lost its data since, and others may have brought its index past this one: what was
+    /// written meanwhile is then no change since that index, and no watch tells of it.
+    pub async fn next_or_look(&mut self) -> Result<Option<Watched>> {
+        match self.poll(LONG_POLL).await? {
+            Told::Watched(watched) => Ok(Some(watched)),
+            Told::Quiet => Ok(None),
+            Told::Cut => {
+                // A server that hangs up at once would otherwise be asked without end.
+                tokio::time::sleep(Backoff::default().next(fastrand::f64())).await;
+                Ok(None)
+            }
+        }
+    }
+
     /// The next change, if it has happened already.
     pub async fn past(&mut self) -> Result<Option<Watched>> {
         self.within(PAST).await
@@ -83,22 +99,37 @@ impl Watcher {
     async fn within(&mut self, time: Duration) -> Result<Option<Watched>> {
         let mut backoff = Backoff::default();
         loop {
-            match self.client.poll(&self.key, self.recursive, self.from, time).await {
-                Ok(Polled::Event(event)) => {
-                    self.from = self.from.max(event.node.modified_index + 1);
-                    return Ok(Some(Watched::Event(event)));
-                }
-                Ok(Polled::Quiet) => return Ok(None),
-                Ok(Polled::Behind) => return Ok(Some(Watched::Cleared)),
+            match self.poll(time).await? {
+                Told::Watched(watched) => return Ok(Some(watched)),
+                Told::Quiet => return Ok(None),
                 // A server that hangs up at once would otherwise be asked without end.
-                Ok(Polled::Cut) => tokio::time::sleep(backoff.next(fastrand::f64())).await,
-                Err(error) if error.kind() == ErrorKind::V2(Code::EventIndexCleared) => {
-                    return Ok(Some(Watched::Cleared));
-                }
-                Err(error) => return Err(error),
+                Told::Cut => tokio::time::sleep(backoff.next(fastrand::f64())).await,
             }
         }
     }
+
+    async fn poll(&mut self, time: Duration) -> Result<Told> {
+        match self.client.poll(&self.key, self.recursive, self.from, time).await {
+            Ok(Polled::Event(event)) => {
+                self.from = self.from.max(event.node.modified_index + 1);
+                Ok(Told::Watched(Watched::Event(event)))
+            }
+            Ok(Polled::Quiet) => Ok(Told::Quiet),
+            Ok(Polled::Cut) => Ok(Told::Cut),
+            Ok(Polled::Behind) => Ok(Told::Watched(Watched::Cleared)),
+            Err(error) if error.kind() == ErrorKind::V2(Code::EventIndexCleared) => {
+                Ok(Told::Watched(Watched::Cleared))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// What one poll tells.
+enum Told {
+    Watched(Watched),
+    Quiet,
+    Cut,
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use tracing::warn;
 
 use super::classify::{Said, classify, wants_new_token};
 use super::link::Link;
+use crate::error::ASKS_NOBODY;
 use crate::{Error, ErrorKind, Result};
 
 /// The metadata of a request that holds the token.
@@ -116,6 +117,9 @@ impl Login {
             Err(etcd_client::Error::GRpcStatus(status))
                 if status.message().contains("authentication is not enabled") =>
             {
+                if self.credentials.as_ref().is_some_and(|credentials| credentials.required) {
+                    return Err(failed(ErrorKind::Auth).because(ASKS_NOBODY));
+                }
                 warn!(endpoint = link.url, "a user is set, but this etcd does not ask for one");
                 Ok(Pass(Arc::new(None)))
             }

@@ -40,7 +40,7 @@ pub(super) struct Config {
 impl Config {
     pub(super) fn new(parameters: &RendezvousParameters) -> Result<Self, ParameterError> {
         parameters.check_names(&OPTIONS)?;
-        observe::place(parameters)?;
+        observe::listen_address(parameters)?;
         let tls = match parameters.get("protocol") {
             None | Some("http") => None,
             Some("https") => Some(tls(parameters, "cacert", "cert", "key")),

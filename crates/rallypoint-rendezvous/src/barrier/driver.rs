@@ -15,7 +15,8 @@ use tracing::{debug, info, warn};
 use super::watching::Watching;
 use super::wire::Wire;
 use crate::error::{RendezvousError, Result};
-use crate::handler::{GroupChange, Progress};
+use crate::handler::GroupChange;
+use crate::progress::Progress;
 
 /// What the handler asks of the task.
 #[derive(Debug)]

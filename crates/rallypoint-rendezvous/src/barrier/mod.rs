@@ -33,10 +33,10 @@ use self::driver::{Command, Driver, Group, Joined, NoVersion, PATIENCE};
 use self::wire::{Mark, Wire};
 use crate::error::{RendezvousError, Result};
 use crate::handler::{
-    CloseOutcome, Contact, ExclusionOutcome, GroupChange, Master, Member, Progress, Rendezvous,
-    RendezvousHandler, Whom,
+    CloseOutcome, Contact, ExclusionOutcome, GroupChange, Master, Member, Rendezvous, RendezvousHandler, Whom,
 };
 use crate::parameters::{ParameterError, RendezvousParameters};
+use crate::progress::Progress;
 
 /// The name of the backend, as in PyTorch.
 pub(crate) const NAME: &str = "etcd";
@@ -149,7 +149,8 @@ impl EtcdBarrier {
             }
             NoVersion::OutOfTime { silent: None } => {
                 let Progress { joined, min_nodes: needed, .. } = *self.progress.borrow();
-                RendezvousError::NotMet { run_id, needed, here: joined.max(1), after: self.config.timeout }
+                let after = self.config.timeout;
+                RendezvousError::NotMet { run_id, needed, here: joined.max(1), after, kept_out: None }
             }
             NoVersion::Failed(error) => error,
             NoVersion::Left => RendezvousError::GracefulExit { run_id },
@@ -303,7 +304,7 @@ impl RendezvousHandler for EtcdBarrier {
     }
 
     async fn exclude(&self, _: Whom, _: &str, _: Option<Duration>) -> Result<ExclusionOutcome> {
-        let text = "the backend etcd has no place for who is kept out of a run: use the backend rallypoint";
+        let text = "the backend etcd has no place for who is excluded from a run: use the backend rallypoint";
         Err(ParameterError(text.to_owned()).into())
     }
 

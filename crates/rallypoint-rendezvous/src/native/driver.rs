@@ -1,6 +1,6 @@
 //! The task that runs a node's machine: carries out what it wants, and tells it what happens.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
@@ -8,6 +8,7 @@ use rallypoint_core::round::{
     Change, CloseOutcome, Corrupt, Exclusion, Failure, Joined, Node, NodeConfig, NodeEvent, Output, Refusal,
     Reply, WatchId,
 };
+use rallypoint_core::time::millis;
 use rallypoint_etcd::v3::{Client, Lease, LeaseState, Watch, WatchUpdate};
 use rallypoint_etcd::{Error, ErrorKind};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -18,7 +19,8 @@ use super::identity::incarnation;
 use super::reach::{Complaint, Reach};
 use super::settings::NativeSettings;
 use super::translate;
-use crate::handler::{Census, GroupChange, Progress, moment};
+use crate::handler::{Census, GroupChange, moment};
+use crate::progress::Progress;
 
 /// To tidy up at an etcd that has done nothing for a node for as long as that could wait. What is left goes with its lease.
 const TIDYING: Duration = Duration::from_secs(1);
@@ -49,6 +51,8 @@ pub(super) enum Command {
 pub(super) enum Departing {
     ForNow,
     ForGood,
+    /// For good, as too few nodes have come.
+    InVain,
 }
 
 /// Why there is no round.
@@ -301,7 +305,10 @@ impl Driver {
                 if let Some(joining) = self.joining.take() {
                     let _ = joining.done.send(Err(NoRound::Left));
                 }
-                self.node.leave(now);
+                match departing {
+                    Departing::InVain => self.node.give_up(now, millis(SystemTime::now())),
+                    Departing::ForGood | Departing::ForNow => self.node.leave(now),
+                }
             }
             Command::Complain { done } => drop(done.send(self.complaint(now))),
         }

@@ -9,12 +9,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use async_trait::async_trait;
 use rallypoint_core::round::{
     CloseOutcome, Corrupt, EventRecord, Exclusion, ExclusionAuthor, ExclusionChange, Joined, Keys, Lost,
-    NodeConfig, Refusal, Why,
+    NodeConfig, Refusal, Why, kept_out,
 };
 use rallypoint_core::time::bounded;
 use rallypoint_etcd::v3::Client;
-use rallypoint_etcd::v3::api::PutOptions;
-use rallypoint_store::EtcdStore;
+use rallypoint_store::{EtcdStore, Store};
 use rallypoint_traces::Round;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -25,17 +24,18 @@ use super::BACKEND;
 use super::clusters::Clusters;
 use super::driver::{Command, Departing, Driver, Group, NoRound};
 use super::identity::{Identity, host, incarnation, local_address};
-use super::operator;
+use super::operator::{self, Gone};
 use super::own_events::OwnEvents;
 use super::reach::Complaint;
 use super::settings::NativeSettings;
 use crate::error::{RendezvousError, Result};
 use crate::handler::{
-    Census, Contact, ExclusionOutcome, GroupChange, Master, Member, Progress, Rendezvous, RendezvousHandler,
-    Standing, Whom, is_finish, moment,
+    Census, Contact, ExclusionOutcome, GroupChange, Master, Member, Rendezvous, RendezvousHandler, Standing,
+    Whom, is_finish, moment,
 };
 use crate::parameters::{ParameterError, RendezvousParameters};
 use crate::port::Ports;
+use crate::progress::Progress;
 
 /// Who has not met the others after this long looks whether the endpoints are of one cluster; within twice the time, since
 /// others begin to look with it.
@@ -129,7 +129,7 @@ impl NativeHandler {
         let config = NodeConfig {
             incarnation: incarnation(),
             address: address.clone(),
-            host: host(),
+            host: settings.host.clone().unwrap_or_else(host),
             rack: settings.rack.clone(),
             hint: settings.hint.clone(),
             about: settings.about.clone(),
@@ -140,6 +140,7 @@ impl NativeHandler {
             run_ttl: settings.run_ttl,
             closed_ttl: settings.closed_ttl,
             last_call: settings.last_call,
+            replacement: settings.replacement,
             ..NodeConfig::new(&run, &node, settings.run)
         };
         let (commands, inbox) = mpsc::unbounded_channel();
@@ -302,13 +303,21 @@ impl NativeHandler {
 
     /// Takes note of who is missed, while there is a record of it: it may go with the last node. Who was in no round misses
     /// those of the last one.
-    async fn note_lost(&self) {
+    /// Notes who of the last round is gone, and gives back how many nodes are here, where `joined` have come to the next one.
+    /// Those who have waited as long as this node, and gave up a moment before it, were here with it: all say the same.
+    async fn note_lost(&self, joined: usize) -> usize {
         let plan = self.group.borrow().plan.clone();
-        let lost = operator::lost(&self.client, &self.keys, &plan);
-        let lost = tokio::time::timeout(self.patience(), lost).await;
+        let gone = operator::gone(&self.client, &self.keys, &plan);
+        let gone = tokio::time::timeout(self.patience(), gone).await;
         // An etcd that does not tell now is told of by others.
-        let lost = lost.ok().and_then(Result::ok).unwrap_or_default().into_iter().map(loss).collect();
-        *self.lost.lock().expect("no code panics while it holds this lock") = lost;
+        let Gone { mut lost, gave_up, members } = gone.ok().and_then(Result::ok).unwrap_or_default();
+        let before = lost.len();
+        lost.retain(|lost| !gave_up.contains(&lost.node));
+        // That they have left may be counted already, or not yet.
+        let together = (joined + before - lost.len()).min(members.saturating_sub(lost.len()));
+        *self.lost.lock().expect("no code panics while it holds this lock") =
+            lost.into_iter().map(loss).collect();
+        joined.max(together)
     }
 
     /// How long leaving may take before it is left to the lease.
@@ -338,9 +347,9 @@ impl NativeHandler {
 fn loss(Lost { node, rank, why }: Lost) -> GroupChange {
     match why {
         Why::Replaced => GroupChange::MemberReplaced { node, rank: Some(rank) },
-        Why::Left => GroupChange::Left { node, rank: Some(rank) },
+        Why::Left | Why::Killed => GroupChange::Left { node, rank: Some(rank) },
         Why::Excluded => GroupChange::MemberKeptOut { node, rank: Some(rank) },
-        Why::Died | Why::Again | Why::Other => GroupChange::Died { node, rank: Some(rank) },
+        Why::Died | Why::Again | Why::Late | Why::Other => GroupChange::Died { node, rank: Some(rank) },
     }
 }
 
@@ -387,12 +396,14 @@ impl RendezvousHandler for NativeHandler {
             Some(Err(_)) => Err(self.no_round(NoRound::Left)),
             None => {
                 let complaint = self.command(|done| Command::Complain { done }).await;
+                let kept_out = kept_out(&self.progress.borrow().exclusions);
                 let Progress { joined, min_nodes: needed, .. } = *self.progress.borrow();
+                let mut here = joined.max(1);
                 if let Ok(None) = complaint {
-                    self.note_lost().await;
+                    here = self.note_lost(here).await;
                 }
                 // A node that nobody waits for any more must not be counted on.
-                let _ = self.leave().await;
+                let _ = self.go(Departing::InVain).await;
                 if let Ok(Some(complaint)) = complaint {
                     return Err(self.complaint(complaint));
                 }
@@ -400,7 +411,7 @@ impl RendezvousHandler for NativeHandler {
                     return Err(ParameterError(two.to_string()).into());
                 }
                 let run_id = self.settings.run_id.clone();
-                Err(RendezvousError::NotMet { run_id, needed, here: joined.max(1), after })
+                Err(RendezvousError::NotMet { run_id, needed, here, after, kept_out })
             }
         }
     }
@@ -416,6 +427,12 @@ impl RendezvousHandler for NativeHandler {
     async fn set_closed(&self, reason: &str) -> Result<CloseOutcome> {
         let outcome = self.command(|done| Command::Close { reason: reason.to_owned(), done });
         self.within("closing the run", outcome).await
+    }
+
+    async fn close_as_host(&self, reason: &str) -> Result<()> {
+        let mark = self.settings.closed_ttl;
+        let closed = operator::close_by_host(&self.client, &self.keys, &self.node, reason, mark).await;
+        closed.map(|_| ()).map_err(|error| self.connection(error))
     }
 
     async fn num_nodes_waiting(&self) -> Result<usize> {
@@ -444,6 +461,11 @@ impl RendezvousHandler for NativeHandler {
         Some(&self.node)
     }
 
+    fn itself(&self) -> Option<Whom> {
+        let name = || Whom::Node(self.node.clone());
+        Some(self.settings.host.clone().map_or_else(name, Whom::Host))
+    }
+
     fn address(&self) -> Option<&str> {
         Some(&self.address)
     }
@@ -456,6 +478,16 @@ impl RendezvousHandler for NativeHandler {
         let round = operator::read_round(&self.client, &self.keys).await;
         let round = round.map_err(|error| self.connection(error))?;
         Ok(round.map_or(0, |round| round.news.spares + round.news.waiting))
+    }
+
+    async fn others_than(&self, whom: &Whom) -> Result<Option<usize>> {
+        let others = operator::others_than(&self.client, &self.keys, whom).await;
+        others.map(Some).map_err(|error| self.connection(error))
+    }
+
+    async fn run_store(&self) -> Result<Option<Arc<dyn Store>>> {
+        let store = operator::run_store(&self.client, &self.keys).await;
+        store.map_err(|error| self.connection(error))
     }
 
     fn census(&self) -> Option<watch::Receiver<Census>> {
@@ -481,21 +513,18 @@ impl RendezvousHandler for NativeHandler {
 
     async fn record(&self, event: &EventRecord) {
         let lease = self.lease.load(Ordering::Relaxed);
-        if lease == 0 {
-            return;
-        }
-        let value = serde_json::to_string(event).expect("an event has no keys that JSON cannot hold");
-        let put = async {
-            let key = self.events.next(&self.client, &self.keys, &self.node, &event.what).await?;
-            self.client.put(key, value, Some(PutOptions::new().with_lease(lease))).await
-        };
-        let put = tokio::time::timeout(TO_RECORD, put).await;
-        debug!(?put, "an event of this node is kept");
+        let kept = self.events.keep(&self.client, &self.keys, &self.node, lease, event);
+        let kept = tokio::time::timeout(TO_RECORD, kept).await;
+        debug!(?kept, "an event of this node is kept");
     }
 
     async fn exclude(&self, whom: Whom, reason: &str, time: Option<Duration>) -> Result<ExclusionOutcome> {
         let change = ExclusionChange::Exclude(whom, reason.to_owned(), time);
-        let author = ExclusionAuthor::Node { node: self.node.clone(), plan: self.plan() };
+        let author = ExclusionAuthor::Node {
+            node: self.node.clone(),
+            host: self.settings.host.clone(),
+            plan: self.plan(),
+        };
         let after = self.patience();
         let changed = operator::change(&self.client, &self.keys, change, author);
         match tokio::time::timeout(after, changed).await {

@@ -20,15 +20,18 @@ mod translate;
 pub use handler::NativeHandler;
 pub(crate) use identity::local_address;
 pub use operator::{
-    LastRound, Missing, NodeState, NodeStatus, RunRow, RunState, RunStatus, Unreadable, ask_leases, close,
-    events, events_prefix, exclude, excluded, include, last_round, list, row, runs, status,
+    LastRound, Missing, NodeState, NodeStatus, RunRow, RunState, RunStatus, Unhealthy, Unreadable,
+    ask_leases, close, events, events_prefix, exclude, excluded, include, last_round, list, node_at, row,
+    runs, status,
 };
 pub use rallypoint_core::round::{
-    Lost, MOST_EXCLUSIONS, MasterRecord, RankPolicy, RunSettings, WhenExcluded, Why, default_lease,
+    LONGEST_EXCLUSION, Lost, MOST_EXCLUSIONS, MasterRecord, RankPolicy, RunSettings, SHORTEST_EXCLUSION,
+    WhenExcluded, Why, default_lease, exclusion_time,
 };
-pub use rallypoint_core::timeline::{Event, Span, SpanKind, Summary, spans};
+pub use rallypoint_core::timeline::{Event, Killed, Span, SpanKind, Summary, spans};
 pub use settings::{
     DEFAULT_JOIN_TIMEOUT, DEFAULT_ROOT, LONGEST_NAME, NativeSettings, OPTIONS, check_run_id, run_prefix,
+    token,
 };
 
 pub use crate::parameters::TORCHRUNS;

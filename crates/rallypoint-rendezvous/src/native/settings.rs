@@ -1,5 +1,6 @@
 //! What the native backend can be told.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
@@ -8,7 +9,8 @@ use rallypoint_core::round::{
     WhenExcluded, default_lease,
 };
 use rallypoint_core::time::bounded;
-use rallypoint_core::{Credentials, EtcdSettings, TlsSettings};
+use rallypoint_core::{Credentials, EtcdSettings, TlsSettings, Token, TokenError};
+use rallypoint_etcd::read_secret;
 use rallypoint_metrics::Metrics;
 
 use crate::observe;
@@ -47,6 +49,9 @@ pub struct NativeSettings {
     /// The node's name in the run. Without one it gets a name of its machine that it keeps when it is started
     /// again.
     pub node_id: Option<String>,
+    /// The machine that this node is on, by which it can be excluded with all other nodes there. Without one it is what `hostname`
+    /// says; in a pod that is not the machine's name.
+    pub host: Option<String>,
     /// Where others reach this node. Without one it is the address by which this node reaches etcd.
     pub address: Option<String>,
     /// The port where the workers meet, should this node be the master; a free one without.
@@ -58,13 +63,16 @@ pub struct NativeSettings {
     pub hint: String,
     /// Whatever the others may want to know of this node.
     pub about: String,
-    /// What this node does when it is kept out of the run.
+    /// What this node does when it is excluded from the run.
     pub when_excluded: WhenExcluded,
     /// A node that is not heard of for this long is dead. It grows with `max_nodes` unless it is set: see
     /// [`default_lease`].
     pub lease: Duration,
     /// How long a round with enough nodes waits for more.
     pub last_call: Duration,
+    /// How long a group that has lost a node waits for a replacement before it meets smaller than it was. The leader's
+    /// counts.
+    pub replacement: Duration,
     /// How long `next_rendezvous` waits for a round.
     pub join_timeout: Duration,
     /// What a run leaves in etcd is gone this long after its last node.
@@ -76,8 +84,9 @@ pub struct NativeSettings {
 }
 
 /// The options by name, each with what it is for.
-pub const OPTIONS: [(&str, &str); 28] = [
+pub const OPTIONS: [(&str, &str); 33] = [
     ("last_call_timeout", "seconds that a round with enough nodes waits for more (30)"),
+    ("replacement_timeout", "seconds that a group which lost a node waits before it meets smaller (0)"),
     ("join_timeout", "seconds that a node waits for a round (600)"),
     ("timeout", "the same, by its older name"),
     ("lease_timeout", "seconds without news after which a node is dead (5 up to 1,000 nodes, 20 for 10,000)"),
@@ -94,8 +103,12 @@ pub const OPTIONS: [(&str, &str); 28] = [
     ("rank_hint", "this node's place, for rank_policy hint, and for sticky when it comes"),
     ("rack", "this node's rack, for the same: nodes of one rack stay together"),
     ("node_id", "this node's name in the run"),
+    ("host", "this node's machine, by which it can be excluded; in a pod, the machine's name"),
     ("about", "a text about this node for the others"),
-    ("when_excluded", "what a node does that is kept out of the run: end, or wait until it is let in (end)"),
+    (
+        "when_excluded",
+        "what a node does that is excluded from the run: end, or wait until it is let in (end)",
+    ),
     ("master_port", "the port where workers meet, should this node be the master"),
     ("metrics_listen", "HOST:PORT at which Prometheus finds this node's metrics"),
     ("otlp_endpoint", "URL of an OpenTelemetry collector that gets each round as a trace"),
@@ -109,6 +122,9 @@ pub const OPTIONS: [(&str, &str); 28] = [
     ("ssl_cert_key", "the same, by another name"),
     ("user", "etcd's user"),
     ("password", "the user's password"),
+    ("password_file", "file with the user's password, in place of that"),
+    ("token", "what all nodes and their server know, and nobody else"),
+    ("token_file", "file with that, in its place"),
     ("connect_timeout", "seconds to reach an etcd (5)"),
     ("read_timeout", "seconds for one try of a request (5)"),
 ];
@@ -127,6 +143,7 @@ impl NativeSettings {
             run_id: run_id.to_owned(),
             run: RunSettings { min_nodes, max_nodes, policy: RankPolicy::default() },
             node_id: None,
+            host: None,
             address: None,
             master_port: None,
             rack: String::new(),
@@ -135,6 +152,7 @@ impl NativeSettings {
             when_excluded: WhenExcluded::default(),
             lease: default_lease(max_nodes),
             last_call: DEFAULT_LAST_CALL,
+            replacement: Duration::ZERO,
             join_timeout: DEFAULT_JOIN_TIMEOUT,
             run_ttl: DEFAULT_RUN_TTL,
             closed_ttl: DEFAULT_CLOSED_TTL,
@@ -142,7 +160,7 @@ impl NativeSettings {
         })
     }
 
-    /// What torchrun hands over. An option that there is not is refused by name.
+    /// What torchrun hands over. Unknown options are rejected, by name.
     pub fn from_parameters(parameters: &RendezvousParameters) -> Result<Self, ParameterError> {
         parameters.check_names(&OPTIONS.map(|(name, _)| name))?;
         let (min, max) = (parameters.min_nodes, parameters.max_nodes);
@@ -159,6 +177,7 @@ impl NativeSettings {
             Ok(())
         };
         set(&mut settings.last_call, &["last_call_timeout"])?;
+        set(&mut settings.replacement, &["replacement_timeout"])?;
         set(&mut settings.join_timeout, &["join_timeout", "timeout"])?;
         set(&mut settings.lease, &["lease_timeout"])?;
         settings.run_ttl = settings.run_ttl.max(settings.lease.saturating_mul(RUN_LEASES));
@@ -170,7 +189,7 @@ impl NativeSettings {
         for time in [&mut settings.join_timeout, &mut etcd.connect_timeout, &mut etcd.request_timeout] {
             *time = bounded(*time);
         }
-        observe::place(parameters)?;
+        observe::listen_address(parameters)?;
         observe::collector(parameters)?;
         settings.metrics = parameters.metrics.clone().unwrap_or_default();
         let segment_size = parameters.get("segment_size").map(|text| {
@@ -188,6 +207,7 @@ impl NativeSettings {
         }
         settings.address.clone_from(&parameters.local_addr);
         settings.node_id = text(&["node_id"]);
+        settings.host = text(&["host"]).filter(|host| !host.is_empty());
         settings.rack = text(&["rack"]).unwrap_or_default();
         settings.hint = text(&["rank_hint"]).unwrap_or_default();
         settings.about = text(&["about"]).unwrap_or_default();
@@ -213,8 +233,7 @@ impl NativeSettings {
             }
         };
         settings.etcd.tls = https.then_some(tls);
-        settings.etcd.credentials =
-            text(&["user"]).map(|user| Credentials::new(user, text(&["password"]).unwrap_or_default()));
+        settings.etcd.credentials = credentials(parameters)?;
         settings.check()?;
         Ok(settings)
     }
@@ -223,8 +242,10 @@ impl NativeSettings {
     pub fn check(&self) -> Result<(), ParameterError> {
         let RunSettings { min_nodes, max_nodes, .. } = self.run;
         check_run_id(&self.run_id)?;
-        if self.node_id.as_ref().is_some_and(|id| id.len() > LONGEST_NAME) {
-            return Err(ParameterError(format!("'node_id' is longer than {LONGEST_NAME} bytes")));
+        for (name, given) in [("node_id", &self.node_id), ("host", &self.host)] {
+            if given.as_ref().is_some_and(|given| given.len() > LONGEST_NAME) {
+                return Err(ParameterError(format!("'{name}' is longer than {LONGEST_NAME} bytes")));
+            }
         }
         if min_nodes == 0 || max_nodes < min_nodes {
             return Err(ParameterError(format!(
@@ -267,6 +288,7 @@ impl NativeSettings {
             ("run_timeout", self.run_ttl),
             ("closed_timeout", self.closed_ttl),
             ("last_call_timeout", self.last_call),
+            ("replacement_timeout", self.replacement),
         ];
         if let Some((name, _)) = times.into_iter().find(|(_, time)| *time > LONGEST_LEASE) {
             let longest = LONGEST_LEASE.as_secs();
@@ -282,6 +304,39 @@ impl NativeSettings {
     pub(super) fn run_prefix(&self) -> String {
         run_prefix(&self.run_id)
     }
+}
+
+/// Who this node says it is.
+fn credentials(parameters: &RendezvousParameters) -> Result<Option<Credentials>, ParameterError> {
+    let token = token(&parameters.config)?;
+    let Some(user) = parameters.get("user") else { return Ok(token.as_ref().map(Credentials::token)) };
+    if token.is_some() {
+        return Err(ParameterError(format!(
+            "there are a token and a user, '{user}': give the token of a server that the nodes start, or the user of one that is there"
+        )));
+    }
+    let password = match parameters.get("password_file") {
+        Some(file) => {
+            let unreadable = |error| ParameterError(format!("cannot read the password in {file}: {error}"));
+            read_secret(file.as_ref()).map_err(unreadable)?
+        }
+        None => parameters.get("password").unwrap_or_default().to_owned(),
+    };
+    Ok(Some(Credentials::new(user, password)))
+}
+
+/// What all nodes and their server know, of the options `token_file` and `token`.
+pub fn token(options: &BTreeMap<String, String>) -> Result<Option<Token>, ParameterError> {
+    let (from, text) = match (options.get("token_file"), options.get("token")) {
+        (Some(file), _) => {
+            let unreadable = |error| ParameterError(format!("cannot read the token in {file}: {error}"));
+            (format!("the file {file}"), read_secret(file.as_ref()).map_err(unreadable)?)
+        }
+        (None, Some(text)) => ("the option 'token'".to_owned(), text.clone()),
+        (None, None) => return Ok(None),
+    };
+    let wrong = |error: TokenError| ParameterError(format!("{from} {error}"));
+    Token::new(&text).map(Some).map_err(wrong)
 }
 
 /// Refuses what cannot be the id of a run.
@@ -322,6 +377,7 @@ mod tests {
     fn options_are_taken_by_name_and_unknown_ones_refused() {
         let settings = with(&[
             ("last_call_timeout", "0.5"),
+            ("replacement_timeout", "90"),
             ("lease_timeout", "2"),
             ("rank_policy", "hint"),
             ("rank_hint", "17"),
@@ -330,6 +386,7 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(settings.last_call, Duration::from_millis(500));
+        assert_eq!(settings.replacement, Duration::from_secs(90));
         assert_eq!((settings.run.policy, settings.hint.as_str()), (RankPolicy::Hint, "17"));
         assert_eq!(settings.etcd.urls(), ["https://a:2379", "https://b:1"]);
         assert_eq!(settings.join_timeout, DEFAULT_JOIN_TIMEOUT);
@@ -348,11 +405,12 @@ mod tests {
         assert!(refused(&[("lease_timeout", "5"), ("run_timeout", "14")]).contains("three times"));
         let said = refused(&[("lease_timeout", "9000000000")]);
         assert!(said.contains("'lease_timeout' must be at most 3000000000 s"), "{said}");
-        for name in ["run_timeout", "closed_timeout", "last_call_timeout"] {
+        for name in ["run_timeout", "closed_timeout", "last_call_timeout", "replacement_timeout"] {
             let said = refused(&[(name, "1e10")]);
             assert!(said.contains(name) && said.contains("at most 9000000000 s"), "{said}");
         }
         assert!(refused(&[("node_id", &"n".repeat(1001))]).contains("'node_id'"));
+        assert!(refused(&[("host", &"n".repeat(1001))]).contains("'host'"));
         let long = NativeSettings::new("a", &"r".repeat(1001), 1, 1).unwrap().check();
         assert!(long.unwrap_err().to_string().contains("1001 bytes"));
         assert!(refused(&[("rank_policy", "random")]).contains("sticky, arrival, address, hint, segment"));
@@ -380,5 +438,34 @@ mod tests {
             assert!(!part.contains('/'));
             assert_eq!(run_of(part), id);
         }
+    }
+
+    #[test]
+    fn passwords_and_tokens_come_from_files_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        let (password, secret) = (file("password", "hunter2\n"), file("token", "correct horse battery\n"));
+        let shown = |options: &[(&str, &str)]| {
+            let shown = with(options).unwrap().etcd.credentials;
+            shown.map(|it| (it.user, it.password, it.required))
+        };
+        let told =
+            |user: &str, password: &str, required| Some((user.to_owned(), password.to_owned(), required));
+        let user = ("user", "me");
+        assert_eq!(shown(&[user, ("password_file", &password)]), told("me", "hunter2", false));
+        assert_eq!(shown(&[user, ("password", "other")]), told("me", "other", false));
+        for token in [("token_file", secret.as_str()), ("token", "correct horse battery")] {
+            assert_eq!(shown(&[token]), told("root", "correct horse battery", true));
+        }
+        let refused = |options: &[(&str, &str)]| with(options).unwrap_err().0;
+        assert!(refused(&[user, ("token_file", &secret)]).contains("a token and a user, 'me'"));
+        assert!(refused(&[("token_file", "/nowhere")]).contains("the token in /nowhere"));
+        assert!(refused(&[user, ("password_file", "/nowhere")]).contains("the password in /nowhere"));
+        let short = refused(&[("token", "hunter2")]);
+        assert!(short.contains("can be guessed") && !short.contains("hunter2"), "{short}");
     }
 }

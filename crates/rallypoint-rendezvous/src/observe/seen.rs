@@ -6,7 +6,8 @@ use std::time::SystemTime;
 use rallypoint_metrics::{Phase, Rendezvous as Metrics};
 use tokio::time::Instant;
 
-use crate::handler::{GroupChange, Progress};
+use crate::handler::GroupChange;
+use crate::progress::Progress;
 
 /// Phases on one way that are told.
 const LONGEST_WAY: usize = 64;

@@ -70,6 +70,17 @@ async fn who_is_excluded_is_told_and_a_spare_takes_its_place() {
         within(group[1].progress().wait_for(|progress| progress.spare)).await.unwrap();
         within(group[1].leave()).await.unwrap();
         assert!(matches!(again.await.unwrap(), Err(RendezvousError::GracefulExit { .. })));
+        // Who was told its machine may keep that out, whether it is a member or not.
+        let mut pod = settings.clone();
+        pod.host = Some("m1".to_owned());
+        let pod = node(&pod, "pod").await;
+        assert_eq!(pod.itself(), Some(Whom::Host("m1".to_owned())));
+        for (host, outcome) in [("m1", ExclusionOutcome::Done), ("m2", ExclusionOutcome::NotAMember)] {
+            let done = pod.exclude(Whom::Host(host.to_owned()), "it is hot", None).await.unwrap();
+            assert_eq!(done, outcome, "{host}");
+        }
+        let error = within(pod.next_rendezvous()).await.unwrap_err();
+        assert!(matches!(error, RendezvousError::Excluded { .. }), "{error:?}");
         let gone = native::exclude(&client, "no-such-run", b, "so", None).await.unwrap();
         assert_eq!(gone, ExclusionOutcome::NoRun);
     }

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rallypoint_core::round::{EventRecord, What};
 use rallypoint_etcd::v3::{Client, KeyRange};
-use rallypoint_rendezvous::{CloseOutcome, RendezvousHandler as _};
+use rallypoint_rendezvous::{CloseOutcome, GroupChange, RendezvousHandler as _, native};
 use rallypoint_testkit::{Etcd, Version};
 
 use super::{change, node, nodes, round_of, settings, within};
@@ -106,4 +107,30 @@ async fn nothing_stays_of_a_run_whose_nodes_all_died() {
     drop((round, lonely));
     assert!(keys(&client).await.len() >= 4);
     gone(&client, "").await;
+}
+
+/// A node that hangs while the others meet again, on another lease, knows only the one that is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_of_a_node_is_kept_also_when_the_lease_that_it_knows_is_gone() {
+    let etcd = Etcd::start(Version::V35);
+    let settings = settings(&etcd.endpoint(), 1, 2);
+    let client = Client::connect(settings.etcd.clone()).await.unwrap();
+    let group = nodes(&settings, ["a", "b"]).await;
+    round_of(&group).await;
+    let lease_of_the_round = async || {
+        let keys = keys(&client).await;
+        keys.iter().find(|(key, _)| key.ends_with("group/round")).map_or(0, |(_, lease)| *lease)
+    };
+    let before = lease_of_the_round().await;
+    let revoked = etcd.etcdctl(&["lease", "revoke", &format!("{before:x}")]);
+    assert!(revoked.contains("revoked"), "{revoked}");
+    // One of them goes on without the other.
+    assert_eq!(change(&group[0]).await, GroupChange::StateLost);
+    within(group[0].next_rendezvous()).await.unwrap();
+    assert!(![0, before].contains(&lease_of_the_round().await), "it has another");
+
+    let what = What::Unhealthy { problems: vec!["a GPU is lost".to_owned()] };
+    group[1].record(&EventRecord::new(1, "b", 1, what.clone())).await;
+    let events = native::events(&client, &settings.run_id).await.unwrap();
+    assert!(events.iter().any(|event| event.record.what == what), "{events:?}");
 }

@@ -1,6 +1,7 @@
 """Nodes that run PyTorch's rendezvous. For each port read from standard input a process is forked, whose id is
 printed; it connects to that port and does what it is told there, one JSON object a line."""
 import ctypes
+import faulthandler
 import json
 import logging
 import os
@@ -142,11 +143,14 @@ def serve(port):
     node = Node()
     for line in lines:
         command = json.loads(line)
+        # Whoever reads why a test has failed sees what it did, shortly before the test gives it up.
+        faulthandler.dump_traceback_later(250)
         try:
             answer = {"ok": getattr(node, command["do"])(command)}
         except Exception as error:
             kind = next((kind for what, kind in KINDS if isinstance(error, what)), "other")
             answer = {"error": kind, "text": f"{type(error).__name__}: {error}"}
+        faulthandler.cancel_dump_traceback_later()
         lines.write(json.dumps(answer) + "\n")
         lines.flush()
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::auth::Auth;
 use crate::mvcc::{Record, RecordKey};
 use crate::v2;
 
@@ -10,12 +11,19 @@ use crate::v2;
 pub(crate) enum Change {
     /// A version of a key, or its deletion. The lease that it hangs on is in it.
     Record(Arc<Record>),
+    /// Very many of them.
+    Records(Vec<Arc<Record>>),
     Granted {
         id: i64,
         ttl: i64,
     },
     Revoked {
         id: i64,
+    },
+    /// A row of users and roles, or its end.
+    Auth {
+        name: String,
+        value: Option<Vec<u8>>,
     },
     /// Versions that nobody can ask for any more.
     Forgotten(Vec<RecordKey>),
@@ -69,4 +77,5 @@ pub(crate) struct LoadedV3 {
     pub(crate) records: Vec<Record>,
     /// Each with its TTL.
     pub(crate) leases: Vec<(i64, i64)>,
+    pub(crate) auth: Auth,
 }

@@ -57,7 +57,7 @@ pub(crate) fn read_node(mut bytes: &[u8]) -> Result<Node, Malformed> {
     let (created, modified, expires) = (number()?, number()?, number()?);
     let content = match bytes.split_first() {
         Some((&FILE, value)) => Content::File(Bytes::copy_from_slice(value)),
-        Some((&DIRECTORY, [])) => Content::Dir([].into()),
+        Some((&DIRECTORY, [])) => Content::empty_dir(),
         _ => return Err(Malformed),
     };
     let expires = (expires != NEVER).then(|| Time::from_nanos(expires));
@@ -77,7 +77,7 @@ pub(crate) fn read_numbers<const N: usize>(mut bytes: &[u8]) -> Result<[u64; N],
     if bytes.is_empty() { Ok(numbers) } else { Err(Malformed) }
 }
 
-fn take<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], Malformed> {
+pub(super) fn take<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], Malformed> {
     let (first, rest) = bytes.split_first_chunk::<N>().ok_or(Malformed)?;
     *bytes = rest;
     Ok(*first)
@@ -106,7 +106,7 @@ mod tests {
         assert!((0..29).all(|end| read_record((3, 7), &out[..end]) == Err(Malformed)));
 
         let end = Time::since_epoch(Duration::from_secs(9));
-        for (expires, content) in [(None, Content::Dir([].into())), (Some(end), Content::File("v".into()))] {
+        for (expires, content) in [(None, Content::empty_dir()), (Some(end), Content::File("v".into()))] {
             write_node(&Node { created: 1, modified: 2, expires, content }, &mut out);
             let read = read_node(&out).unwrap();
             assert_eq!((read.created, read.modified, read.expires), (1, 2, expires));

@@ -6,19 +6,26 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 
+use redb::StorageBackend;
+use redb::backends::FileBackend;
 use rustix::fs::{FallocateFlags, FlockOperation};
 
 use super::change::{Ids, Loaded, V2Batch, V3Batch};
 use super::engine::{Engine, EngineError};
+use super::ledger::Ledger;
+use super::log::{LOG_BYTES, Log};
 use crate::ServerError;
 
 const DATABASE: &str = "rallypoint.redb";
 /// A database that is being made. Only a whole one gets the name above.
 const UNFINISHED: &str = "rallypoint.redb.new";
+/// What is on disk and not in the database yet. There while it serves, and after it was killed.
+const LOG: &str = "rallypoint.log";
 const LOCK: &str = "rallypoint.lock";
-/// Room that is given up when somebody else has filled the disk, so that there can be deletes.
+/// Room that is given up when somebody else has filled the disk, so that there can be deletes; and what is in the log goes
+/// to the database with them.
 const RESERVE: &str = "rallypoint.reserve";
-const RESERVE_BYTES: u64 = 4 << 20;
+const RESERVE_BYTES: u64 = (4 << 20) + 2 * LOG_BYTES as u64;
 /// Every file system may have it at its top.
 const OF_THE_SYSTEM: &str = "lost+found";
 
@@ -35,7 +42,7 @@ pub(crate) struct Folder {
 #[derive(Debug)]
 pub(crate) enum Opened {
     Nothing,
-    Something(Box<(Engine, Loaded)>),
+    Something(Box<(Ledger, Loaded)>),
 }
 
 impl Folder {
@@ -67,9 +74,10 @@ impl Folder {
         }
         let reserve = own(RESERVE)?;
         let folder = Folder { path: path.to_owned(), _lock: lock, reserve };
-        let opened = if folder.path.join(DATABASE).try_exists().map_err(unusable)? {
+        let is_there = |name| folder.path.join(name).try_exists().map_err(unusable);
+        let opened = if is_there(DATABASE)? {
             Opened::Something(Box::new(folder.load().map_err(|error| folder.said(error))?))
-        } else if folder.reserve.metadata().map_err(unusable)?.len() > 0 {
+        } else if folder.reserve.metadata().map_err(unusable)?.len() > 0 || is_there(LOG)? {
             return Err(refused(
                 path,
                 &format!(
@@ -83,7 +91,7 @@ impl Folder {
     }
 
     /// Makes the database of a folder that has none.
-    pub(crate) fn create(&self, ids: Ids, v3: &V3Batch, v2: &V2Batch) -> Result<Engine, ServerError> {
+    pub(crate) fn create(&self, ids: Ids, v3: &V3Batch, v2: &V2Batch) -> Result<Ledger, ServerError> {
         let made = || {
             let unfinished = self.path.join(UNFINISHED);
             match fs::remove_file(&unfinished) {
@@ -92,17 +100,33 @@ impl Folder {
             }
             let mut options = OpenOptions::new();
             let file = options.create_new(true).read(true).write(true).mode(0o600).open(&unfinished)?;
-            let engine = Engine::create(Engine::builder().create_file(file)?, ids, v3, v2)?;
+            let ledger = Ledger::create(Engine::builder().create_file(file)?, ids, v3, v2)?;
             fs::rename(&unfinished, self.path.join(DATABASE))?;
             File::open(&self.path)?.sync_all()?;
-            Ok(engine)
+            Ok(ledger)
         };
         made().map_err(|error: EngineError| self.said(error))
     }
 
     /// Reads all that is kept.
-    pub(crate) fn load(&self) -> Result<(Engine, Loaded), EngineError> {
-        contained(|| Engine::load(Engine::builder().open(self.path.join(DATABASE))?))
+    pub(crate) fn load(&self) -> Result<(Ledger, Loaded), EngineError> {
+        let log = || backend(OpenOptions::new().read(true).write(true).open(self.path.join(LOG))?);
+        contained(|| Ledger::open(Engine::builder().open(self.path.join(DATABASE))?, log))
+    }
+
+    /// Makes a log for a database that has none. What is left of one is of no use to anybody.
+    pub(crate) fn make_log(&self) -> Result<Log, EngineError> {
+        let mut options = OpenOptions::new();
+        let options = options.create(true).truncate(true).read(true).write(true).mode(0o600);
+        let log = Log::create(backend(options.open(self.path.join(LOG))?)?, LOG_BYTES)?;
+        File::open(&self.path)?.sync_all()?;
+        Ok(log)
+    }
+
+    /// Removes the log of a database that has all of it.
+    pub(crate) fn remove_log(&self) {
+        // One that is left is made anew.
+        let _ = fs::remove_file(self.path.join(LOG));
     }
 
     /// Takes the room that is given up when the disk is full.
@@ -145,6 +169,11 @@ impl Folder {
     }
 }
 
+fn backend(file: File) -> io::Result<Box<dyn StorageBackend>> {
+    let backend = FileBackend::new(file).map_err(io::Error::other)?;
+    Ok(Box::new(backend))
+}
+
 /// Reads what may be damaged. The engine panics on some damage before it has looked at its checksums; that is nothing to
 /// show to anybody, so what is said of panics is silent meanwhile.
 fn contained<T>(read: impl FnOnce() -> Result<T, EngineError>) -> Result<T, EngineError> {
@@ -160,7 +189,7 @@ fn check_names(path: &Path) -> Result<(), ServerError> {
     for entry in fs::read_dir(path).map_err(|error| unusable(path, error))? {
         let name = entry.map_err(|error| unusable(path, error))?.file_name();
         let name = name.to_string_lossy();
-        if ![DATABASE, UNFINISHED, LOCK, RESERVE, OF_THE_SYSTEM].contains(&&*name) {
+        if ![DATABASE, UNFINISHED, LOG, LOCK, RESERVE, OF_THE_SYSTEM].contains(&&*name) {
             let whose = if name == "member" { "the data of an etcd" } else { "files of something else" };
             return Err(refused(
                 path,
@@ -186,15 +215,127 @@ fn unusable(path: &Path, source: io::Error) -> ServerError {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+    use std::sync::Arc;
+
+    use super::super::change::Batch;
+    use super::super::frame::PAGE;
+    use super::super::ledger::Way;
     use super::*;
 
     /// A folder with a database in which nothing is.
     fn made(path: &Path) {
         let (folder, _) = Folder::open(path).unwrap();
-        let v3 = V3Batch { changes: Vec::new(), revision: 7, compacted: 3 };
-        let v2 = V2Batch { changes: Vec::new(), index: 9, raft_index: 11 };
-        folder.create(Ids { cluster: 1, member: 2 }, &v3, &v2).unwrap();
+        folder.create(IDS, &v3(7), &v2()).unwrap();
         folder.take_reserve();
+    }
+
+    const IDS: Ids = Ids { cluster: 1, member: 2 };
+
+    fn v3(revision: i64) -> V3Batch {
+        V3Batch { changes: Vec::new(), revision, compacted: 3 }
+    }
+
+    fn v2() -> V2Batch {
+        V2Batch { changes: Vec::new(), index: 9, raft_index: 11 }
+    }
+
+    /// A folder whose server was killed when it had written so many batches, all but the first to the log.
+    fn killed(path: &Path, batches: i64) {
+        let (folder, _) = Folder::open(path).unwrap();
+        let mut ledger = folder.create(IDS, &v3(7), &v2()).unwrap();
+        ledger.begin_log(folder.make_log().unwrap());
+        for number in 1..=batches {
+            write(&mut ledger, 7 + number);
+        }
+        folder.take_reserve();
+    }
+
+    fn write(ledger: &mut Ledger, revision: i64) {
+        let batch = Batch { v3: Some(v3(revision)), v2: None };
+        ledger.write(&Arc::new(batch), Way::Log).unwrap();
+    }
+
+    fn opened(path: &Path) -> (Folder, Ledger, i64) {
+        let (folder, opened) = Folder::open(path).unwrap();
+        let Opened::Something(opened) = opened else { panic!("nothing is there") };
+        let (ledger, loaded) = *opened;
+        (folder, ledger, loaded.v3.revision)
+    }
+
+    fn refusal(path: &Path) -> String {
+        Folder::open(path).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_in_the_log_is_read_and_one_file_is_left_in_the_end() {
+        let temporary = tempfile::tempdir().unwrap();
+        let path = temporary.path();
+        killed(path, 5);
+        for revision in [12, 13] {
+            let (_folder, mut ledger, found) = opened(path);
+            assert_eq!(found, revision);
+            write(&mut ledger, revision + 1);
+        }
+        let (folder, mut ledger, _) = opened(path);
+        ledger.end_log().unwrap();
+        drop(ledger);
+        folder.remove_log();
+        drop(folder);
+        // As it was before there were logs.
+        let copied = tempfile::tempdir().unwrap();
+        fs::copy(path.join(DATABASE), copied.path().join(DATABASE)).unwrap();
+        assert_eq!(opened(copied.path()).2, 14);
+        assert!(!path.join(LOG).exists());
+    }
+
+    #[test]
+    fn a_log_that_does_not_fit_is_refused() {
+        let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let [path, other] = folders.each_ref().map(tempfile::TempDir::path);
+        killed(path, 5);
+        killed(other, 5);
+        let whole = fs::read(path.join(LOG)).unwrap();
+        fs::copy(other.join(LOG), path.join(LOG)).unwrap();
+        assert!(refusal(path).contains("rallypoint.log, is cut short or another's"), "{}", refusal(path));
+        fs::remove_file(path.join(LOG)).unwrap();
+        let refused = refusal(path);
+        assert!(
+            refused.contains("rallypoint.log, is not there") && refused.contains("put a copy"),
+            "{refused}"
+        );
+        // The second of four records, each of a page.
+        let mut damaged = whole.clone();
+        damaged[2 * PAGE + 50] ^= 1;
+        fs::write(path.join(LOG), damaged).unwrap();
+        assert!(
+            refusal(path).contains("batch 3 of its log, rallypoint.log, is damaged"),
+            "{}",
+            refusal(path)
+        );
+        // The engine's copy is older than the log.
+        let mut gap = whole.clone();
+        gap.copy_within(2 * PAGE.., PAGE);
+        fs::write(path.join(LOG), gap).unwrap();
+        assert!(refusal(path).contains("begins with batch 3, and batch 2 is nowhere"), "{}", refusal(path));
+        fs::write(path.join(LOG), whole).unwrap();
+        assert_eq!(opened(path).2, 12);
+        // The database is gone, and the log is not the whole.
+        fs::remove_file(path.join(DATABASE)).unwrap();
+        assert!(refusal(path).contains("has served before"), "{}", refusal(path));
+    }
+
+    #[test]
+    fn a_log_that_is_left_over_is_of_no_interest() {
+        let temporary = tempfile::tempdir().unwrap();
+        let path = temporary.path();
+        made(path);
+        fs::write(path.join(LOG), "cut short").unwrap();
+        let (folder, mut ledger, _) = opened(path);
+        assert!(!ledger.has_log());
+        ledger.begin_log(folder.make_log().unwrap());
+        write(&mut ledger, 8);
+        drop((folder, ledger));
+        assert_eq!(opened(path).2, 8);
     }
 
     #[test]
@@ -204,7 +345,7 @@ mod tests {
         made(path);
         let whole = fs::read(path.join(DATABASE)).unwrap();
         let (mut refused, mut read) = (0, 0);
-        for at in (0..whole.len()).step_by(1009) {
+        for at in (0..whole.len()).step_by(3001) {
             let mut damaged = whole.clone();
             damaged[at] ^= 0xff;
             fs::write(path.join(DATABASE), damaged).unwrap();

@@ -118,6 +118,11 @@ impl<C> Journal<C> {
         std::mem::replace(&mut self.open, ticket()).0
     }
 
+    /// How many changes wait to be written.
+    pub(crate) fn waiting(&self) -> usize {
+        self.changes.len()
+    }
+
     /// Whether there is no room on the disk.
     pub(crate) fn set_full(&mut self, is_full: bool) {
         self.is_full = is_full;

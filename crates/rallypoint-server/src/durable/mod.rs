@@ -9,13 +9,19 @@
 //! be read; whatever else looks at the state gets a [`Ticket`] for what it saw, and its answer waits for that.
 //!
 //! - [`change`], [`code`], [`journal`], [`room`]: plain values.
-//! - [`engine`]: the tables. [`folder`]: the files, the lock, and what is said of a folder that cannot be used.
+//! - [`batch`], [`frame`]: what is written to the log, as bytes, and which of it is to be read.
+//! - [`engine`]: the tables. [`log`]: the file before them. [`ledger`]: both, and which of them a batch is written to.
+//! - [`folder`]: the files, the lock, and what is said of a folder that cannot be used.
 
+mod batch;
 mod change;
 mod code;
 mod engine;
 mod folder;
+mod frame;
 mod journal;
+mod ledger;
+mod log;
 #[cfg(test)]
 mod power_cut;
 mod room;

@@ -12,6 +12,7 @@ pub(crate) struct Room {
     is_full: bool,
     /// What all data weighed when there was too little room for more.
     limit: Option<usize>,
+    is_scarce: bool,
 }
 
 impl Room {
@@ -19,8 +20,14 @@ impl Room {
         self.is_full
     }
 
+    /// Whether there may soon be too little.
+    pub(crate) fn is_scarce(&self) -> bool {
+        self.is_full || self.is_scarce
+    }
+
     /// Looks at the bytes that are free, and at the weight of all data if that matters; whether it is full now.
     pub(crate) fn look(&mut self, free: u64, weight: impl FnOnce() -> usize) -> bool {
+        self.is_scarce = free < 2 * SLACK;
         if free >= 2 * SLACK {
             *self = Room::default();
         } else if self.is_full {
@@ -37,7 +44,7 @@ impl Room {
 
     /// A write has found no room, and all data weighs so much without it.
     pub(crate) fn ran_out(&mut self, weight: usize) {
-        *self = Room { is_full: true, limit: Some(weight) };
+        *self = Room { is_full: true, limit: Some(weight), ..*self };
     }
 }
 
@@ -48,7 +55,8 @@ mod tests {
     #[test]
     fn it_is_full_below_the_slack_until_twice_that_is_free_or_an_eighth_is_gone() {
         let mut room = Room::default();
-        assert!(!room.look(SLACK, || unreachable!("it does not matter")));
+        assert!(!room.look(2 * SLACK, || unreachable!("it does not matter")) && !room.is_scarce());
+        assert!(!room.look(SLACK, || unreachable!("it does not matter")) && room.is_scarce());
         assert!(room.look(SLACK - 1, || 800));
         assert!(room.look(SLACK + 1, || 800) && room.look(SLACK + 1, || 701));
         // What was deleted can be used, and no more.

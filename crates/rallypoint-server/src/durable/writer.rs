@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
 use super::change::{Batch, Loaded};
-use super::engine::{Engine, EngineError};
+use super::engine::EngineError;
 use super::folder::Folder;
 use super::journal::{Lost, Promise};
+use super::ledger::{Ledger, Way};
 use super::room::Room;
 use crate::ServerError;
 use crate::shared::Shared;
@@ -47,14 +48,14 @@ impl Writer {
     /// Starts it. Both halves have the bell.
     pub(crate) fn start(
         folder: Folder,
-        engine: Engine,
+        ledger: Ledger,
         halves: Halves,
         bell: SyncSender<()>,
         rung: Receiver<()>,
     ) -> std::io::Result<Self> {
         let stopping = Arc::new(AtomicBool::new(false));
         let (failing, failed) = oneshot::channel();
-        let mut work = Work { folder, engine: Some(engine), halves, room: Room::default() };
+        let mut work = Work { folder, ledger: Some(ledger), halves, room: Room::default() };
         let told = Arc::clone(&stopping);
         let thread = thread::Builder::new().name("writer".to_owned()).spawn(move || {
             if let Err(error) = work.run(&rung, &told) {
@@ -95,7 +96,7 @@ impl Drop for Writer {
 struct Work {
     folder: Folder,
     /// None while it is opened anew.
-    engine: Option<Engine>,
+    ledger: Option<Ledger>,
     halves: Halves,
     room: Room,
 }
@@ -112,6 +113,9 @@ impl Work {
     fn run(&mut self, rung: &Receiver<()>, stopping: &AtomicBool) -> Result<(), EngineError> {
         self.folder.take_reserve();
         self.look_for_room();
+        if !self.room.is_scarce() {
+            self.begin_log();
+        }
         loop {
             let rang = if self.room.is_full() {
                 rung.recv_timeout(FULL_INTERVAL)
@@ -121,8 +125,12 @@ impl Work {
             // What is asked for before it is told to stop is written after.
             let is_last = stopping.load(Ordering::Acquire) || rang == Err(RecvTimeoutError::Disconnected);
             while let Some((batch, waiting)) = self.take() {
-                match self.engine.as_mut().expect("it is open").write(&batch) {
+                let began = Instant::now();
+                // What the log has must find room in the end.
+                let way = if self.room.is_scarce() { Way::Engine } else { Way::Log };
+                match self.ledger().write(&batch, way) {
                     Ok(()) => {
+                        self.halves.v3.commits.observe(began.elapsed().as_secs_f64());
                         self.look_for_room();
                         self.settle(waiting);
                     }
@@ -134,12 +142,39 @@ impl Work {
                 self.look_for_room();
             }
             if is_last {
-                return Ok(());
+                return self.end();
             }
         }
     }
 
-    fn take(&self) -> Option<(Batch, Waiting)> {
+    fn ledger(&mut self) -> &mut Ledger {
+        self.ledger.as_mut().expect("it is open")
+    }
+
+    /// Begins a log, if there is none. Where it cannot be had, all goes to the engine.
+    fn begin_log(&mut self) {
+        if self.ledger().has_log() {
+            return;
+        }
+        match self.folder.make_log() {
+            Ok(log) => self.ledger().begin_log(log),
+            Err(error) => {
+                self.folder.remove_log();
+                if !error.is_full() {
+                    tracing::warn!(%error, "there is no log in the data directory: writes take longer");
+                }
+            }
+        }
+    }
+
+    /// Leaves all in one file.
+    fn end(&mut self) -> Result<(), EngineError> {
+        self.ledger().end_log()?;
+        self.folder.remove_log();
+        Ok(())
+    }
+
+    fn take(&self) -> Option<(Arc<Batch>, Waiting)> {
         let (mut batch, mut waiting) = (Batch::default(), Waiting::default());
         if let Some((v3, promise)) = self.halves.v3.take_changes() {
             waiting.v3 = Some((v3.revision, promise));
@@ -149,13 +184,13 @@ impl Work {
             waiting.v2 = Some((untold, promise));
             batch.v2 = Some(v2);
         }
-        (batch.v3.is_some() || batch.v2.is_some()).then_some((batch, waiting))
+        (batch.v3.is_some() || batch.v2.is_some()).then(|| (Arc::new(batch), waiting))
     }
 
     /// The batch is on disk. Who is answered now must find what it was told, so the state comes first.
     fn settle(&self, waiting: Waiting) {
         if let Some((revision, promise)) = waiting.v3 {
-            self.halves.v3.write(|state| state.settle(revision));
+            while !self.halves.v3.write(|state| state.settle(revision)) {}
             promise.resolve(Ok(()));
         }
         if let Some((untold, promise)) = waiting.v2 {
@@ -164,19 +199,23 @@ impl Work {
         }
     }
 
-    /// The disk is full. The engine does not say whether the batch was written, so it is opened anew and what it has
-    /// counts. A batch that was not written is tried once more, with the room that was held back: it may be a delete.
+    /// The disk is full. Nobody says whether the batch was written, so all is opened anew and what is there counts. A batch that was not written is tried once more, with the room that was held back: it may be a delete.
     /// What is not kept then is taken back, and with it all that was built on it.
-    fn recover(&mut self, batch: &Batch, waiting: Waiting, stopping: &AtomicBool) -> Result<(), EngineError> {
-        let batches = self.engine.take().map_or(0, |engine| engine.batches());
+    fn recover(
+        &mut self,
+        batch: &Arc<Batch>,
+        waiting: Waiting,
+        stopping: &AtomicBool,
+    ) -> Result<(), EngineError> {
+        let batches = self.ledger.take().map_or(0, |ledger| ledger.batches());
         self.ran_out();
         self.folder.give_up_reserve();
         let mut loaded = self.open_anew(stopping)?;
         if loaded.batches == batches {
-            match self.engine.as_mut().expect("it is open").write(batch) {
+            match self.ledger().write(batch, Way::Engine) {
                 Ok(()) => loaded.batches += 1,
                 Err(error) if error.is_full() => {
-                    self.engine = None;
+                    self.ledger = None;
                     loaded = self.open_anew(stopping)?;
                 }
                 Err(error) => return Err(error),
@@ -199,12 +238,12 @@ impl Work {
         Ok(())
     }
 
-    /// Opens the engine again, when there is enough room for that.
+    /// Opens all again, when there is enough room for that.
     fn open_anew(&mut self, stopping: &AtomicBool) -> Result<Loaded, EngineError> {
         loop {
             match self.folder.load() {
-                Ok((engine, loaded)) => {
-                    self.engine = Some(engine);
+                Ok((ledger, loaded)) => {
+                    self.ledger = Some(ledger);
                     return Ok(loaded);
                 }
                 Err(error) if error.is_full() && !stopping.load(Ordering::Acquire) => {
@@ -226,11 +265,14 @@ impl Work {
     }
 
     fn look_for_room(&mut self) {
-        let was_full = self.room.is_full();
+        let (was_full, was_scarce) = (self.room.is_full(), self.room.is_scarce());
         let is_full = self.room.look(self.folder.free(), || Work::weight(&self.halves));
         if was_full && !is_full {
             // It may have been given up. If it cannot be had, it goes on without.
             self.folder.take_reserve();
+        }
+        if was_scarce && !self.room.is_scarce() {
+            self.begin_log();
         }
         self.tell(was_full);
     }

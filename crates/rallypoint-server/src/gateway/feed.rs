@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::{StreamExt as _, stream};
 
-use super::translate::Told;
+use super::translate::Notification;
 use crate::v2::{Action, Code, Error, Events, History, Hub, Path, Watch};
 
 /// About the bytes of past events that are held.
@@ -109,10 +109,10 @@ impl Feed {
     }
 
     /// Tells what happened at a revision.
-    pub(super) fn tell(&self, revision: u64, told: Vec<Told>) {
+    pub(super) fn tell(&self, revision: u64, told: Vec<Notification>) {
         let mut state = self.state();
         // A refresh is told to nobody, now or later.
-        for Told { event, gone } in told.into_iter().filter(|told| !told.event.refresh) {
+        for Notification { event, gone } in told.into_iter().filter(|told| !told.event.refresh) {
             state.history.add(Arc::clone(&event));
             state.hub.tell(&event);
             for path in gone {

@@ -65,7 +65,11 @@ enum Change {
 /// Decides what a request comes to.
 pub(super) fn decide(seen: &Seen, request: &Request, now: Time) -> Result<Decision, Error> {
     let answer = seen.tree(now).apply(now, &request.path, request.op.clone())?;
-    let Stored::Event(event) = answer else { unreachable!("no watch is looked for here") };
+    let event = match answer {
+        Stored::Event(event) => event,
+        Stored::Listing(listing) => listing.event().into(),
+        Stored::Watch(_) => unreachable!("no watch is looked for here"),
+    };
     if event.action == Action::Get {
         return Ok(Decision::Answer(event));
     }

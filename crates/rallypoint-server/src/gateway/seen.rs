@@ -146,7 +146,7 @@ impl Found {
 
     fn node(&self, now: Time) -> Node {
         let Record { created, modified, ttl, value, .. } = &self.record;
-        let content = value.clone().map_or_else(|| Content::Dir([].into()), Content::File);
+        let content = value.clone().map_or_else(Content::empty_dir, Content::File);
         // It is there until etcd says otherwise, whatever this clock shows.
         let expires = ttl.map(|(_, end)| end.max(now.next()));
         Node { created: *created, modified: *modified, expires, content }
@@ -173,7 +173,7 @@ impl Seen {
         }
         let path = self.lineage.last().map(|(path, _)| path.clone()).unwrap_or_default();
         if self.has_children {
-            tree.insert(&path.child(b"any"), Node::new(self.index, None, Content::Dir([].into())));
+            tree.insert(&path.child(b"any"), Node::new(self.index, None, Content::empty_dir()));
         }
         tree
     }

@@ -11,7 +11,7 @@ use crate::v2::{Action, Event, Path, Time, View, is_told};
 
 /// An event that watchers are told of.
 #[derive(Debug, Clone)]
-pub(super) struct Told {
+pub(super) struct Notification {
     pub(super) event: Arc<Event>,
     /// Nodes that went with its own.
     pub(super) gone: Vec<Path>,
@@ -20,7 +20,7 @@ pub(super) struct Told {
 /// What happened at one revision.
 #[derive(Debug, Default)]
 pub(super) struct Happened {
-    pub(super) told: Vec<Told>,
+    pub(super) told: Vec<Notification>,
     /// Directories whose time is up.
     pub(super) due: Vec<Path>,
     /// The request that took a directory away, and the leases that hung on what was in it.
@@ -57,7 +57,7 @@ pub(super) fn translate(revision: u64, changes: &[Change], now: Time) -> Happene
     let below = below.filter_map(|change| layout::node_path(key_of(change)));
     let gone = below.filter(|path| *path != act.path).collect();
     let event = Event::new(action, node, prev).refreshing(act.refresh).into();
-    happened.told.push(Told { event, gone });
+    happened.told.push(Notification { event, gone });
     happened.loose = Some((act.id, leases_below(changes, &key)));
     happened
 }
@@ -78,7 +78,7 @@ fn ended(revision: u64, changes: &[Change], now: Time) -> Happened {
             let prev = change.before.clone().and_then(|before| view(path.clone(), before, now));
             let node = View { modified: revision, ..gone(path, prev.as_ref()) };
             let event = Event::new(Action::Expire, node, prev).into();
-            happened.told.push(Told { event, gone: Vec::new() });
+            happened.told.push(Notification { event, gone: Vec::new() });
         }
         happened.due.extend(layout::alive_path(key_of(change)));
     }
@@ -102,7 +102,7 @@ fn gone(path: Path, prev: Option<&View>) -> View {
     View { path, dir, created, ..View::default() }
 }
 
-impl Told {
+impl Notification {
     /// Whether a watcher of `path` is told. Before `since`, the first index after it had asked, that is as for an event
     /// of the past.
     pub(super) fn concerns(&self, path: &Path, recursive: bool, since: u64) -> bool {
@@ -150,7 +150,7 @@ mod tests {
 
     fn told(changes: &[Change]) -> Vec<String> {
         let happened = translate(9, changes, Time::from_nanos(1));
-        let text = |told: &Told| {
+        let text = |told: &Notification| {
             format!("{} {:?}", String::from_utf8_lossy(&told.event.to_json()).trim_end(), told.gone.len())
         };
         happened.told.iter().map(text).collect()

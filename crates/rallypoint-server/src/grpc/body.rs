@@ -9,6 +9,7 @@ use tonic::Status;
 
 use super::rope::PREFIX;
 use crate::admission::{Account, Share};
+use crate::handled::Meter;
 use crate::mvcc::Error;
 
 /// Roughly the memory of a request besides its messages: measured, with many.
@@ -31,12 +32,31 @@ pub(crate) struct Bounded<B> {
     prefix_read: usize,
     /// Of the message, how many bytes are still to come.
     message_left: usize,
+    message_bytes: usize,
+    meter: Option<Meter>,
 }
 
 impl<B> Bounded<B> {
-    pub(super) fn new(inner: B, account: Account, max_bytes: usize) -> Result<Self, Status> {
+    /// Of a method that is not known nothing is counted but what it holds.
+    pub(super) fn new(
+        inner: B,
+        account: Account,
+        max_bytes: usize,
+        meter: Option<Meter>,
+    ) -> Result<Self, Status> {
         let share = account.take(REQUEST_BYTES).map_err(Error::from)?;
-        Ok(Bounded { inner, account, share, max_bytes, prefix: [0; PREFIX], prefix_read: 0, message_left: 0 })
+        let (prefix, prefix_read, message_left, message_bytes) = ([0; PREFIX], 0, 0, 0);
+        Ok(Bounded {
+            inner,
+            account,
+            share,
+            max_bytes,
+            prefix,
+            prefix_read,
+            message_left,
+            message_bytes,
+            meter,
+        })
     }
 
     /// Whom it is counted for.
@@ -64,6 +84,7 @@ impl<B> Bounded<B> {
                 self.prefix_read = 0;
                 let [_, length @ ..] = self.prefix;
                 self.message_left = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
+                self.message_bytes = self.message_left;
                 let max = self.max_bytes;
                 if self.message_left > max {
                     let length = self.message_left;
@@ -72,7 +93,10 @@ impl<B> Bounded<B> {
                     )));
                 }
             }
-            completed |= self.message_left == 0 && self.prefix_read == 0;
+            if self.message_left == 0 && self.prefix_read == 0 {
+                completed = true;
+                self.meter.iter().for_each(|meter| meter.received(self.message_bytes));
+            }
         }
         if completed {
             // What came before is on its way to a handler. The rest of the piece is small.
@@ -127,7 +151,7 @@ mod tests {
     }
 
     fn bounded(bytes: usize, message_bytes: usize) -> Bounded<()> {
-        Bounded::new((), Account::alone(bytes), message_bytes).unwrap()
+        Bounded::new((), Account::alone(bytes), message_bytes, None).unwrap()
     }
 
     #[test]
@@ -154,11 +178,11 @@ mod tests {
     #[test]
     fn messages_that_never_end_use_up_the_budget_until_they_are_dropped() {
         let account = Account::alone(2 * REQUEST_BYTES + 1000);
-        let mut one = Bounded::new((), account.clone(), 2000).unwrap();
+        let mut one = Bounded::new((), account.clone(), 2000, None).unwrap();
         one.follow(&message(2000)[..800]).unwrap();
-        let mut two = Bounded::new((), account.clone(), 2000).unwrap();
+        let mut two = Bounded::new((), account.clone(), 2000, None).unwrap();
         assert_eq!(two.follow(&message(2000)[..800]).unwrap_err().code(), tonic::Code::ResourceExhausted);
-        assert!(Bounded::new((), account.clone(), 2000).is_err());
+        assert!(Bounded::new((), account.clone(), 2000, None).is_err());
         drop(one);
         two.follow(&message(2000)[..800]).unwrap();
         drop(two);

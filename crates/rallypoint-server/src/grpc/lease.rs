@@ -11,15 +11,23 @@ use etcd_client::proto::{
 use futures::{Stream, StreamExt};
 use tonic::{Status, Streaming};
 
+use super::call::{Call, OwnedCall};
 use super::streaming::Outgoing;
+use crate::auth::AuthError;
 use crate::durable::{Lost, Ticket, kept};
-use crate::shared::{Granted, Shared};
+use crate::mvcc::Error;
+use crate::shared::Granted;
+use crate::state::Begun;
 use crate::stopped::stopped;
 
 /// An answer, and the ticket that it must wait for.
 type Kept<T> = (Result<T, Status>, Option<Ticket>);
 
-pub(super) fn grant(shared: &Shared, request: PbLeaseGrantRequest) -> Kept<PbLeaseGrantResponse> {
+pub(super) fn grant(call: Call<'_>, request: PbLeaseGrantRequest) -> Kept<PbLeaseGrantResponse> {
+    let shared = call.shared;
+    if let Err(error) = shared.read(|state| state.auth.check_known(call.caller)) {
+        return (Err(error.into()), None);
+    }
     let (granted, ticket) = shared.grant(request.id, request.ttl);
     let answer = granted.map_err(Status::from).map(|Granted { id, ttl, revision }| PbLeaseGrantResponse {
         header: Some(shared.header_at(revision)),
@@ -30,22 +38,55 @@ pub(super) fn grant(shared: &Shared, request: PbLeaseGrantRequest) -> Kept<PbLea
     (answer, ticket)
 }
 
-pub(super) fn revoke(shared: &Shared, request: PbLeaseRevokeRequest) -> Kept<PbLeaseRevokeResponse> {
-    let (revision, ticket) = shared.change(|state| {
-        state.revoke(request.id)?;
-        Ok::<_, Status>(state.store.revision())
+pub(super) async fn revoke(
+    call: OwnedCall,
+    request: PbLeaseRevokeRequest,
+) -> Result<PbLeaseRevokeResponse, Status> {
+    let OwnedCall { shared, caller, .. } = call;
+    let id = request.id;
+    let begun = shared.change_in_turn((), |state, ()| {
+        state.auth.check_lease(&caller, id, &state.leases)?;
+        Ok::<_, Error>((state.begin_revoke(id)?, state.store.revision()))
     });
-    (revision.map(|revision| PbLeaseRevokeResponse { header: Some(shared.header_at(revision)) }), ticket)
+    let (begun, mut ticket) = begun.await;
+    let revision = match begun {
+        Ok((Begun::Done, revision)) => revision,
+        Ok((Begun::InSteps, _)) => {
+            // A task of its own: others wait for its end, whether its client does or not.
+            let steps = Arc::clone(&shared);
+            let task = tokio::spawn(async move { steps.remove(|_| Ok(())).await });
+            let removed = task.await.map_err(|error| Status::internal(error.to_string()))?;
+            let (removed, last) = removed?;
+            ticket = last;
+            removed.into_revision()
+        }
+        // Also an error may tell of what is not on disk yet.
+        Err(error) => {
+            kept(ticket).await?;
+            return Err(error.into());
+        }
+    };
+    kept(ticket).await?;
+    Ok(PbLeaseRevokeResponse { header: Some(shared.header_at(revision)) })
 }
 
 pub(super) fn time_to_live(
-    shared: &Shared,
+    call: Call<'_>,
     request: PbLeaseTimeToLiveRequest,
 ) -> Kept<PbLeaseTimeToLiveResponse> {
-    let ((revision, lease), ticket) = shared.look(|state| {
+    let shared = call.shared;
+    let (found, ticket) = shared.look(|state| {
+        state.auth.check_known(call.caller)?;
+        if request.keys {
+            state.auth.check_lease_keys(call.caller, request.id, &state.leases)?;
+        }
         let lease = state.time_to_live(Instant::now(), request.id, request.keys);
-        (state.store.revision(), lease)
+        Ok::<_, AuthError>((state.store.revision(), lease))
     });
+    let (revision, lease) = match found {
+        Ok(found) => found,
+        Err(error) => return (Err(error.into()), ticket),
+    };
     let mut response = PbLeaseTimeToLiveResponse {
         header: Some(shared.header_at(revision)),
         id: request.id,
@@ -60,24 +101,32 @@ pub(super) fn time_to_live(
     (Ok(response), ticket)
 }
 
-pub(super) fn list(shared: &Shared, _: PbLeaseLeasesRequest) -> Kept<PbLeaseLeasesResponse> {
-    let (response, ticket) = shared.look(|state| PbLeaseLeasesResponse {
-        header: Some(shared.header_at(state.store.revision())),
-        leases: state.leases.ids().map(|id| PbLeaseStatus { id }).collect(),
+pub(super) fn list(call: Call<'_>, _: PbLeaseLeasesRequest) -> Kept<PbLeaseLeasesResponse> {
+    let shared = call.shared;
+    let (response, ticket) = shared.look(|state| {
+        state.auth.check_leases(call.caller, &state.leases)?;
+        Ok::<_, AuthError>(PbLeaseLeasesResponse {
+            header: Some(shared.header_at(state.store.revision())),
+            leases: state.leases.ids().map(|id| PbLeaseStatus { id }).collect(),
+        })
     });
-    (Ok(response), ticket)
+    (response.map_err(Status::from), ticket)
 }
 
 /// Answers each keep-alive; a lease that does not exist has a TTL of 0. Ends with the client or the server.
 pub(super) fn keep_alive(
-    shared: Arc<Shared>,
+    call: OwnedCall,
     inbound: Streaming<PbLeaseKeepAliveRequest>,
     mut stopping: tokio::sync::watch::Receiver<bool>,
 ) -> impl Stream<Item = Result<Outgoing, Status>> {
+    let OwnedCall { shared, mut caller, .. } = call;
     let answers = inbound.then(move |request| {
         let shared = Arc::clone(&shared);
+        caller.again();
+        let known = shared.read(|state| state.auth.check_known(&caller));
         async move {
             let PbLeaseKeepAliveRequest { id } = request?;
+            known?;
             loop {
                 let (answer, ticket) = shared.change(|state| PbLeaseKeepAliveResponse {
                     header: Some(shared.header_at(state.store.revision())),

@@ -2,10 +2,18 @@
 
 mod admin;
 mod answer;
+mod auth;
 mod body;
+mod call;
+mod election;
+mod hash;
 mod kv;
 mod lease;
+mod line;
+mod lock;
+mod methods;
 mod rope;
+mod snapshot;
 mod status;
 mod streaming;
 mod unary;
@@ -17,18 +25,33 @@ use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::{Either, ready};
 use http::{Request, Response, header};
-use tonic::Status;
+use tonic::{Code, Status};
 
 use body::Bounded;
+use call::OwnedCall;
 pub(crate) use streaming::Messages;
 pub(crate) use unary::{Replying, Whole};
 
 use crate::admission::Account;
+use crate::auth::Caller;
+use crate::handled::Handling;
 use crate::shared::Shared;
 
 /// An answer of one message, or of a stream of them.
 pub(crate) type ReplyBody = http_body_util::Either<Whole, Messages>;
 pub(crate) type Reply = Response<ReplyBody>;
+
+/// Counts how a call has ended; that of a stream when it does.
+pub(crate) fn handled(handling: Handling, reply: &mut Reply) {
+    match (Status::from_header_map(reply.headers()), reply.body_mut()) {
+        (Some(status), _) => handling.end(status.code()),
+        (None, http_body_util::Either::Right(messages)) => messages.tell(handling),
+        (None, http_body_util::Either::Left(whole)) => {
+            handling.meter.sent(whole.bytes);
+            handling.end(Code::Ok);
+        }
+    }
+}
 
 /// Answers gRPC requests.
 #[derive(Debug, Clone)]
@@ -58,98 +81,59 @@ impl Grpc {
                 .is_some_and(|content| content.as_bytes().starts_with(b"application/grpc"))
     }
 
-    /// Answers a request, which is counted for this account.
-    pub(crate) fn call<B>(&self, request: Request<B>, account: &Account) -> Replying
+    /// Answers a request, which is held for this account, comes over a connection with this certificate, and is counted.
+    pub(crate) fn call<B>(
+        &self,
+        request: Request<B>,
+        account: &Account,
+        certificate: Option<&Arc<str>>,
+        handling: Option<&Handling>,
+    ) -> Replying
     where
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let (head, body) = request.into_parts();
-        let body = match Bounded::new(body, account.clone(), self.message_bytes) {
+        let meter = handling.map(|handling| handling.meter.clone());
+        let body = match Bounded::new(body, account.clone(), self.message_bytes, meter) {
             Ok(body) => body,
             Err(status) => return Either::Left(ready(unary::refusal(status))),
         };
-        match handler(head.uri.path()) {
-            Some(handler) => unary::serve(&head.headers, body, &self.shared, handler),
-            None => Either::Right(self.clone().call_streaming(Request::from_parts(head, body)).boxed()),
+        let caller = Caller::of(&head.headers, certificate);
+        match methods::handler(head.uri.path()) {
+            Some(handler) => unary::serve(&head.headers, body, &self.shared, caller, handler),
+            None => {
+                let request = Request::from_parts(head, body);
+                Either::Right(self.clone().call_streaming(request, caller).boxed())
+            }
         }
     }
 
-    async fn call_streaming<B>(self, request: Request<Bounded<B>>) -> Reply
+    async fn call_streaming<B>(self, request: Request<Bounded<B>>, caller: Caller) -> Reply
     where
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let Grpc { shared, stopping, .. } = self;
         let account = request.body().account().clone();
+        let call = OwnedCall { shared, account, caller };
         match request.uri().path() {
             "/etcdserverpb.Watch/Watch" => {
-                streaming::serve(request, |inbound| watch::Session::new(shared, account, inbound)).await
+                streaming::serve(request, |inbound| watch::Session::new(call, inbound)).await
             }
             "/etcdserverpb.Lease/LeaseKeepAlive" => {
-                streaming::serve(request, |inbound| lease::keep_alive(shared, inbound, stopping)).await
+                streaming::serve(request, |inbound| lease::keep_alive(call, inbound, stopping)).await
             }
-            path => unary::refusal(unknown(path)),
+            "/etcdserverpb.Maintenance/Snapshot" => {
+                streaming::serve(request, |inbound| snapshot::send(call, inbound)).await
+            }
+            "/v3electionpb.Election/Observe" => {
+                streaming::serve(request, |inbound| election::observe(call, inbound)).await
+            }
+            "/grpc.health.v1.Health/Watch" => {
+                streaming::serve(request, |inbound| admin::watch_health(inbound, stopping)).await
+            }
+            path => unary::refusal(methods::unknown(path)),
         }
     }
-}
-
-/// What answers a method of one message each way.
-fn handler(path: &str) -> Option<unary::Handler> {
-    use unary::{answer, answer_kept};
-    Some(match path {
-        "/etcdserverpb.KV/Range" => kv::range,
-        "/etcdserverpb.KV/Put" => kv::put,
-        "/etcdserverpb.KV/DeleteRange" => kv::delete,
-        "/etcdserverpb.KV/Txn" => kv::txn,
-        "/etcdserverpb.KV/Compact" => {
-            |shared, account, message| answer_kept(message, account, |ask| kv::compact(shared, ask))
-        }
-        "/etcdserverpb.Lease/LeaseGrant" => {
-            |shared, account, message| answer_kept(message, account, |ask| lease::grant(shared, ask))
-        }
-        "/etcdserverpb.Lease/LeaseRevoke" => {
-            |shared, account, message| answer_kept(message, account, |ask| lease::revoke(shared, ask))
-        }
-        "/etcdserverpb.Lease/LeaseTimeToLive" => {
-            |shared, account, message| answer_kept(message, account, |ask| lease::time_to_live(shared, ask))
-        }
-        "/etcdserverpb.Lease/LeaseLeases" => {
-            |shared, account, message| answer_kept(message, account, |ask| lease::list(shared, ask))
-        }
-        "/etcdserverpb.Maintenance/Status" => {
-            |shared, account, message| answer(message, account, |ask| admin::status(shared, ask))
-        }
-        "/etcdserverpb.Maintenance/Alarm" => {
-            |shared, account, message| answer(message, account, |ask| admin::alarm(shared, ask))
-        }
-        "/etcdserverpb.Maintenance/Defragment" => {
-            |shared, account, message| answer(message, account, |ask| admin::defragment(shared, ask))
-        }
-        "/etcdserverpb.Cluster/MemberList" => {
-            |shared, account, message| answer(message, account, |ask| admin::members(shared, ask))
-        }
-        "/grpc.health.v1.Health/Check" => {
-            |_, account, message| answer(message, account, |ask| admin::health(&ask))
-        }
-        _ => return None,
-    })
-}
-
-/// In the words of etcd's gRPC library, for what is not served.
-fn unknown(path: &str) -> Status {
-    const SERVED: [&str; 6] = [
-        "etcdserverpb.KV",
-        "etcdserverpb.Watch",
-        "etcdserverpb.Lease",
-        "etcdserverpb.Maintenance",
-        "etcdserverpb.Cluster",
-        "grpc.health.v1.Health",
-    ];
-    let (service, method) = path.trim_start_matches('/').rsplit_once('/').unwrap_or((path, ""));
-    Status::unimplemented(if SERVED.contains(&service) {
-        format!("unknown method {method} for service {service}")
-    } else {
-        format!("unknown service {service}")
-    })
 }

@@ -18,8 +18,9 @@ use tonic_prost::ProstDecoder;
 
 use super::Reply;
 use super::body::Bounded;
-use super::rope::Rope;
+use super::rope::{PREFIX, Rope};
 use crate::admission::{Share, counted};
+use crate::handled::Handling;
 
 /// Buffers start small: most messages are, and ten thousand watches have one each.
 const BUFFER: usize = 512;
@@ -59,7 +60,7 @@ where
     let decoder = ProstDecoder::new(BufferSettings::new(BUFFER, YIELD));
     // The size of a message is bounded by its body, which knows the right error.
     let inbound = Streaming::new_request(decoder, request.into_body(), None, Some(usize::MAX));
-    let mut messages = Messages { next: None, stream: Some(handle(inbound).boxed()) };
+    let mut messages = Messages { next: None, stream: Some(handle(inbound).boxed()), handling: None };
     poll_fn(|cx| messages.poll_next(cx)).await;
     let mut response = Response::new(http_body_util::Either::Right(messages));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
@@ -72,6 +73,8 @@ pub(crate) struct Messages {
     next: Option<Result<Outgoing, Status>>,
     /// None when it has ended.
     stream: Option<BoxStream<'static, Result<Outgoing, Status>>>,
+    /// Told how it ends.
+    handling: Option<Handling>,
 }
 
 impl std::fmt::Debug for Messages {
@@ -83,7 +86,15 @@ impl std::fmt::Debug for Messages {
 impl Messages {
     /// One with nothing in it.
     pub(super) fn ended() -> Self {
-        Messages { next: None, stream: None }
+        Messages { next: None, stream: None, handling: None }
+    }
+
+    /// From now on it is told what is sent and how it ends. What is to be sent first is there already.
+    pub(super) fn tell(&mut self, handling: Handling) {
+        if let Some(Ok(first)) = &self.next {
+            handling.meter.sent(first.message.length().saturating_sub(PREFIX));
+        }
+        self.handling = Some(handling);
     }
 
     /// Waits until there is something to send: a message, or the end.
@@ -92,6 +103,9 @@ impl Messages {
             && let Some(stream) = &mut self.stream
         {
             let next = ready!(stream.poll_next_unpin(cx)).unwrap_or_else(|| Err(Status::ok("")));
+            if let (Ok(sending), Some(handling)) = (&next, &self.handling) {
+                handling.meter.sent(sending.message.length());
+            }
             self.next = Some(next.and_then(|Outgoing { message, share }| {
                 let too_long = || Status::resource_exhausted("the message is longer than gRPC allows");
                 Ok(Outgoing { message: message.framed().ok_or_else(too_long)?, share })
@@ -123,6 +137,9 @@ impl Body for Messages {
                 }
                 Some(Err(status)) => {
                     self.stream = None;
+                    if let Some(handling) = self.handling.take() {
+                        handling.end(status.code());
+                    }
                     let mut trailers = HeaderMap::with_capacity(2);
                     // It fails for a message that no header can hold, and there is none.
                     let _ = status.add_header(&mut trailers);

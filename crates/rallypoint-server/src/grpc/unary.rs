@@ -7,7 +7,6 @@ use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures::FutureExt as _;
@@ -18,18 +17,17 @@ use prost::Message;
 use tonic::Status;
 
 use super::body::{ANSWER_BYTES, Bounded};
+use super::call::{Call, OwnedCall};
 use super::rope::{PREFIX, Rope};
 use super::{Messages, Reply};
 use crate::admission::{Account, Share, counted};
+use crate::auth::Caller;
 use crate::durable::Ticket;
 use crate::mvcc::Error;
 use crate::shared::Shared;
 
-/// For a message to come in whole.
-const MESSAGE_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// What answers the message of a request.
-pub(super) type Handler = fn(&Arc<Shared>, &Account, Bytes) -> Answering;
+pub(super) type Handler = fn(Call<'_>, Bytes) -> Answering;
 
 /// An answer that is there, or takes some steps. Large, but most often there at once.
 pub(super) type Answering = Either<Ready<Result<Whole, Status>>, BoxFuture<'static, Result<Whole, Status>>>;
@@ -42,6 +40,7 @@ pub(super) fn serve<B>(
     headers: &HeaderMap,
     body: Bounded<B>,
     shared: &Arc<Shared>,
+    caller: Caller,
     handle: Handler,
 ) -> Replying
 where
@@ -55,7 +54,7 @@ where
     // Whoever waits for it polls it again, with a waker of its own.
     if let Poll::Ready(message) = request.poll(&mut Context::from_waker(Waker::noop())) {
         let answering = match message {
-            Ok(message) => handle(shared, request.body.account(), message),
+            Ok(message) => handle(Call { shared, account: request.body.account(), caller: &caller }, message),
             Err(status) => at_once(Err(status)),
         };
         return match answering {
@@ -66,10 +65,14 @@ where
     }
     let shared = Arc::clone(shared);
     let later = async move {
-        let message = tokio::time::timeout(MESSAGE_TIMEOUT, poll_fn(|cx| request.poll(cx))).await;
-        let late = || Err(Status::deadline_exceeded(format!("no message within {MESSAGE_TIMEOUT:?}")));
+        let time = shared.settings.request_timeout;
+        let message = tokio::time::timeout(time, poll_fn(|cx| request.poll(cx))).await;
+        let late = || Err(Status::deadline_exceeded(format!("no message within {time:?}")));
         match message.unwrap_or_else(|_| late()) {
-            Ok(message) => reply(handle(&shared, request.body.account(), message).await),
+            Ok(message) => {
+                let call = Call { shared: &shared, account: request.body.account(), caller: &caller };
+                reply(handle(call, message).await)
+            }
             Err(status) => refusal(status),
         }
     };
@@ -78,8 +81,8 @@ where
 
 /// Decodes a message, hands it over and encodes the answer.
 pub(super) fn answer<In, Out>(
+    call: Call<'_>,
     message: Bytes,
-    account: &Account,
     handle: impl FnOnce(In) -> Result<Out, Status>,
 ) -> Answering
 where
@@ -87,13 +90,13 @@ where
     Out: Message,
 {
     let answer = decode(message).and_then(handle);
-    at_once(answer.and_then(|answer| Ok(Whole::new(Rope::of(&answer), account)?)))
+    at_once(answer.and_then(|answer| Ok(Whole::new(Rope::of(&answer), call.account)?)))
 }
 
 /// The same, for an answer that waits for a ticket where there is one.
 pub(super) fn answer_kept<In, Out>(
+    call: Call<'_>,
     message: Bytes,
-    account: &Account,
     handle: impl FnOnce(In) -> (Result<Out, Status>, Option<Ticket>),
 ) -> Answering
 where
@@ -104,7 +107,26 @@ where
         Ok(message) => handle(message),
         Err(status) => (Err(status), None),
     };
-    once_kept(answer.and_then(|answer| Ok(Whole::new(Rope::of(&answer), account)?)), ticket)
+    once_kept(answer.and_then(|answer| Ok(Whole::new(Rope::of(&answer), call.account)?)), ticket)
+}
+
+/// The same, for an answer that takes some steps, or has to wait.
+pub(super) fn answer_later<In, Out, F>(
+    call: Call<'_>,
+    message: Bytes,
+    handle: impl FnOnce(OwnedCall, In) -> F,
+) -> Answering
+where
+    In: Message + Default,
+    Out: Message,
+    F: Future<Output = Result<Out, Status>> + Send + 'static,
+{
+    let request = match decode(message) {
+        Ok(request) => request,
+        Err(status) => return at_once(Err(status)),
+    };
+    let (account, answering) = (call.account.clone(), handle(call.owned(), request));
+    Either::Right(async move { Ok(Whole::new(Rope::of(&answering.await?), &account)?) }.boxed())
 }
 
 /// An answer that is given once all that it tells of is on disk.
@@ -218,6 +240,8 @@ fn message(bytes: &[u8]) -> Option<&[u8]> {
 #[derive(Debug)]
 pub(crate) struct Whole {
     message: Rope,
+    /// Of the message, before any of it was sent.
+    pub(super) bytes: usize,
     share: Arc<Share>,
     is_ended: bool,
 }
@@ -233,8 +257,9 @@ impl Whole {
 
     /// The same, of what was taken already.
     pub(super) fn within(message: Rope, share: Share) -> Result<Self, Error> {
+        let bytes = message.length();
         let message = message.framed().ok_or(Error::AnswerTooLarge)?;
-        Ok(Whole { message, share: Arc::new(share), is_ended: false })
+        Ok(Whole { message, bytes, share: Arc::new(share), is_ended: false })
     }
 }
 
@@ -286,7 +311,7 @@ mod tests {
 
     fn read(bytes: &[u8], size: usize) -> Result<Bytes, Status> {
         let pieces = bytes.chunks(size).map(Bytes::copy_from_slice).collect();
-        let body = Bounded::new(Pieces(pieces), Account::alone(1 << 20), 100).unwrap();
+        let body = Bounded::new(Pieces(pieces), Account::alone(1 << 20), 100, None).unwrap();
         match OneMessage::new(body).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(message) => message,
             Poll::Pending => unreachable!("all pieces are there"),

@@ -12,9 +12,11 @@ use tokio::time::{Interval, MissedTickBehavior, Sleep, interval_at};
 use tonic::{Status, Streaming};
 
 use super::answer;
+use super::call::OwnedCall;
 use super::rope::Rope;
 use super::streaming::Outgoing;
 use crate::admission::{Account, Full, Share};
+use crate::auth::{AuthError, Caller};
 use crate::mvcc::Span;
 use crate::shared::Shared;
 use crate::watch::{Filter, Message, Polled, StreamKey, WatchRequest};
@@ -23,11 +25,11 @@ use crate::watch::{Filter, Message, Polled, StreamKey, WatchRequest};
 const MAX_ANSWERS_WAITING: usize = 64;
 
 /// Roughly the memory of a watch beside its keys.
-const WATCH_BYTES: usize = 1024;
+pub(super) const WATCH_BYTES: usize = 1024;
 /// Messages up to it are not counted: a stream has only one or two.
-const SMALL_BYTES: usize = 4096;
+pub(super) const SMALL_BYTES: usize = 4096;
 /// Until the next try, when there was no room for a message.
-const PAUSE: Duration = Duration::from_millis(20);
+pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
 /// One stream of watches. It is asked for the next message when the connection can take one, and only then
 /// looks for it.
@@ -38,6 +40,8 @@ pub(super) struct Session {
     inbound: Option<Streaming<PbWatchRequest>>,
     /// Whom its watches and messages are counted for.
     account: Account,
+    /// Who opened it.
+    caller: Caller,
     /// The rest of a message that was cut, last piece first.
     fragments: Vec<Rope>,
     /// What was taken for the next message, or the one that is being sent.
@@ -49,13 +53,15 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(shared: Arc<Shared>, account: Account, inbound: Streaming<PbWatchRequest>) -> Self {
+    pub(super) fn new(call: OwnedCall, inbound: Streaming<PbWatchRequest>) -> Self {
+        let OwnedCall { shared, account, caller } = call;
         let stream = shared.write(|state| state.hub.open());
         Session {
             shared,
             stream,
             inbound: Some(inbound),
             account,
+            caller,
             fragments: Vec::new(),
             share: None,
             pause: None,
@@ -90,6 +96,12 @@ impl Session {
                 }
                 // Without a key, from the first one on.
                 let key = if create.key.is_empty() { vec![0] } else { create.key };
+                self.caller.again();
+                let asked = Span::new(&key[..], &create.range_end[..]);
+                if let Err(error) = self.shared.read(|state| state.auth.check_watch(&self.caller, &asked)) {
+                    let reason = not_permitted(error);
+                    return self.shared.write(|state| state.hub.refuse(&state.store, stream, reason));
+                }
                 // Its message stays in the buffer that it was read into, for as long as the stream is silent.
                 let keys = 2 * (key.len() + create.range_end.len());
                 let Ok(share) = self.account.take(WATCH_BYTES + keys) else {
@@ -186,6 +198,15 @@ impl Stream for Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.shared.write(|state| state.hub.drop_stream(self.stream));
+    }
+}
+
+/// Why a watch was not made, as etcd says it.
+fn not_permitted(error: AuthError) -> &'static str {
+    match error {
+        AuthError::InvalidToken => "rpc error: code = Unauthenticated desc = etcdserver: invalid auth token",
+        AuthError::UserEmpty => "rpc error: code = InvalidArgument desc = etcdserver: user name is empty",
+        _ => "rpc error: code = PermissionDenied desc = etcdserver: permission denied",
     }
 }
 

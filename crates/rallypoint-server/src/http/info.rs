@@ -19,10 +19,13 @@ pub(super) async fn serve(site: &Site, path: &[u8], head: &Parts) -> Response {
         b"/v2/stats/self" => object(&self_stats(site)),
         b"/v2/stats/leader" => object(&json!({ "leader": id(site), "followers": {} })),
         b"/v2/stats/store" => object(&store_stats(site)),
-        b"/version" => object(&versions(&site.keys.version())),
-        b"/health" => health(site).await,
+        b"/version" => reply::json(StatusCode::OK, versions(&site.keys.version())),
+        b"/health" => health(site, head.uri.query().unwrap_or_default()).await,
         b"/metrics" => metrics::serve(site),
-        _ => return reply::not_found(),
+        path => match checks_of(path) {
+            Some(checks) => checked(site, checks, head.uri.query().unwrap_or_default()).await,
+            None => return reply::not_found(),
+        },
     };
     let allowed: &[Method] = match path {
         b"/v2/machines" => &[Method::GET, Method::HEAD],
@@ -31,13 +34,62 @@ pub(super) async fn serve(site: &Site, path: &[u8], head: &Parts) -> Response {
     reply::allow(&head.method, allowed).map_or_else(|refused| *refused, |()| response)
 }
 
-async fn health(site: &Site) -> Response {
-    let ill = site.keys.ill().await;
+async fn health(site: &Site, query: &str) -> Response {
+    let ill = site.keys.ill().await.filter(|why| !is_excluded(query, why.trim_start_matches(ALARM)));
     let (status, health) = match ill {
         Some(_) => (StatusCode::SERVICE_UNAVAILABLE, "false"),
         None => (StatusCode::OK, "true"),
     };
-    reply::json(status, json!({ "health": health, "reason": ill.unwrap_or_default() }).to_string())
+    let body = json!({ "health": health, "reason": ill.unwrap_or_default() }).to_string();
+    reply::text_with(status, body)
+}
+
+/// What stands before an alarm, where that is why a server is not well.
+const ALARM: &str = "ALARM ";
+/// What etcd looks at to tell whether a server lives, and whether it can be asked for something.
+const LIVES: &[&str] = &["serializable_read"];
+const IS_READY: &[&str] = &["non_learner", "data_corruption", "serializable_read", ASKS_OTHERS];
+/// The one that may fail here: with a cluster behind.
+const ASKS_OTHERS: &str = "linearizable_read";
+
+/// The checks at a path: all of `/livez` or `/readyz`, or one of them.
+fn checks_of(path: &[u8]) -> Option<&'static [&'static str]> {
+    let path = std::str::from_utf8(path).ok()?;
+    let (all, rest) = match path.strip_prefix("/livez") {
+        Some(rest) => (LIVES, rest),
+        None => (IS_READY, path.strip_prefix("/readyz")?),
+    };
+    if rest.is_empty() {
+        return Some(all);
+    }
+    let name = rest.strip_prefix('/')?;
+    all.iter().position(|check| *check == name).map(|at| &all[at..=at])
+}
+
+async fn checked(site: &Site, checks: &[&str], query: &str) -> Response {
+    // An alarm is none of these checks.
+    let ill = site.keys.ill().await.filter(|why| !why.starts_with(ALARM));
+    let mut said = String::new();
+    let mut is_well = true;
+    for check in checks.iter().filter(|check| !is_excluded(query, check)) {
+        match ill.as_ref().filter(|_| *check == ASKS_OTHERS) {
+            Some(why) => {
+                said.push_str(&format!("[-]{check} failed: {why}\n"));
+                is_well = false;
+            }
+            None => said.push_str(&format!("[+]{check} ok\n")),
+        }
+    }
+    if !is_well {
+        return reply::plain(StatusCode::SERVICE_UNAVAILABLE, said);
+    }
+    let is_verbose = query.split('&').any(|pair| pair.split('=').next() == Some("verbose"));
+    reply::plain(StatusCode::OK, if is_verbose { said + "ok\n" } else { "ok\n".to_owned() })
+}
+
+/// Whether the query says that this does not count.
+fn is_excluded(query: &str, what: &str) -> bool {
+    query.split('&').filter_map(|pair| pair.strip_prefix("exclude=")).any(|excluded| excluded == what)
 }
 
 fn object(value: &Value) -> Response {
@@ -52,10 +104,14 @@ fn id(site: &Site) -> String {
     format!("{:x}", site.identity.member_id)
 }
 
-/// The release of the server, and that of the cluster, which has no patch.
-fn versions(release: &str) -> Value {
+/// The release of the server, and that of the cluster, which has no patch. In etcd's order.
+fn versions(release: &str) -> String {
     let minor = release.rsplit_once('.').map_or(release, |(minor, _)| minor);
-    json!({ "etcdserver": release, "etcdcluster": format!("{minor}.0") })
+    format!("{{{},{}}}", field("etcdserver", release), field("etcdcluster", &format!("{minor}.0")))
+}
+
+fn field(name: &str, value: &str) -> String {
+    format!("{}:{}", json!(name), json!(value))
 }
 
 fn member(site: &Site, host: Option<&str>) -> Value {
@@ -146,7 +202,17 @@ mod tests {
     }
 
     #[test]
+    fn checks_are_those_of_their_path() {
+        assert_eq!((checks_of(b"/livez"), checks_of(b"/readyz")), (Some(LIVES), Some(IS_READY)));
+        assert_eq!(checks_of(b"/readyz/data_corruption"), Some(&IS_READY[1..2]));
+        for path in [&b"/readyz/"[..], b"/readyz/nothing", b"/livez/non_learner", b"/livezz", b"/"] {
+            assert_eq!(checks_of(path), None);
+        }
+        assert!(is_excluded("verbose&exclude=NOSPACE", "NOSPACE") && !is_excluded("exclude=", "NOSPACE"));
+    }
+
+    #[test]
     fn the_version_of_the_cluster_has_no_patch() {
-        assert_eq!(versions("3.5.30"), json!({ "etcdserver": "3.5.30", "etcdcluster": "3.5.0" }));
+        assert_eq!(versions("3.5.30"), r#"{"etcdserver":"3.5.30","etcdcluster":"3.5.0"}"#);
     }
 }

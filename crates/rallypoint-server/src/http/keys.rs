@@ -12,7 +12,7 @@ use http::{Method, StatusCode, header};
 
 use super::{Site, body, login, reply};
 use crate::admission::{Account, Share, counted};
-use crate::v2::{self, Answer, Answered, Error, Event, Events, Path};
+use crate::v2::{self, Answer, Answered, Code, Error, Event, Events, Listing, Path};
 
 /// Serves a request on `key`, whose escapes are undone.
 pub(super) async fn serve(site: &Site, key: &[u8], request: Request) -> Response {
@@ -45,10 +45,10 @@ async fn answer(site: &Site, key: &[u8], request: Request) -> Result<Response, E
     let no_value = request.no_value;
     let login = login::of(&head.headers);
     let answered = site.keys.apply(request, login).await?;
-    respond(account, share, answered, no_value)
+    respond(account, share, answered, no_value).await
 }
 
-fn respond(
+async fn respond(
     account: &Account,
     mut share: Share,
     answered: Answered,
@@ -60,6 +60,7 @@ fn respond(
             let status = if event.is_new_node() { StatusCode::CREATED } else { StatusCode::OK };
             reply::json(status, event_body(&event, no_value, share)?)
         }
+        Answer::Listing(listing) => reply::json(StatusCode::OK, listing_body(listing, share).await?),
         Answer::Watch(watch) => {
             share.shrink_to(body::REQUEST_BYTES);
             reply::json(StatusCode::OK, body_of(account.clone(), share, watch))
@@ -77,6 +78,20 @@ fn event_body(event: &Event, no_value: bool, mut share: Share) -> Result<Body, E
     // Escapes make it longer.
     share.resize(body::REQUEST_BYTES + json.len()).map_err(body::full)?;
     Ok(body::answer(json, share))
+}
+
+/// The answer to a read, which is counted before it is built. A large one takes long, so others are not kept waiting.
+async fn listing_body(listing: Listing, mut share: Share) -> Result<Body, Error> {
+    let is_small = listing.is_small();
+    let write = move || {
+        share.resize(body::REQUEST_BYTES + listing.weight()).map_err(body::full)?;
+        event_body(&listing.event(), false, share)
+    };
+    if is_small {
+        return write();
+    }
+    let failed = |error: tokio::task::JoinError| Error::new(Code::Internal, error.to_string(), 0);
+    tokio::task::spawn_blocking(write).await.map_err(failed)?
 }
 
 /// The events of a watch, a line each, until it has had its one or was cut off. When the client goes, so does

@@ -47,6 +47,11 @@ pub(super) fn text(body: impl Into<Body>) -> Response {
     with_type(StatusCode::OK, "text/plain; charset=utf-8", body)
 }
 
+/// The same, with another status.
+pub(super) fn text_with(status: StatusCode, body: impl Into<Body>) -> Response {
+    with_type(status, "text/plain; charset=utf-8", body)
+}
+
 /// Text of another type.
 pub(super) fn of_type(content_type: &'static str, body: impl Into<Body>) -> Response {
     with_type(StatusCode::OK, content_type, body)
@@ -72,20 +77,59 @@ pub(super) fn bad_request() -> Response {
     plain_error(StatusCode::BAD_REQUEST, "400 Bad Request")
 }
 
-/// Sends the client to another path. The query goes with it.
-pub(super) fn moved(path: &[u8], query: Option<&str>) -> Response {
+/// Sends the client to another path. The query goes with it. A body is for people, who ask with GET.
+pub(super) fn moved(method: &Method, path: &[u8], query: Option<&str>) -> Response {
     let mut location = percent_encode(path, PATH).to_string();
     if let Some(query) = query {
         location.push('?');
         location.push_str(query);
     }
-    let mut response = plain_error(StatusCode::MOVED_PERMANENTLY, "");
+    let mut response = match *method {
+        Method::GET => {
+            let link = format!("<a href=\"{}\">Moved Permanently</a>.\n\n", escaped(&location));
+            with_type(StatusCode::MOVED_PERMANENTLY, HTML, link)
+        }
+        Method::HEAD => with_type(StatusCode::MOVED_PERMANENTLY, HTML, Body::empty()),
+        _ => {
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::MOVED_PERMANENTLY;
+            response
+        }
+    };
     response.headers_mut().insert(header::LOCATION, text_value(&location));
     response
 }
 
-fn plain_error(status: StatusCode, body: &'static str) -> Response {
-    let mut response = with_type(status, "text/plain; charset=utf-8", body);
+const HTML: &str = "text/html; charset=utf-8";
+
+/// A text in HTML, as Go escapes it.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&#34;"),
+            '\'' => escaped.push_str("&#39;"),
+            letter => escaped.push(letter),
+        }
+    }
+    escaped
+}
+
+/// What every path answers to OPTIONS. Web pages of others, for whom etcd says more, are not served.
+pub(super) fn options() -> Response {
+    Response::new(Body::empty())
+}
+
+pub(super) fn plain_error(status: StatusCode, body: &'static str) -> Response {
+    plain(status, body)
+}
+
+/// Plain text that no browser takes for anything else.
+pub(super) fn plain(status: StatusCode, body: impl Into<Body>) -> Response {
+    let mut response = text_with(status, body);
     response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response
 }

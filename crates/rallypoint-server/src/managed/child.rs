@@ -1,7 +1,8 @@
 //! A real etcd as a child process.
 
-use std::fs::File;
+use std::fs::{DirBuilder, File};
 use std::io::{Read, Seek};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -43,10 +44,9 @@ impl Child {
     pub(super) async fn start(
         binary: &Path,
         data_dir: Option<&Path>,
-        attempt: u32,
         time: Duration,
     ) -> Result<Child, EtcdServerError> {
-        let folder = Folder::make(data_dir, attempt)?;
+        let folder = Folder::make(data_dir)?;
         let cannot_run = |source| EtcdServerError::Run { binary: binary.to_owned(), source };
         let (port, peer_port) =
             (ReservedPort::new().map_err(cannot_run)?, ReservedPort::new().map_err(cannot_run)?);
@@ -148,7 +148,7 @@ async fn takes_v2(binary: &Path) -> bool {
     })
 }
 
-/// A folder of its own for each try.
+/// Where the data is: the caller's folder, the same for each try, or a temporary one of this try.
 struct Folder {
     path: PathBuf,
     temporary: bool,
@@ -156,16 +156,17 @@ struct Folder {
 }
 
 impl Folder {
-    fn make(data_dir: Option<&Path>, attempt: u32) -> Result<Self, EtcdServerError> {
+    fn make(data_dir: Option<&Path>) -> Result<Self, EtcdServerError> {
         let (path, temporary) = match data_dir {
-            Some(data_dir) => (data_dir.join(attempt.to_string()), false),
+            Some(data_dir) => (data_dir.to_owned(), false),
             None => {
                 let name = format!("rallypoint-etcd-{}-{:016x}", std::process::id(), fastrand::u64(..));
                 (std::env::temp_dir().join(name), true)
             }
         };
-        std::fs::create_dir_all(&path)
-            .map_err(|source| EtcdServerError::DataDir { path: path.clone(), source })?;
+        // What is in it is this user's alone. A temporary one that is there already is somebody else's.
+        let made = DirBuilder::new().recursive(!temporary).mode(0o700).create(&path);
+        made.map_err(|source| EtcdServerError::DataDir { path: path.clone(), source })?;
         Ok(Folder { path, temporary, kept: false })
     }
 

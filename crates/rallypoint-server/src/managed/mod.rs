@@ -29,7 +29,8 @@ use crate::{Config, Server, ServerError};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct EtcdServerOptions {
-    /// Where a real etcd keeps its data. It stays there; without one, a temporary folder is made and removed.
+    /// Where the data is kept. It stays there, and a later start goes on from it; without one, it is in a temporary folder that is
+    /// removed, or in memory where there is no etcd.
     pub data_dir: Option<PathBuf>,
     /// How long each try may take.
     pub timeout: Duration,
@@ -126,14 +127,20 @@ impl EtcdServer {
     pub async fn start(options: EtcdServerOptions) -> Result<EtcdServer, EtcdServerError> {
         match options.binary.clone().or_else(find::etcd) {
             Some(binary) => EtcdServer::start_child(binary, &options).await,
-            None => EtcdServer::start_embedded(),
+            None => EtcdServer::start_own(options.data_dir),
         }
     }
 
-    /// Starts the embedded server, whether there is an etcd or not.
+    /// Starts the embedded server, whether there is an etcd or not, with its data in memory.
     pub fn start_embedded() -> Result<EtcdServer, EtcdServerError> {
+        EtcdServer::start_own(None)
+    }
+
+    fn start_own(data_dir: Option<PathBuf>) -> Result<EtcdServer, EtcdServerError> {
         let any_port = std::net::SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, 0));
-        let server = Server::bind(Config::on(any_port))?;
+        let mut config = Config::on(any_port);
+        config.data_dir = data_dir;
+        let server = Server::bind(config)?;
         let port = server.address().port();
         Ok(EtcdServer { running: Running::Embedded(server), port })
     }
@@ -144,7 +151,7 @@ impl EtcdServer {
     ) -> Result<EtcdServer, EtcdServerError> {
         let mut attempt = 1;
         loop {
-            match Child::start(&binary, options.data_dir.as_deref(), attempt, options.timeout).await {
+            match Child::start(&binary, options.data_dir.as_deref(), options.timeout).await {
                 Ok(child) => return Ok(EtcdServer { port: child.port(), running: Running::Child(child) }),
                 Err(error) if attempt < options.tries => {
                     warn!(%error, attempt, "etcd did not start; trying again");

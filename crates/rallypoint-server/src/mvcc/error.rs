@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use crate::admission::Full;
+use crate::auth::AuthError;
 
 /// Why a request to the store, the leases or the watches was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -41,6 +42,9 @@ pub(crate) enum Error {
     /// Where etcd has no limit, this server has one: what it holds for clients must not grow without bound.
     #[error("etcdserver: too many requests")]
     TooManyRequests,
+    /// Who asks may not, or asks something of users and roles that cannot be.
+    #[error(transparent)]
+    Auth(#[from] AuthError),
 }
 
 impl From<Full> for Error {

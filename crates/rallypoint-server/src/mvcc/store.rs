@@ -1,4 +1,4 @@
-//! The data, its history and its compaction.
+//! The data and its history.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Error, Record, Span};
+use super::{Record, Span};
 
 /// How much of the past is kept when nobody asks for a compaction.
 ///
@@ -26,24 +26,29 @@ pub(crate) struct Retention {
 #[derive(Debug)]
 pub(crate) struct Store {
     /// Every version of every key since the compaction, and the one that was valid at it.
-    index: BTreeMap<Bytes, VecDeque<Arc<Record>>>,
+    pub(super) index: BTreeMap<Bytes, VecDeque<Arc<Record>>>,
     /// Every change since the compaction, in order. Those made after `revision` are not committed yet.
-    log: VecDeque<Arc<Record>>,
+    pub(super) log: VecDeque<Arc<Record>>,
     /// What the log weighs.
-    log_weight: usize,
+    pub(super) log_weight: usize,
+    /// Of the changes at its front, how many the compaction has passed, and what they weigh. They stay for watches.
+    pub(super) passed: usize,
+    pub(super) passed_weight: usize,
+    /// How many keys there are now.
+    pub(super) live: usize,
     /// What the index weighs, which is more: it has the keys that were not changed since the compaction.
-    weight: usize,
+    pub(super) weight: usize,
     /// How many of them that are.
     open: u32,
     /// Of the last committed change.
-    revision: i64,
+    pub(super) revision: i64,
     /// Up to here readers see. It is the revision, but where that has yet to reach the disk.
-    visible: i64,
+    pub(super) visible: i64,
     /// What was forgotten and is still on disk, where the store is kept there.
-    forgotten: Option<Vec<RecordKey>>,
+    pub(super) forgotten: Option<Vec<RecordKey>>,
     /// Nothing before it can be read. Negative until the first compaction.
-    compacted: i64,
-    retention: Retention,
+    pub(super) compacted: i64,
+    pub(super) retention: Retention,
 }
 
 /// Where a change is among all: its revision, and its place there.
@@ -69,6 +74,9 @@ impl Store {
             index: BTreeMap::new(),
             log: VecDeque::new(),
             log_weight: 0,
+            passed: 0,
+            passed_weight: 0,
+            live: 0,
             weight: 0,
             open: 0,
             revision: FIRST_REVISION,
@@ -84,7 +92,8 @@ impl Store {
         Store { revision, visible: revision, compacted: revision, ..Store::new(retention) }
     }
 
-    /// A store as it was, from the changes that [`Store::settle`] was told of and that were not forgotten, in order.
+    /// A store as it was, from the changes that [`Store::settle`] was told of and that were not forgotten, in order. It
+    /// may have ended in the middle of a compaction: what that had left to forget is forgotten now.
     pub(crate) fn restored(
         retention: Retention,
         revision: i64,
@@ -92,6 +101,7 @@ impl Store {
         changes: impl IntoIterator<Item = Record>,
     ) -> Self {
         let mut store = Store { revision, visible: revision, compacted, ..Store::new(retention) };
+        let mut forgotten = Vec::new();
         for change in changes {
             let change = Arc::new(change);
             if change.mod_revision >= compacted {
@@ -101,27 +111,36 @@ impl Store {
             let versions = store.index.entry(change.key.clone()).or_default();
             // Of those up to the compaction only the last is of interest, and a deletion is not.
             if change.mod_revision <= compacted {
-                store.weight -= versions.drain(..).map(|version| version.weight()).sum::<usize>();
+                for version in versions.drain(..) {
+                    store.weight -= version.weight();
+                    forgotten.push(version.at());
+                }
                 if change.is_deletion() {
                     store.index.remove(&change.key);
+                    forgotten.push(change.at());
                     continue;
                 }
             }
             store.weight += change.weight();
             versions.push_back(change);
         }
+        let is_live =
+            |versions: &&VecDeque<Arc<Record>>| versions.back().is_some_and(|last| !last.is_deletion());
+        store.live = store.index.values().filter(is_live).count();
+        // What watches can ask for stays.
+        forgotten.retain(|(revision, _)| *revision < compacted);
+        store.forgotten = Some(forgotten);
         store
     }
 
     /// From now on readers see a commit only when it has settled.
     pub(crate) fn hold(&mut self) {
-        self.forgotten = Some(Vec::new());
+        self.forgotten.get_or_insert_default();
     }
 
-    /// Readers see what was committed up to this revision; those changes.
-    pub(crate) fn settle(&mut self, revision: i64) -> impl Iterator<Item = &Arc<Record>> {
-        let was = std::mem::replace(&mut self.visible, revision);
-        self.changes_from(was + 1)
+    /// Readers see what was committed up to this revision; up to where they saw before.
+    pub(crate) fn settle(&mut self, revision: i64) -> i64 {
+        std::mem::replace(&mut self.visible, revision)
     }
 
     pub(crate) fn retention(&self) -> Retention {
@@ -138,10 +157,16 @@ impl Store {
         self.forgotten.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Every version of every key, and what else watchers can ask for. No order.
+    /// Every version that can be asked for.
     #[cfg(test)]
     pub(crate) fn all(&self) -> Vec<RecordKey> {
-        let mut all: Vec<_> = self.index.values().flatten().chain(&self.log).map(|it| it.at()).collect();
+        let valid = |versions: &VecDeque<Arc<Record>>| {
+            let past = versions.partition_point(|version| version.mod_revision <= self.compacted);
+            let first = past.checked_sub(1).filter(|&last| !versions[last].is_deletion()).unwrap_or(past);
+            versions.range(first..).map(|version| version.at()).collect::<Vec<_>>()
+        };
+        let told = self.log.iter().filter(|change| change.mod_revision >= self.compacted);
+        let mut all: Vec<_> = self.index.values().flat_map(valid).chain(told.map(|it| it.at())).collect();
         all.sort_unstable();
         all.dedup();
         all
@@ -162,14 +187,14 @@ impl Store {
         self.log.back().map_or(self.revision, |last| last.mod_revision.max(self.revision))
     }
 
-    /// Whether a compaction would find something to forget.
+    /// Whether there is something to forget, or a compaction would find it.
     pub(crate) fn has_past(&self) -> bool {
-        self.compacted < self.visible
+        self.compacted < self.visible || !self.is_clean()
     }
 
-    /// The number of keys in the index, deleted ones included until the compaction.
+    /// The number of keys as they are now.
     pub(crate) fn key_count(&self) -> usize {
-        self.index.len()
+        self.live
     }
 
     /// Roughly its memory.
@@ -224,9 +249,34 @@ impl Store {
         Scan { visited, last: last.cloned(), is_done: true }
     }
 
+    /// Calls for the versions of each key, from after a key on. It looks at so many keys at most.
+    pub(crate) fn versions(
+        &self,
+        after: Option<&Bytes>,
+        most: usize,
+        mut found: impl FnMut(&VecDeque<Arc<Record>>),
+    ) -> Scan {
+        let start = after.map_or(Bound::Unbounded, |after| Bound::Excluded(&after[..]));
+        let (mut visited, mut last) = (0, None::<&Bytes>);
+        for (key, versions) in self.index.range::<[u8], _>((start, Bound::Unbounded)) {
+            if visited == most {
+                return Scan { visited, last: last.or(after).cloned(), is_done: false };
+            }
+            visited += 1;
+            last = Some(key);
+            found(versions);
+        }
+        Scan { visited, last: last.cloned(), is_done: true }
+    }
+
     /// The changes from a revision on that readers see, in order.
     pub(crate) fn changes_from(&self, revision: i64) -> impl Iterator<Item = &Arc<Record>> {
-        let first = self.log.partition_point(|change| change.mod_revision < revision);
+        self.changes_at((revision, 0))
+    }
+
+    /// The same, from a place on.
+    pub(crate) fn changes_at(&self, place: RecordKey) -> impl Iterator<Item = &Arc<Record>> {
+        let first = self.log.partition_point(|change| change.at() < place);
         self.log.range(first..).take_while(|change| change.mod_revision <= self.visible)
     }
 
@@ -236,7 +286,10 @@ impl Store {
         let versions = self.index.entry(key.clone()).or_default();
         let (create_revision, version) = match versions.back() {
             Some(last) if !last.is_deletion() => (last.create_revision, last.version + 1),
-            _ => (mod_revision, 1),
+            _ => {
+                self.live += 1;
+                (mod_revision, 1)
+            }
         };
         let record =
             Arc::new(Record { key, value, create_revision, mod_revision, version, lease, place: self.open });
@@ -252,22 +305,28 @@ impl Store {
             Span::One(key) => self.get(key.as_ref()).cloned().into_iter().collect(),
             _ => self.iter_at(span, i64::MAX).cloned().collect(),
         };
-        let mod_revision = self.revision + 1;
         for last in &deleted {
-            let record = Arc::new(Record {
-                key: last.key.clone(),
-                value: Bytes::new(),
-                create_revision: 0,
-                mod_revision,
-                version: 0,
-                lease: 0,
-                place: self.open,
-            });
-            let versions = self.index.get_mut(&last.key).expect("a key just found is in the index");
-            versions.push_back(Arc::clone(&record));
-            self.record(record);
+            self.delete_found(last);
         }
         deleted
+    }
+
+    /// Deletes a key at the next revision, by its version of now; the deletion.
+    pub(crate) fn delete_found(&mut self, last: &Record) -> Arc<Record> {
+        let record = Arc::new(Record {
+            key: last.key.clone(),
+            value: Bytes::new(),
+            create_revision: 0,
+            mod_revision: self.revision + 1,
+            version: 0,
+            lease: 0,
+            place: self.open,
+        });
+        let versions = self.index.get_mut(&last.key).expect("a key that was found is in the index");
+        versions.push_back(Arc::clone(&record));
+        self.live -= 1;
+        self.record(Arc::clone(&record));
+        record
     }
 
     fn record(&mut self, change: Arc<Record>) {
@@ -290,6 +349,12 @@ impl Store {
         self.log.range(self.log.len() - new as usize..)
     }
 
+    /// The same, for changes that are told to others later; the revision.
+    pub(crate) fn commit_all(&mut self) -> i64 {
+        drop(self.commit());
+        self.revision
+    }
+
     /// Takes the changes since the last commit back.
     pub(crate) fn rollback(&mut self) {
         self.open = 0;
@@ -299,92 +364,16 @@ impl Store {
             self.weight -= change.weight();
             let versions = self.index.get_mut(&change.key).expect("a change of the log is in the index");
             versions.pop_back();
+            if change.is_deletion() {
+                self.live += 1;
+            } else if versions.back().is_none_or(|before| before.is_deletion()) {
+                self.live -= 1;
+            }
             if versions.is_empty() {
                 self.index.remove(&change.key);
             }
         }
     }
-
-    /// Forgets what was overwritten or deleted up to a revision.
-    pub(crate) fn compact(&mut self, revision: i64) -> Result<(), Error> {
-        if revision <= self.compacted {
-            return Err(Error::Compacted);
-        }
-        if revision > self.visible {
-            return Err(Error::FutureRevision);
-        }
-        let was = std::mem::replace(&mut self.compacted, revision);
-        let past = self.log.partition_point(|change| change.mod_revision <= revision);
-        for change in self.log.range(..past).filter(|change| change.mod_revision > was) {
-            let forgotten = |version: &Record| {
-                // What is still to be told stays.
-                if let Some(forgotten) = self.forgotten.as_mut().filter(|_| version.mod_revision < revision) {
-                    forgotten.push(version.at());
-                }
-            };
-            self.weight -= forget_before(&mut self.index, change, forgotten);
-        }
-        // A watch may start at the compaction itself, so the changes of that revision stay.
-        let older = self.log.partition_point(|change| change.mod_revision < revision);
-        for change in self.log.drain(..older) {
-            self.log_weight -= change.weight();
-            // It stayed at the compaction before, though its key may have forgotten it then.
-            if let Some(forgotten) = self.forgotten.as_mut().filter(|_| change.mod_revision <= was) {
-                let versions = self.index.get(&change.key);
-                if !versions.is_some_and(|versions| versions.iter().any(|it| Arc::ptr_eq(it, &change))) {
-                    forgotten.push(change.at());
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Compacts if there is more of the past than the retention asks for. Called after each commit.
-    pub(crate) fn enforce_retention(&mut self) {
-        let Retention { changes, bytes } = self.retention;
-        if self.log.len() <= changes && self.log_weight <= bytes {
-            return;
-        }
-        // Somewhat more than needed, so that it is not needed again at once.
-        let (changes, bytes) = (changes - changes / 8, bytes - bytes / 8);
-        let mut weight = self.log_weight;
-        let surplus = self.log.iter().enumerate().find(|(at, change)| {
-            let is_enough = self.log.len() - at <= changes && weight <= bytes;
-            weight -= change.weight();
-            is_enough
-        });
-        let first_kept = surplus.map_or(self.revision, |(_, change)| change.mod_revision);
-        // It fails when the newest revision alone is too much.
-        let _ = self.compact(first_kept.min(self.revision - 1).min(self.visible));
-    }
-}
-
-/// Drops the versions of a key before a change, and the change too when it is a deletion; what they weighed.
-fn forget_before(
-    index: &mut BTreeMap<Bytes, VecDeque<Arc<Record>>>,
-    change: &Arc<Record>,
-    mut forgotten: impl FnMut(&Record),
-) -> usize {
-    let versions = index.get_mut(&change.key).expect("a change of the log is in the index");
-    let mut weight = 0;
-    while let Some(first) = versions.front()
-        && (change.is_deletion() || !Arc::ptr_eq(first, change))
-    {
-        let is_last = Arc::ptr_eq(first, change);
-        weight += first.weight();
-        forgotten(first);
-        versions.pop_front();
-        if is_last {
-            break;
-        }
-    }
-    if versions.is_empty() {
-        index.remove(&change.key);
-    } else if versions.capacity() > 64 && versions.len() < versions.capacity() / 4 {
-        // A key with a long past gives its memory back.
-        versions.shrink_to(versions.len() * 2);
-    }
-    weight
 }
 
 /// The version that was valid at a revision, unless that was a deletion.

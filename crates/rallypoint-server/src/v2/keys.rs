@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 
+use super::memory::Listing;
 use super::stats::Stats;
 use super::wire::{Error, Event, Request};
 use crate::prometheus::Page;
@@ -56,6 +57,8 @@ pub(crate) struct Answered {
 /// What a request is answered with.
 pub(crate) enum Answer {
     Event(Arc<Event>),
+    /// A read, which is yet to be made an event.
+    Listing(Listing),
     Watch(Events),
 }
 
@@ -66,6 +69,7 @@ impl fmt::Debug for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Answer::Event(event) => f.debug_tuple("Event").field(event).finish(),
+            Answer::Listing(_) => f.write_str("Listing"),
             Answer::Watch(_) => f.write_str("Watch"),
         }
     }

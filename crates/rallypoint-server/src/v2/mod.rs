@@ -18,8 +18,8 @@ mod wire;
 pub(crate) use clock::Clock;
 pub(crate) use keys::{Answer, Answered, Counts, Events, Keys, Login};
 pub(crate) use memory::{
-    Answer as Stored, Change, Content, History, Hub, Kept, Limits, Node, Service, Store, Untold, V3, Watch,
-    is_told,
+    Answer as Stored, Change, Content, History, Hub, Kept, Limits, Listing, Node, Service, Store, Untold, V3,
+    Watch, is_told,
 };
 pub(crate) use stats::{Count, Stats};
 pub(crate) use wire::{Action, Code, Error, Event, Op, Path, Request, Time, View, is_form, unescape_percent};

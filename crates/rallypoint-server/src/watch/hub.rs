@@ -8,7 +8,7 @@ use slab::Slab;
 
 use super::index::{Index, WatcherKey};
 use crate::admission::Share;
-use crate::mvcc::{Record, Span, Store};
+use crate::mvcc::{Record, RecordKey, Span, Store};
 
 /// Changes that one look at the history may cover, so that nobody waits long for the store.
 const SCAN_LIMIT: usize = 4096;
@@ -28,6 +28,8 @@ pub(crate) struct Hub {
     index: Index,
     /// Ids of watches that a compaction ended, on all streams.
     ended: usize,
+    /// From here on watchers are still to be told of what readers see.
+    telling: Option<RecordKey>,
     /// Streams that have something to say since somebody looked; woken when the store is free again.
     wakers: Vec<Waker>,
     closed: bool,
@@ -66,6 +68,10 @@ struct Watcher {
     next: i64,
     /// Among those of its stream that may have events.
     is_behind: bool,
+    /// What was gathered of a message, if that takes more than one look at the history.
+    gathered: Option<Box<Gathered>>,
+    /// The bytes of its next message, if there was no room for it.
+    wanted: usize,
     filter: Filter,
     prev_kv: bool,
     fragment: bool,
@@ -73,6 +79,14 @@ struct Watcher {
     /// Told something since the last round of progress.
     is_fresh: bool,
     _share: Option<Share>,
+}
+
+/// A part of a message, and where it goes on. It is not kept for longer than it takes to gather the rest.
+#[derive(Debug, Default)]
+struct Gathered {
+    events: Vec<WatchEvent>,
+    bytes: usize,
+    at: RecordKey,
 }
 
 /// What a watcher does not want to see.
@@ -253,6 +267,8 @@ impl Hub {
             span: request.span,
             next,
             is_behind,
+            gathered: None,
+            wanted: 0,
             filter: request.filter,
             prev_kv: request.prev_kv,
             fragment: request.fragment,
@@ -283,11 +299,12 @@ impl Hub {
 
     /// Tells the watchers that want to know their progress, if they were told nothing since the last round.
     pub(crate) fn notify_progress(&mut self, store: &Store, key: StreamKey) {
+        let revision = self.progress(store);
         let stream = &mut self.streams[key];
         for (id, watcher) in &stream.by_id {
             let watcher = &mut self.watchers[*watcher];
             if watcher.progress_notify && !watcher.is_behind && !watcher.is_fresh {
-                stream.answers.push_back(Message::Progress { id: *id, revision: store.visible() });
+                stream.answers.push_back(Message::Progress { id: *id, revision });
             }
             watcher.is_fresh = false;
         }
@@ -308,6 +325,26 @@ impl Hub {
             stream.behind.push_back(key);
             wakers.extend(stream.waker.take());
         });
+    }
+
+    /// Watchers are to be told of what readers see from a place on: [`Hub::publish`] has yet to be called for it.
+    pub(crate) fn tell_from(&mut self, place: RecordKey) {
+        self.telling = Some(place);
+    }
+
+    /// From where on they are.
+    pub(crate) fn told_to(&self) -> Option<RecordKey> {
+        self.telling
+    }
+
+    /// They were told of all.
+    pub(crate) fn told_all(&mut self) {
+        self.telling = None;
+    }
+
+    /// Up to here every watcher that is not behind was told.
+    fn progress(&self, store: &Store) -> i64 {
+        self.telling.map_or(store.visible(), |(revision, _)| revision - 1)
     }
 
     /// Those to be woken, now that the store is free.
@@ -340,10 +377,11 @@ impl Hub {
                 }
             }
         }
+        let revision = self.progress(store);
         let stream = &mut self.streams[key];
         if stream.progress_asked > 0 {
             stream.progress_asked -= 1;
-            return Polled::Message(Message::Progress { id: -1, revision: store.visible() });
+            return Polled::Message(Message::Progress { id: -1, revision });
         }
         stream.waker = Some(waker.clone());
         Polled::Pending
@@ -368,15 +406,25 @@ impl Hub {
             self.remove(key);
             return Ok(Some(Message::Compacted { id, compact_revision: store.compacted() }));
         }
-        let mut events = Vec::new();
-        let mut bytes = 0;
+        if watcher.wanted > room {
+            return Err(watcher.wanted);
+        }
+        let begun = watcher.gathered.take().map(|begun| *begun);
+        let Gathered { mut events, mut bytes, at } =
+            begun.unwrap_or_else(|| Gathered { at: (watcher.next, 0), ..Gathered::default() });
         let mut next = store.visible() + 1;
-        let mut last = watcher.next;
-        for change in store.changes_from(watcher.next) {
+        let (mut last, _) = at;
+        for change in store.changes_at(at) {
             // A revision is never split.
             if change.mod_revision > last && (*scan_left == 0 || bytes >= BATCH_BYTES) {
                 next = change.mod_revision;
                 break;
+            }
+            // One with very many changes takes more than one look.
+            if *scan_left == 0 {
+                watcher.gathered = Some(Box::new(Gathered { events, bytes, at: change.at() }));
+                self.streams[watcher.stream].behind.push_front(key);
+                return Ok(None);
             }
             last = change.mod_revision;
             *scan_left = scan_left.saturating_sub(1);
@@ -389,8 +437,10 @@ impl Hub {
             }
         }
         if bytes > room {
+            watcher.wanted = bytes;
             return Err(bytes);
         }
+        watcher.wanted = 0;
         watcher.next = next;
         watcher.is_behind = next <= store.visible();
         if watcher.is_behind {

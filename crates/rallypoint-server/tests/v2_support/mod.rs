@@ -5,6 +5,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
 use rallypoint_core::EtcdSettings;
 use rallypoint_server::{Config, GatewayConfig, Numbering, Server};
 use rallypoint_testkit::{Etcd, Version};
@@ -52,7 +55,20 @@ impl Default for Limits {
 impl Target {
     /// A real etcd.
     pub(crate) async fn etcd(version: Version) -> Self {
-        let etcd = tokio::task::spawn_blocking(move || Etcd::builder(version).v2().start()).await.unwrap();
+        Self::real(version, true).await
+    }
+
+    /// The same without the v2 API.
+    pub(crate) async fn etcd_without_v2(version: Version) -> Self {
+        Self::real(version, false).await
+    }
+
+    async fn real(version: Version, has_v2: bool) -> Self {
+        let start = move || match has_v2 {
+            true => Etcd::builder(version).v2().start(),
+            false => Etcd::start(version),
+        };
+        let etcd = tokio::task::spawn_blocking(start).await.unwrap();
         let name = match version {
             Version::V34 => "etcd 3.4",
             _ => "etcd 3.5",
@@ -72,7 +88,7 @@ impl Target {
         Self::embedded_as(config)
     }
 
-    fn embedded_as(config: Config) -> Self {
+    pub(crate) fn embedded_as(config: Config) -> Self {
         let server = Server::bind(config).unwrap();
         let address = server.address();
         Target { name: "embedded", address, client: client(), _runs: Runs::Embedded(server) }
@@ -120,7 +136,16 @@ impl Target {
         let address = listener.local_addr().unwrap();
         let Limits { watchers, body, held } = limits;
         let router = rallypoint_server::v2_alone(format!("http://{address}"), watchers, body, held);
-        tokio::spawn(axum::serve(listener, router).into_future());
+        tokio::spawn(async move {
+            while let Ok((socket, _)) = listener.accept().await {
+                let service = TowerToHyperService::new(router.clone());
+                tokio::spawn(async move {
+                    auto::Builder::new(TokioExecutor::new())
+                        .serve_connection(TokioIo::new(socket), service)
+                        .await
+                });
+            }
+        });
         Target { name: "embedded", address, client: client(), _runs: Runs::Task }
     }
 

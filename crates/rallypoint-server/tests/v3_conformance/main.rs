@@ -16,7 +16,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use rallypoint_testkit::Version;
 use tonic::{Code, Status};
-use v3_support::{Raw, Target, Watch};
+use v3_support::{Raw, Target, Watch, within};
 
 /// Each on a fresh key space would cost a server each; each uses keys of its own instead, except for those
 /// about revisions, which count from where they start.
@@ -396,11 +396,21 @@ async fn limits(client: &Raw) {
 /// gRPC's own health check, whose messages have one field each.
 async fn health(client: &Raw) {
     const SERVING: i32 = 1;
+    const SERVICE_UNKNOWN: i32 = 3;
     let check = |service: &str| client.unary("/grpc.health.v1.Health/Check", service.to_owned());
     let served: Result<i32, Status> = check("").await;
     assert_eq!(served.unwrap(), SERVING);
     let unknown: Result<i32, Status> = check("no such service").await;
     refused(unknown, Code::NotFound, "unknown service");
+    for (service, status) in [("", SERVING), ("no such service", SERVICE_UNKNOWN)] {
+        // A stream of one message: etcd waits for its end.
+        let (sender, requests) = futures::channel::mpsc::unbounded();
+        sender.unbounded_send(service.to_owned()).unwrap();
+        drop(sender);
+        let watching = client.stream_of::<_, i32>("/grpc.health.v1.Health/Watch", requests);
+        let mut told = within(watching).await.unwrap();
+        assert_eq!(within(told.message()).await.unwrap(), Some(status), "{service:?}");
+    }
 }
 
 /// The last: what was before it is gone for all others.

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod bytes;
+
 use std::time::Duration;
 
 use etcd_client::proto::{
@@ -17,7 +19,7 @@ use rallypoint_testkit::{Etcd, Version};
 use tonic::codec::Streaming;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
-use tonic::{IntoStreamingRequest, Request, Status};
+use tonic::{Request, Status};
 use tonic_prost::ProstCodec;
 
 /// Far more than anything takes; a loaded machine must not fail a test.
@@ -69,12 +71,26 @@ impl Target {
 #[derive(Debug, Clone)]
 pub(crate) struct Raw {
     channel: Channel,
+    token: Option<String>,
 }
 
 impl Raw {
     pub(crate) async fn connect(url: String) -> Self {
         let channel = Channel::from_shared(url).unwrap().connect().await.unwrap();
-        Raw { channel }
+        Raw { channel, token: None }
+    }
+
+    /// Shows this token with each request, or none.
+    pub(crate) fn with_token(self, token: Option<&str>) -> Self {
+        Raw { token: token.map(str::to_owned), ..self }
+    }
+
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(token) = &self.token {
+            request.metadata_mut().insert("token", token.parse().unwrap());
+        }
+        request
     }
 
     pub(crate) async fn unary<In, Out>(&self, path: &'static str, message: In) -> Result<Out, Status>
@@ -87,7 +103,7 @@ impl Raw {
             .max_encoding_message_size(usize::MAX);
         grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
         let codec = ProstCodec::<In, Out>::default();
-        let call = grpc.unary(Request::new(message), PathAndQuery::from_static(path), codec);
+        let call = grpc.unary(self.request(message), PathAndQuery::from_static(path), codec);
         let answer = tokio::time::timeout(PATIENCE, call).await;
         Ok(answer.unwrap_or_else(|_| panic!("{path} does not answer"))?.into_inner())
     }
@@ -121,7 +137,7 @@ impl Raw {
         grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
         let codec = ProstCodec::<In, Out>::default();
         let path = PathAndQuery::from_static(path);
-        Ok(grpc.streaming(requests.into_streaming_request(), path, codec).await?.into_inner())
+        Ok(grpc.streaming(self.request(requests), path, codec).await?.into_inner())
     }
 
     pub(crate) async fn range(&self, request: PbRangeRequest) -> Result<PbRangeResponse, Status> {
@@ -168,6 +184,12 @@ impl Raw {
         let first = PbLeaseKeepAliveRequest { id };
         let (_sender, mut answers) = self.stream("/etcdserverpb.Lease/LeaseKeepAlive", first).await.unwrap();
         within(answers.message()).await.unwrap().unwrap()
+    }
+
+    pub(crate) async fn try_keep_alive(&self, id: i64) -> Result<PbLeaseKeepAliveResponse, Status> {
+        let first = PbLeaseKeepAliveRequest { id };
+        let (_sender, mut answers) = self.stream("/etcdserverpb.Lease/LeaseKeepAlive", first).await?;
+        Ok(within(answers.message()).await?.unwrap())
     }
 
     pub(crate) async fn put_kv(&self, key: &str, value: &str) -> i64 {

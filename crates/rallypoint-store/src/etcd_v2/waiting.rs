@@ -82,15 +82,16 @@ fn value(node: &Node) -> Option<&str> {
     node.value.as_deref().filter(|_| !node.dir)
 }
 
-/// The next value that is written where `watcher` looks; none if the history since then is gone.
+/// The next value that is written where `watcher` looks; none if it is time to look again, as the history since then is gone
+/// or may be another one.
 pub(super) async fn appears(mut watcher: Watcher) -> Result<Option<Node>> {
     loop {
-        match watcher.next().await {
-            Ok(Watched::Event(event)) if !event.action.removes() && value(&event.node).is_some() => {
+        match watcher.next_or_look().await {
+            Ok(Some(Watched::Event(event))) if !event.action.removes() && value(&event.node).is_some() => {
                 return Ok(Some(event.node));
             }
-            Ok(Watched::Event(_)) => {}
-            Ok(Watched::Cleared) => return Ok(None),
+            Ok(Some(Watched::Event(_))) => {}
+            Ok(Some(Watched::Cleared) | None) => return Ok(None),
             Err(error) => return Err(error.into()),
         }
     }

@@ -21,9 +21,17 @@ pub(crate) struct Limit {
 pub(crate) struct Fixture {
     pub(crate) store: Box<dyn Store>,
     pub(crate) limit: Option<Limit>,
+    lists: bool,
 }
 
 impl Fixture {
+    /// The keys are these, in their order, where the server can list them.
+    pub(crate) async fn assert_keys(&self, keys: &[&[u8]]) {
+        if self.lists {
+            assert_eq!(self.store.list_keys().await.unwrap(), keys);
+        }
+    }
+
     /// Another handle on the same data, as another thread has it.
     pub(crate) fn another(&self) -> Box<dyn Store> {
         self.store.clone_store()
@@ -34,6 +42,7 @@ pub(crate) struct Suite {
     open: Box<dyn Fn(String) -> Opening>,
     limit: Option<Limit>,
     queues: bool,
+    lists: bool,
 }
 
 pub(crate) type Case = (&'static str, fn(Arc<Fixture>) -> Running);
@@ -53,12 +62,17 @@ impl Suite {
     where
         F: Future<Output = Box<dyn Store>> + Send + 'static,
     {
-        Suite { open: Box::new(move |name| Box::pin(open(name))), limit, queues: true }
+        Suite { open: Box::new(move |name| Box::pin(open(name))), limit, queues: true, lists: true }
     }
 
     /// For a server that has no queues.
     pub(crate) fn without_queues(self) -> Self {
         Suite { queues: false, ..self }
+    }
+
+    /// For a server that cannot list its keys.
+    pub(crate) fn without_lists(self) -> Self {
+        Suite { lists: false, ..self }
     }
 
     pub(crate) async fn run(self) {
@@ -73,7 +87,7 @@ impl Suite {
         for (name, case) in cases {
             let store = (self.open)(name.to_owned()).await;
             store.set_timeout(Duration::from_secs(30));
-            let fixture = Arc::new(Fixture { store, limit: self.limit });
+            let fixture = Arc::new(Fixture { store, limit: self.limit, lists: self.lists });
             let running = tokio::spawn(case(fixture));
             match tokio::time::timeout(Duration::from_secs(60), running).await {
                 Ok(Ok(())) => {}

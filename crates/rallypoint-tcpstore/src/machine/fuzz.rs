@@ -30,7 +30,7 @@ const LIMITS: Limits = Limits {
 /// Everybody's but for the hostile, whose keys are short.
 const KEY: &[u8] = b"a key that nobody else has";
 
-fn seeds(usual: u64) -> Vec<u64> {
+pub(crate) fn seeds(usual: u64) -> Vec<u64> {
     let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     match number("RALLYPOINT_FUZZ_SEED") {
         Some(seed) => vec![seed],
@@ -39,7 +39,7 @@ fn seeds(usual: u64) -> Vec<u64> {
 }
 
 /// Tells the seed of a story that fails.
-struct SeedReport(u64);
+pub(crate) struct SeedReport(pub(crate) u64);
 
 impl Drop for SeedReport {
     fn drop(&mut self) {
@@ -154,7 +154,7 @@ impl Server {
 
     fn check(&self) {
         let machine = &self.machine;
-        let pending: usize = machine.connections.values().map(super::Connection::pending).sum();
+        let pending: usize = machine.connections.values().map(|connection| connection.pending()).sum();
         assert_eq!(machine.pending, pending);
         assert!(pending <= LIMITS.pending, "{pending} bytes are pending");
         assert!(machine.newcomers.len() <= LIMITS.newcomers);
@@ -165,6 +165,7 @@ impl Server {
                 .eq(machine.connections.keys().filter(|id| self.unread.contains_key(id)))
         );
         assert_eq!(machine.connections.len(), self.unread.len());
+        assert_eq!(machine.unread, machine.connections.values().map(|connection| connection.unread).sum());
         let stored = machine.keys.size().all() + machine.queues.size().all();
         assert!(stored <= LIMITS.stored, "{stored} bytes are stored");
         for (id, unread) in &self.unread {

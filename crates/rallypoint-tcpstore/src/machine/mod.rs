@@ -5,7 +5,7 @@
 
 mod connection;
 #[cfg(test)]
-mod fuzz;
+pub(crate) mod fuzz;
 mod keys;
 mod queues;
 mod size;
@@ -13,9 +13,8 @@ mod size;
 mod tests;
 mod waits;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::mem;
-use std::time::Duration;
 
 use connection::Connection;
 use keys::Keys;
@@ -25,6 +24,7 @@ use waits::Waits;
 
 use rallypoint_metrics::WorkerStore as Metrics;
 
+use crate::ids::IdMap;
 use crate::value::{Alive, Reply};
 use crate::wire::{
     MAGIC, NOT_READY, Name, READY, Request, STOP_WAITING, WAIT_CANCELED, whole, without_attempt,
@@ -69,15 +69,16 @@ pub enum Output {
 pub struct Machine {
     limits: Limits,
     name: Name,
-    connections: HashMap<ConnectionId, Connection>,
+    connections: IdMap<Box<Connection>>,
     /// Those that have not said that they are clients, the oldest first.
     newcomers: BTreeSet<ConnectionId>,
     keys: Keys,
     queues: Queues,
     waits: Waits,
     alive: Alive,
-    /// What all connections together have pending.
+    /// What all connections together have pending, and what they have not read.
     pending: usize,
+    unread: usize,
     metrics: Metrics,
 }
 
@@ -95,13 +96,14 @@ impl Machine {
         Machine {
             limits,
             name: whole,
-            connections: HashMap::new(),
+            connections: IdMap::default(),
             newcomers: BTreeSet::new(),
             keys: Keys::default(),
             queues: Queues::default(),
             waits: Waits::default(),
             alive: Alive::default(),
             pending: 0,
+            unread: 0,
             metrics: Metrics::default(),
         }
     }
@@ -113,9 +115,13 @@ impl Machine {
         self
     }
 
-    /// How long a connection may take at least to say that it is a client.
-    pub(crate) fn patience(&self) -> Duration {
-        self.limits.silence
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// How many connections there are.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.len()
     }
 
     /// For workers of one attempt: clients of PyTorch before 2.6 put the number of their node's attempt before their keys,
@@ -131,7 +137,7 @@ impl Machine {
     pub fn handle(&mut self, input: Input<'_>, outputs: &mut Vec<Output>) {
         match input {
             Input::Opened(id) => {
-                self.connections.insert(id, Connection::default());
+                self.connections.insert(id, Box::default());
                 self.metrics.opened();
                 self.newcomers.insert(id);
                 if self.newcomers.len() > self.limits.newcomers {
@@ -142,7 +148,9 @@ impl Machine {
             Input::Sent(id, bytes) => {
                 let Some(connection) = self.connections.get_mut(&id) else { return };
                 let held_back = connection.unread >= self.limits.unread;
-                connection.unread = connection.unread.saturating_sub(bytes);
+                let bytes = bytes.min(connection.unread);
+                connection.unread -= bytes;
+                self.unread -= bytes;
                 if held_back {
                     self.received(id, &[], outputs);
                 }
@@ -374,6 +382,7 @@ impl Machine {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         for part in reply.into_parts(&self.alive) {
             connection.unread += part.as_ref().len();
+            self.unread += part.as_ref().len();
             outputs.push(Output::Send(id, part));
         }
     }
@@ -396,9 +405,11 @@ impl Machine {
         }
         let limit = self.limits.outdated;
         // Values that only a reply holds are gone when whoever drives the machine has dropped the reply. So one
-        // connection at a time is ended, and the next input looks again.
+        // connection at a time is ended, and the next input looks again. What is left of those that are ended already, until it is
+        // dropped, is no reason to end those who hold little.
         let stored = self.keys.size().values + self.queues.size().values;
         if self.alive.bytes().saturating_sub(stored) > limit
+            && self.unread > limit
             && let Some(most) = self.connection_with_most(|connection| connection.unread)
         {
             self.close(most, Refusal::TooMuchUnread { limit }, outputs);
@@ -434,6 +445,7 @@ impl Machine {
         self.waits.cancel(id);
         if let Some(connection) = self.connections.remove(&id) {
             self.pending -= connection.pending();
+            self.unread -= connection.unread;
             self.metrics.closed(1);
         }
     }

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use super::ConnectionId;
 use super::size::Size;
+use crate::ids::IdMap;
 
 /// Who waits for which keys. A connection has one wait at a time: clients send the next when they have the answer.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
-    of_connection: HashMap<ConnectionId, Wait>,
+    of_connection: IdMap<Wait>,
     /// In the order in which they came, since a queue's next value is for who has waited longest.
     for_key: HashMap<Arc<[u8]>, BTreeMap<u64, ConnectionId>>,
     next: u64,

@@ -21,9 +21,9 @@ pub const STOP_WAITING: u8 = 0;
 /// The answer to the end that a client puts to its wait.
 pub const WAIT_CANCELED: u8 = 1;
 
-/// Names the messages in the order of their numbers, which stand nowhere else.
+/// Names the messages in the order of their numbers, which stand nowhere else, each with PyTorch's name for it.
 macro_rules! in_order {
-    ($($kind:ident,)*) => {
+    ($($kind:ident $name:literal,)*) => {
         /// The messages there are.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Kind { $($kind,)* }
@@ -31,12 +31,17 @@ macro_rules! in_order {
         impl Kind {
             const ALL: &[Kind] = &[$(Kind::$kind,)*];
         }
+
+        /// What PyTorch calls the messages, in the order of their numbers.
+        pub const MESSAGES: &[&str] = &[$($name,)*];
     };
 }
 
 in_order![
-    Validate, Set, CompareSet, Get, Add, Check, Wait, CountKeys, Delete, Append, MultiGet, MultiSet,
-    CancelWait, Ping, QueuePush, QueuePop, QueueLen, ListKeys, Barrier,
+    Validate "VALIDATE", Set "SET", CompareSet "COMPARE_SET", Get "GET", Add "ADD", Check "CHECK", Wait "WAIT",
+    CountKeys "GETNUMKEYS", Delete "DELETE_KEY", Append "APPEND", MultiGet "MULTI_GET", MultiSet "MULTI_SET",
+    CancelWait "CANCEL_WAIT", Ping "PING", QueuePush "QUEUE_PUSH", QueuePop "QUEUE_POP", QueueLen "QUEUE_LEN",
+    ListKeys "LIST_KEYS", Barrier "BARRIER",
 ];
 
 impl Kind {

@@ -11,6 +11,7 @@ use clap_complete::Shell;
 use rallypoint_rendezvous::Registry;
 
 use super::bench::{self, Bench};
+use super::connection::token;
 use super::dashboard::{self, Beside, Dashboard};
 use super::exit::{Problem, one_line, say};
 use super::gateway::{self, Gateway};
@@ -50,6 +51,7 @@ enum Command {
     Serve(Serve),
     #[command(mut_arg("endpoint", gateway::own_endpoint))]
     Gateway(Gateway),
+    #[command(mut_arg("secret_file", dashboard::own_token))]
     Dashboard(Dashboard),
     Status(Status),
     Events(Events),
@@ -96,6 +98,11 @@ struct Serve {
     /// PEM file of the authority whose clients may connect; others are turned away.
     #[arg(long, env = "RALLYPOINT_CLIENT_CA", value_name = "FILE", requires = "cert")]
     client_ca: Option<PathBuf>,
+    /// File with a token of 16 to 72 characters, in place of RALLYPOINT_TOKEN: who does not show it is not let in. Clients of etcd
+    /// show it as the password of the user root, Rallypoint's commands and nodes with the same flag. In a folder it
+    /// becomes root's password.
+    #[arg(long, env = "RALLYPOINT_TOKEN_FILE", value_name = "FILE")]
+    token_file: Option<PathBuf>,
     #[command(flatten)]
     dashboard: Beside,
     /// error, warn, info, debug or trace.
@@ -190,6 +197,12 @@ fn parse(arguments: &[OsString]) -> Result<(Command, Vec<Variable>), clap::Error
     let command = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut cli))?.command;
     let part = matches.subcommand().and_then(|(name, part)| Some((cli.find_subcommand(name)?, part)));
     Ok((command, part.map(|(command, part)| variables::taken(command, part)).unwrap_or_default()))
+}
+
+/// Whether these arguments are a command that there is.
+#[cfg(test)]
+pub(super) fn check(arguments: &[OsString]) -> Result<(), clap::Error> {
+    parse(arguments).map(drop)
 }
 
 /// What is wrong with a value, said of the variable where it came from one.
@@ -307,13 +320,15 @@ fn run_server(options: Serve) -> u8 {
         say(format!("error: {problem}\n"));
         return 2;
     }
-    let token = match options.dashboard.token() {
-        Ok(token) => token,
+    let tokens = options.dashboard.token().and_then(|page| Ok((page, token(options.token_file.as_deref())?)));
+    let (page_token, token) = match tokens {
+        Ok(tokens) => tokens,
         Err(problem) => return problem.report(),
     };
     let mut config = Config::on(options.listen);
     config.data_dir = options.data_dir;
     config.advertise = options.advertise;
+    config.token.clone_from(&token);
     config.tls = options.cert.zip(options.key).map(|(cert, key)| {
         let mut tls = Tls::new(cert, key);
         tls.client_ca_file = options.client_ca;
@@ -327,7 +342,7 @@ fn run_server(options: Serve) -> u8 {
     let mut beside = None;
     let starting = async {
         let server = Server::bind(config)?;
-        beside = options.dashboard.start(server.address(), token)?;
+        beside = options.dashboard.start(server.address(), token.as_ref(), page_token)?;
         Ok(server)
     };
     match runtime.block_on(serve(starting)) {

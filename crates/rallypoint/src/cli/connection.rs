@@ -5,15 +5,19 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rallypoint_agent::disk;
-use rallypoint_core::{Credentials, EtcdSettings, TlsSettings};
-use rallypoint_etcd::ErrorKind;
+use rallypoint_core::{Credentials, EtcdSettings, TlsSettings, Token};
 use rallypoint_etcd::v3::Client;
+use rallypoint_etcd::{ErrorKind, read_secret};
 use tracing::warn;
 
-use super::exit::{EndpointFlags, NO_SERVER, Problem, advice, chain, no_etcd};
+use super::exit::{EndpointFlags, Problem, advice, chain, no_etcd, of_etcd};
+use crate::server::{Config, Tls};
 
-/// An endpoint that begins so is only ever connected to; no server is started there.
+/// No server is started at an endpoint that begins so.
 pub(crate) const ETCD_SCHEME: &str = "etcd://";
+
+/// The token itself, where no file has it. There is no flag for it: everybody on the machine could read that.
+const TOKEN: &str = "RALLYPOINT_TOKEN";
 
 /// How long the other endpoints have to say which cluster they are of.
 const OTHER_ENDPOINTS: Duration = Duration::from_secs(2);
@@ -52,6 +56,10 @@ pub(crate) struct Connection {
     /// File with the user's password, in place of RALLYPOINT_PASSWORD.
     #[arg(long, env = "RALLYPOINT_PASSWORD_FILE", value_name = "FILE", requires = "user")]
     pub(crate) password_file: Option<PathBuf>,
+    /// File with a token of 16 to 72 characters, in place of RALLYPOINT_TOKEN: what all nodes know and nobody else. The server that
+    /// `run` starts asks for it, and one that does not ask for it is not used.
+    #[arg(long = "token-file", env = "RALLYPOINT_TOKEN_FILE", value_name = "FILE")]
+    pub(crate) secret_file: Option<PathBuf>,
     /// Put before every key in the etcd. All nodes of a run need the same.
     #[arg(long, env = "RALLYPOINT_PREFIX", value_name = "PREFIX")]
     pub(crate) prefix: Option<String>,
@@ -64,9 +72,33 @@ impl Connection {
         endpoint.strip_prefix(ETCD_SCHEME).unwrap_or(endpoint)
     }
 
-    /// Whether no server may be started there.
+    /// Whether no server may be started there: it is said to be there, it has users, or it has certificates that are not this
+    /// node's.
     pub(crate) fn only_connect(&self) -> bool {
-        self.endpoint.trim().starts_with(ETCD_SCHEME) || self.endpoints().contains(',') || !self.is_plain()
+        self.endpoint.trim().starts_with(ETCD_SCHEME)
+            || self.endpoints().contains(',')
+            || self.user.is_some()
+            || !(self.is_plain() || self.server_tls().is_some())
+    }
+
+    /// How a server of this node's speaks TLS: with the node's own certificate, to who has one of the same authority.
+    pub(crate) fn server_tls(&self) -> Option<Tls> {
+        let (ca, cert, key) = (self.cacert.as_ref()?, self.cert.as_ref()?, self.key.as_ref()?);
+        let mut tls = Tls::new(cert, key);
+        tls.client_ca_file = Some(ca.clone());
+        Some(tls)
+    }
+
+    /// What a server of this node's is told of TLS.
+    pub(crate) fn server(&self) -> Config {
+        let mut config = Config::default();
+        config.tls = self.server_tls();
+        config
+    }
+
+    /// What all nodes know, and nobody else.
+    pub(crate) fn token(&self) -> Result<Option<Token>, Problem> {
+        token(self.secret_file.as_deref())
     }
 
     /// The endpoint itself says so.
@@ -96,17 +128,22 @@ impl Connection {
     fn password(&self) -> Result<Option<String>, Problem> {
         if let Some(file) = &self.password_file {
             check_file("--password-file", file)?;
-            let read = std::fs::read_to_string(file);
-            let text = read.map_err(|error| {
-                Problem::usage(format!("cannot read the password in {}: {error}", file.display()))
-            })?;
-            return Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()));
+            let read = read_secret(file);
+            let unreadable =
+                |error| Problem::usage(format!("cannot read the password in {}: {error}", file.display()));
+            return Ok(Some(read.map_err(unreadable)?));
         }
         Ok(std::env::var("RALLYPOINT_PASSWORD").ok())
     }
 
     fn credentials(&self) -> Result<Option<Credentials>, Problem> {
-        let Some(user) = &self.user else { return Ok(None) };
+        let token = self.token()?;
+        let Some(user) = &self.user else { return Ok(token.as_ref().map(Credentials::token)) };
+        if token.is_some() {
+            return Err(Problem::usage(format!(
+                "there are a token and a user: leave out --user {user} for a server that the nodes start, or RALLYPOINT_TOKEN and --token-file for one that is there"
+            )));
+        }
         let missing = || {
             // As etcdctl takes it. What is behind the colon is not for a log.
             if let Some((name, _)) = user.split_once(':') {
@@ -156,7 +193,7 @@ impl Connection {
                 ),
                 _ => format!("{}{}", chain(&error), advice(Some(&error), EndpointFlags::Operator)),
             };
-            Problem::new(NO_SERVER, text)
+            Problem::new(of_etcd(&error), text)
         });
         let client = connected?;
         if let Some(two) = client.two_clusters(OTHER_ENDPOINTS).await {
@@ -167,6 +204,7 @@ impl Connection {
 
     /// For a rendezvous backend, by the names it knows; what `--rdzv-conf` says comes before.
     pub(crate) fn configure(&self, config: &mut BTreeMap<String, String>) -> Result<(), Problem> {
+        let has_token = config.contains_key("token_file");
         let mut set = |name: &str, value: String| {
             config.entry(name.to_owned()).or_insert(value);
         };
@@ -180,15 +218,38 @@ impl Connection {
                 set(name, text(file));
             }
         }
-        if let Some(Credentials { user, password, .. }) = self.credentials()? {
-            set("user", user);
-            set("password", password);
+        match self.credentials()? {
+            Some(Credentials { required: true, .. }) if has_token => {}
+            Some(Credentials { required: true, password, .. }) => set("token", password),
+            Some(Credentials { user, password, .. }) => {
+                set("user", user);
+                set("password", password);
+            }
+            None => {}
         }
         if let Some(prefix) = &self.prefix {
             set("etcd_prefix", prefix.clone());
         }
         Ok(())
     }
+}
+
+/// What all nodes and their server know, of the file or of the variable.
+pub(super) fn token(file: Option<&Path>) -> Result<Option<Token>, Problem> {
+    let (from, text) = match file {
+        Some(file) => {
+            check_file("--token-file", file)?;
+            let from = format!("--token-file {}", file.display());
+            let text = read_secret(file).map_err(|error| Problem::usage(format!("{from}: {error}")))?;
+            (from, text)
+        }
+        None => match std::env::var(TOKEN) {
+            Ok(text) => (TOKEN.to_owned(), text),
+            Err(std::env::VarError::NotPresent) => return Ok(None),
+            Err(error) => return Err(Problem::usage(format!("{TOKEN}: {error}"))),
+        },
+    };
+    Token::new(&text).map(Some).map_err(|error| Problem::usage(format!("{from} {error}")))
 }
 
 /// That a file can be read. What is no file may never end, as a pipe does not, and a disk may not answer.

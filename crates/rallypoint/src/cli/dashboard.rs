@@ -4,14 +4,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rallypoint_core::EtcdSettings;
+use rallypoint_core::{Credentials, EtcdSettings, Token};
 use rallypoint_dashboard::{Config, Dashboard as Page, SHORTEST_TOKEN};
 use rallypoint_etcd::v3::{Client, KeyRange};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
 use super::connection::{Connection, check_file};
-use super::exit::{EndpointFlags, NO_SERVER, Problem, advice, chain};
+use super::exit::{EndpointFlags, Problem, advice, chain, of_etcd};
 use super::{LogFormat, listen_address, start_log};
 use crate::server::{ServerError, Tls, raise_file_limit};
 
@@ -25,7 +25,8 @@ const FIRST_LOOK: Duration = Duration::from_secs(2);
 /// Show the runs on an etcd as a page, live.
 ///
 /// All runs, and of each its nodes by rack with their ranks and states, who is missing while it forms, the timeline, and why
-/// the last round ended. It only reads, unless it has a token: then whoever knows that can close a run.
+/// the last round ended. It only reads, unless it has a token: then whoever knows that can close a run,
+/// exclude nodes from it and include them again.
 ///
 /// Everybody who can reach it sees all of that. It listens on this machine alone unless told otherwise; put a proxy that
 /// asks for a login before it where others must not look.
@@ -44,7 +45,8 @@ pub(crate) struct Dashboard {
         value_parser = listen_address
     )]
     listen: SocketAddr,
-    /// File with the token that closing a run takes, of at least 16 characters. Without one the page is read-only.
+    /// File with the token, of at least 16 characters, for closing runs and for excluding and including nodes. Without one
+    /// the page is read-only.
     #[arg(long, env = "RALLYPOINT_DASHBOARD_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
     /// A name that browsers know it by, beside localhost and its addresses; may be given several times. Requests for
@@ -88,8 +90,8 @@ pub(crate) struct Beside {
         conflicts_with = "cert"
     )]
     dashboard: Option<SocketAddr>,
-    /// File with the token that closing a run on that page takes, of at least 16 characters, in place of
-    /// RALLYPOINT_DASHBOARD_TOKEN. Without one the page is read-only.
+    /// File with the token, of at least 16 characters, for closing runs and for excluding and including nodes on that page,
+    /// in place of RALLYPOINT_DASHBOARD_TOKEN. Without one the page is read-only.
     #[arg(long, env = "RALLYPOINT_DASHBOARD_TOKEN_FILE", value_name = "FILE", requires = "dashboard")]
     dashboard_token_file: Option<PathBuf>,
     /// A name that browsers know that page by, beside localhost and its addresses; may be given several times.
@@ -117,13 +119,15 @@ impl Beside {
     pub(crate) fn start(
         &self,
         server: SocketAddr,
+        shown: Option<&Token>,
         token: Option<String>,
     ) -> Result<Option<Page>, ServerError> {
         let Some(listen) = self.dashboard else { return Ok(None) };
         let settings = EtcdSettings::new(&reached_at(server).to_string());
         let settings = settings.map_err(|error| std::io::Error::other(error.to_string()));
-        let client = settings.map_err(|source| ServerError::Listen { address: server, source })?;
-        let client = Client::connect_lazily(client).map_err(|source| ServerError::Etcd { source })?;
+        let mut settings = settings.map_err(|source| ServerError::Listen { address: server, source })?;
+        settings.credentials = shown.map(Credentials::token);
+        let client = Client::connect_lazily(settings).map_err(|source| ServerError::Etcd { source })?;
         let mut config = Config::on(listen);
         config.token = token;
         config.allowed_hosts.clone_from(&self.dashboard_allowed_hosts);
@@ -143,6 +147,13 @@ fn reached_at(server: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, server.port())
 }
 
+/// The token of the nodes, under a flag of its own: the other one is of the page.
+pub(crate) fn own_token(file: clap::Arg) -> clap::Arg {
+    file.long("etcd-token-file")
+        .help("File with the token that the nodes of the runs have, where their server asks for it")
+        .long_help("File with the token that the nodes of the runs have, in place of RALLYPOINT_TOKEN, where their server asks for it.")
+}
+
 /// Serves until it is told to stop.
 pub(crate) fn dashboard(options: Dashboard) -> Result<u8, Problem> {
     start_log(&options.log_level, options.log_format).map_err(Problem::usage)?;
@@ -158,7 +169,8 @@ pub(crate) fn dashboard(options: Dashboard) -> Result<u8, Problem> {
         let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| cannot(&error))?;
         let mut terminate = signal(SignalKind::terminate()).map_err(|error| cannot(&error))?;
         raise_file_limit();
-        let client = Client::connect_lazily(etcd).map_err(|error| Problem::new(NO_SERVER, chain(&error)))?;
+        let client =
+            Client::connect_lazily(etcd).map_err(|error| Problem::new(of_etcd(&error), chain(&error)))?;
         let page = Page::bind(&config, &client).map_err(|error| cannot(&error))?;
         let served = async {
             look(&client, options.connection.endpoints()).await?;
@@ -188,13 +200,17 @@ async fn look(client: &Client, endpoints: &str) -> Result<(), Problem> {
         }
         Err(error) => {
             let advice = advice(Some(&error), EndpointFlags::Operator);
-            Err(Problem::new(NO_SERVER, format!("{}{advice}", chain(&error))))
+            Err(Problem::new(of_etcd(&error), format!("{}{advice}", chain(&error))))
         }
     }
 }
 
 fn announce(page: &Page, config: &Config) {
-    let access = if config.token.is_some() { "with a token runs can be closed" } else { "read-only" };
+    let access = if config.token.is_some() {
+        "with the token runs can be closed, and nodes excluded and included"
+    } else {
+        "read-only"
+    };
     info!("the dashboard is at {} ({access})", page.url());
     if !page.address().ip().is_loopback() {
         let plain =
@@ -212,6 +228,7 @@ fn token(flag: &str, file: Option<&Path>) -> Result<Option<String>, Problem> {
     let (from, text) = match file {
         Some(file) => {
             check_file(flag, file)?;
+            warn_if_readable(flag, file);
             let read = std::fs::read_to_string(file);
             let text = read.map_err(|error| Problem::usage(format!("{flag} {}: {error}", file.display())))?;
             (format!("{flag} {}", file.display()), text)
@@ -235,6 +252,16 @@ fn token(flag: &str, file: Option<&Path>) -> Result<Option<String>, Problem> {
             Err(Problem::usage(format!("{from} has characters that a browser cannot send: write ASCII")))
         }
         _ => Ok(Some(token.to_owned())),
+    }
+}
+
+/// Who may read the token may change runs.
+fn warn_if_readable(flag: &str, file: &Path) {
+    use std::os::unix::fs::PermissionsExt as _;
+    let mode = std::fs::metadata(file).map(|metadata| metadata.permissions().mode());
+    if mode.is_ok_and(|mode| mode & 0o044 != 0) {
+        let file = file.display();
+        warn!("{flag} {file} can be read by other users of this machine: chmod 600 {file}");
     }
 }
 

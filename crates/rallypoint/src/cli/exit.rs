@@ -135,9 +135,21 @@ impl EndpointFlags {
     fn not_let_in(self) -> &'static str {
         match self {
             EndpointFlags::Torchrun => {
-                "; check user and password in --rdzv-conf, or RALLYPOINT_USER and RALLYPOINT_PASSWORD, and what that user may do"
+                "; check token_file, or user and password, in --rdzv-conf, RALLYPOINT_TOKEN, or RALLYPOINT_USER and RALLYPOINT_PASSWORD, and what that user may do"
             }
-            _ => "; check --user and its password, and what that user may do",
+            _ => "; check --token-file, or --user and its password, and what that user may do",
+        }
+    }
+
+    /// What to do where the etcd asks who this is.
+    fn who(self) -> &'static str {
+        match self {
+            EndpointFlags::Torchrun => {
+                "; it asks who this is: give the token of its nodes (token_file in --rdzv-conf, or RALLYPOINT_TOKEN), or user and password"
+            }
+            _ => {
+                "; it asks who this is: give the token of its nodes (--token-file, in dashboard --etcd-token-file, or RALLYPOINT_TOKEN), or --user and its password"
+            }
         }
     }
 
@@ -250,7 +262,9 @@ impl Problem {
                 EXCLUDED,
                 "; `rallypoint include` lets it in again, and with when_excluded=wait in --rdzv-conf it waits for that",
             ),
-            RendezvousError::Connection { .. } => (NO_SERVER, advice(cause(error), place)),
+            RendezvousError::Connection { .. } => {
+                (cause(error).map_or(NO_SERVER, of_etcd), advice(cause(error), place))
+            }
             RendezvousError::NotMet { needed, here, .. } if here < needed => (NO_RENDEZVOUS, place.too_few()),
             RendezvousError::NotMet { .. } => (
                 NO_RENDEZVOUS,
@@ -263,7 +277,7 @@ impl Problem {
                 (NODE, "; choose another master_port in --rdzv-conf, or leave it out")
             }
             RendezvousError::Port { port: 1.., .. } => {
-                (NODE, "; choose another --master-port, or leave it out")
+                (NODE, "; choose another --master-port (the master_port of --rdzv-conf), or leave it out")
             }
             RendezvousError::Port { .. } => (NODE, "; end what holds them"),
             RendezvousError::Unhealthy { .. } => (NODE, ""),
@@ -305,6 +319,7 @@ impl Problem {
             | AgentError::Gpu(_)
             | AgentError::Port(_)
             | AgentError::WorkerStore { .. }
+            | AgentError::StoreProxy(_)
             | AgentError::Signals(_) => Problem::new(NODE, chain(error)),
             _ => Problem::new(NO_RENDEZVOUS, chain(error)),
         }
@@ -396,6 +411,11 @@ pub fn torchrun_words_at_first(error: &RendezvousError) -> String {
     }
 }
 
+/// The exit code of an error of the etcd client: files that cannot be used are a mistake in the command.
+pub(crate) fn of_etcd(error: &rallypoint_etcd::Error) -> u8 {
+    if error.is_of_tls_files() { USAGE } else { NO_SERVER }
+}
+
 /// What kept us from an etcd, where that is known.
 pub(crate) fn cause(error: &RendezvousError) -> Option<&rallypoint_etcd::Error> {
     let RendezvousError::Connection { source, .. } = error else { return None };
@@ -405,7 +425,9 @@ pub(crate) fn cause(error: &RendezvousError) -> Option<&rallypoint_etcd::Error> 
 /// What is said of one that takes connections and speaks something else than an etcd does.
 pub(crate) fn no_etcd(endpoint: &str, place: EndpointFlags) -> Problem {
     let (tls, flags) = (place.tls(), place.flags());
-    let text = format!("what listens at {endpoint} is no etcd, or one that wants TLS ({tls}); check {flags}");
+    let text = format!(
+        "what listens at {endpoint} is no etcd (a gateway for the v2 API is none), or one that wants TLS ({tls}); check {flags}"
+    );
     Problem::new(NO_SERVER, text)
 }
 
@@ -413,6 +435,12 @@ pub(crate) fn no_etcd(endpoint: &str, place: EndpointFlags) -> Problem {
 pub(crate) fn advice(error: Option<&rallypoint_etcd::Error>, place: EndpointFlags) -> &'static str {
     if error.is_some_and(rallypoint_etcd::Error::speaks_no_tls) {
         return place.speaks_no_tls();
+    }
+    if error.is_some_and(rallypoint_etcd::Error::asks_nobody) {
+        return "; start it with the token too, or leave the token out here";
+    }
+    if error.is_some_and(rallypoint_etcd::Error::shows_nobody) {
+        return place.who();
     }
     match error.map(rallypoint_etcd::Error::kind) {
         Some(ErrorKind::Auth | ErrorKind::PermissionDenied) => place.not_let_in(),

@@ -4,8 +4,11 @@ pub mod bench;
 pub mod command;
 mod connection;
 mod dashboard;
+#[cfg(test)]
+mod documented;
 mod exit;
 mod gateway;
+mod log_output;
 mod operator;
 mod run;
 mod ulimit;
@@ -20,6 +23,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 pub use exit::{chain, torchrun_words, torchrun_words_at_first};
+pub use log_output::LogOutput;
 
 use crate::server::{Server, ServerError, raise_file_limit};
 
@@ -35,7 +39,11 @@ pub enum LogFormat {
 /// Starts diagnostics at `level`: `error`, `warn`, `info`, `debug`, `trace`, or a filter of `tracing`.
 pub fn start_log(level: &str, format: LogFormat) -> Result<(), String> {
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    start_log_to(level, format, colours, std::io::stderr)
+    match LogOutput::to(std::io::stderr()) {
+        Ok(log) => start_log_to(level, format, colours, log),
+        // It is closed, or there are no files left: the library's own says nothing then.
+        Err(_) => start_log_to(level, format, colours, std::io::stderr),
+    }
 }
 
 /// The same, to a writer of one's own.
@@ -72,7 +80,7 @@ fn check_level(level: &str) -> Result<(), String> {
 }
 
 /// Serves until Ctrl-C or SIGTERM; a second one ends it at once. SIGHUP, which means to daemons that they are to read
-/// their configuration again, does not end it.
+/// their configuration again, has it look at its certificates.
 pub async fn serve(
     starting: impl Future<Output = Result<Server, ServerError>>,
 ) -> Result<(), Box<dyn Error>> {
@@ -95,7 +103,10 @@ pub async fn serve(
         tokio::select! {
             () = told() => break,
             ended = server.ended() => return Ok(ended?),
-            _ = hang_up.recv() => tracing::info!("SIGHUP is passed over: there is nothing to be read again"),
+            _ = hang_up.recv() => {
+                tracing::info!("SIGHUP: certificates that have changed are read again, and nothing else");
+                server.reload();
+            }
         }
     }
     tracing::info!("stopping");
@@ -125,6 +136,11 @@ fn advertised_url(given: &str) -> Result<String, String> {
     } else {
         Err(format!("a URL has a scheme: write http://{given}, or https"))
     }
+}
+
+/// What clients of a server must show, of the file or of the variable.
+pub fn server_token(file: Option<&std::path::Path>) -> Result<Option<rallypoint_core::Token>, String> {
+    connection::token(file).map_err(|problem| problem.text)
 }
 
 /// One line with the causes, and the exit code of a failure.

@@ -20,6 +20,8 @@ const PACE: Duration = Duration::from_millis(10);
 pub(crate) struct Report {
     pub(crate) failed: Vec<String>,
     pub(crate) took: Vec<Duration>,
+    /// The longest that a read or a keep-alive took: while very many keys are deleted, writes wait.
+    pub(crate) worst_read: Duration,
 }
 
 impl Report {
@@ -42,6 +44,9 @@ impl Report {
         let began = Instant::now();
         let answer = tokio::time::timeout(PATIENCE, ask).await;
         self.took.push(began.elapsed());
+        if ["get", "kept alive"].contains(&what) {
+            self.worst_read = self.worst_read.max(began.elapsed());
+        }
         match answer {
             Ok(Ok(answer)) => return Some(answer),
             Ok(Err(error)) => self.failed.push(format!("{what}: {error:?}")),
@@ -82,9 +87,10 @@ impl Good {
         self.stop.send_replace(true);
         let mut all = Report::default();
         for work in self.works {
-            let Report { failed, took } = work.await.unwrap();
+            let Report { failed, took, worst_read } = work.await.unwrap();
             all.failed.extend(failed);
             all.took.extend(took);
+            all.worst_read = all.worst_read.max(worst_read);
         }
         all
     }

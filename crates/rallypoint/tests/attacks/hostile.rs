@@ -6,6 +6,7 @@ use h2::SendStream;
 use h2::client::{ResponseFuture, SendRequest};
 use http::Request;
 use prost::Message;
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
@@ -68,6 +69,46 @@ impl Drop for Hostile {
         self.driver.abort();
     }
 }
+
+/// Frames of HTTP/2 as no library would send them.
+pub(crate) struct Frames(TcpStream);
+
+impl Frames {
+    pub(crate) async fn connect(endpoint: &str) -> Self {
+        let mut socket = TcpStream::connect(endpoint).await.unwrap();
+        socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+        let mut frames = Frames(socket);
+        assert!(frames.send(SETTINGS, 0, 0, &[]).await);
+        frames
+    }
+
+    /// False once the server has had enough of it.
+    pub(crate) async fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> bool {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        let frame = [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat();
+        let sent = async {
+            self.0.write_all(&frame).await?;
+            // What the server says would fill its side.
+            let mut said = [0; 4096];
+            while !matches!(self.0.try_read(&mut said), Err(_) | Ok(0)) {}
+            Ok::<_, std::io::Error>(())
+        };
+        matches!(tokio::time::timeout(std::time::Duration::from_secs(1), sent).await, Ok(Ok(())))
+    }
+}
+
+pub(crate) const HEADERS: u8 = 1;
+pub(crate) const RESET: u8 = 3;
+const SETTINGS: u8 = 4;
+pub(crate) const CONTINUATION: u8 = 9;
+pub(crate) const END_HEADERS: u8 = 4;
+
+/// The fields of a request in HPACK: POST, http, a path, and a name.
+pub(crate) fn fields() -> Vec<u8> {
+    [&b"\x83\x86\x04"[..], &[u8::try_from(RANGE.len()).unwrap()], RANGE.as_bytes(), b"\x01\x01x"].concat()
+}
+
+const RANGE: &str = "/etcdserverpb.KV/Range";
 
 /// A message with gRPC's prefix.
 fn framed(message: &[u8]) -> Bytes {

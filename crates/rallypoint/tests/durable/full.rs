@@ -107,6 +107,11 @@ async fn a_full_disk_refuses_what_is_new_and_heals() {
 
     // Somebody else takes the disk, and gives it back. What is deleted meanwhile goes into the reserve.
     disk.shell("dd if=/dev/zero of=\"$0/other\" bs=64k 2> /dev/null || true");
+    // It starts all the same, with what is in the log alone.
+    serving.kill();
+    let serving = disk.serve();
+    let mut client = serving.client().await;
+    assert_eq!(count(&mut client, "leased").await, 1);
     fill(&mut client).await;
     client.delete("leased", None).await.unwrap();
     assert_eq!(v2(&serving.endpoint, "DELETE", "/dir/file", "").unwrap().0, 200);

@@ -30,6 +30,8 @@ async fn killed_at_any_moment_it_loses_nothing_that_was_promised_and_invents_not
             // One that is told to stop must keep all as well.
             if round % 8 == 0 {
                 assert_eq!(serving.terminate(), Some(0));
+                // All of it is in one file then.
+                assert!(!folder.path().join("rallypoint.log").exists());
             } else {
                 serving.kill();
             }

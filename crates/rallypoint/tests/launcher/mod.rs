@@ -214,6 +214,15 @@ impl Launcher {
         pids.filter(has).collect()
     }
 
+    /// Says what all of them do, for whoever reads why a test has failed.
+    fn show_processes(&self) {
+        let pids: Vec<u32> = self.marked().into_iter().filter(|pid| runs(*pid)).collect();
+        for (pid, process) in pids.iter().zip(rallypoint_stacks::look(&pids, Duration::from_secs(5))) {
+            let ticks = [11, 12].map(|field| stat(*pid, field).unwrap_or_default()).join(" and ");
+            eprintln!("--- process {pid}, after {ticks} ticks: {}\n{process}", command_line(*pid));
+        }
+    }
+
     /// The whole node dies at once, as if somebody had pulled the plug.
     pub(crate) fn pull_the_plug(&mut self) {
         // First the one that could still tell the others.
@@ -238,6 +247,7 @@ impl Drop for Launcher {
         if thread::panicking() {
             self.said.extend(self.lines.try_iter());
             eprintln!("--- the launcher said:\n{}", self.said.join("\n"));
+            self.show_processes();
         }
         let _ = self.child.kill();
         let _ = self.child.wait();

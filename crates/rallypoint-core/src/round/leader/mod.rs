@@ -57,7 +57,7 @@ pub(super) struct Leader {
     run_lease: RunLease,
     failed: Vec<LeaderTask>,
     retry: Retry,
-    /// When etcd was last found to have lost data.
+    /// When etcd was last found to have lost data, if no round was completed since.
     lost_at: Option<Duration>,
     /// This node's own key says what the node wants.
     spoken: bool,
@@ -77,7 +77,8 @@ pub(super) struct Leader {
 const DENIED: Duration = Duration::from_secs(2);
 /// For nodes to notice that etcd has lost data, and to say again what they want.
 const SAY_AGAIN: Duration = Duration::from_secs(1);
-/// For as long as that, the number of a round does not tell whether it came before or after the loss.
+/// For as long as that, the number of a round does not tell whether it came before or after the loss; unless another is
+/// completed sooner.
 const LOSS: Duration = Duration::from_secs(60);
 
 /// What concerns the node that leads.
@@ -95,12 +96,13 @@ pub(super) enum Word {
 }
 
 impl Leader {
-    /// `last_call`: when the one is over that runs.
+    /// `last_call`: when the one is over that runs. `expired`: so many exclusions have, as far as this node knows.
     pub(super) fn new(
         context: &mut Context<'_>,
         began: i64,
         lost_at: Option<Duration>,
         last_call: Option<Duration>,
+        expired: usize,
     ) -> Self {
         Leader {
             term: Term::new(context, began),
@@ -108,7 +110,7 @@ impl Leader {
             readings: 0,
             roster: Roster::new(context.config.settings),
             planner: Planner::new(last_call),
-            newsroom: Newsroom::new(context.now, context.config.settings.min_nodes),
+            newsroom: Newsroom::new(context.now, context.config.settings.min_nodes, expired),
             run_lease: RunLease::Recorded { renew_at: context.now },
             failed: Vec::new(),
             retry: Retry::default(),
@@ -163,6 +165,11 @@ impl Leader {
         self.lost_at = Some(now);
     }
 
+    /// A round was completed since then.
+    pub(super) fn loss_is_over(&mut self) {
+        self.lost_at = None;
+    }
+
     /// Whether etcd has denied this node for too long what it asks for as the leader, and others wait for that.
     pub(super) fn is_denied(&self, now: Duration) -> bool {
         self.denied_since.is_some_and(|since| since + DENIED <= now)
@@ -184,7 +191,7 @@ impl Leader {
         let renew_at =
             if let RunLease::Recorded { renew_at } = self.run_lease { Some(renew_at) } else { None };
         let sure = self.roster.is_unsure().then(|| silence.sure_at(now)).flatten();
-        let progress = self.newsroom.timeout(view, &self.roster, &self.planner);
+        let progress = self.newsroom.timeout(now, view, &self.roster, &self.planner);
         let answer = self.roster.answer_due();
         let all = [sure, answer, progress, renew_at, self.not_before(), denied];
         all.into_iter().chain(self.planner.timeouts()).flatten().filter(|at| *at > now).min()
@@ -257,7 +264,7 @@ impl Leader {
             RunLease::New { lease, .. } => return self.make_record(context, view, lease),
             RunLease::Recorded { .. } if view.known().is_none() => return self.grant_run(context, None),
             RunLease::Recorded { renew_at } if renew_at <= context.now => {
-                self.run_lease = RunLease::recorded(context);
+                self.run_lease = RunLease::refreshed(context);
                 let lease = view.known().map_or(0, |known| known.record.lease);
                 self.term.send(context, LeaderTask::RenewRun { lease }, Request::Renew(lease));
             }
@@ -266,6 +273,7 @@ impl Leader {
         if self.withdraw_record(context, view) {
             return;
         }
+        self.newsroom.look_around(&self.roster);
         self.drive_plan(context, view);
         self.newsroom.publish(context, self.term, view, &self.roster, &self.planner);
         if let Some(known) = view.known().filter(|_| !self.newsroom.is_writing()) {
@@ -280,9 +288,11 @@ impl Leader {
         let start = match (view.known(), self.run_lease) {
             (Some(known), _) => {
                 let RoundRecord { round, lease, events, .. } = known.record;
-                Start { round, modified: known.modified, lease, events }
+                Start { round, modified: known.modified, lease, events, found: self.newsroom.found() }
             }
-            (None, RunLease::New { lease, .. }) => Start { round: 0, modified: 0, lease, events: 0 },
+            (None, RunLease::New { lease, .. }) => {
+                Start { round: 0, modified: 0, lease, events: 0, found: None }
+            }
             _ => return,
         };
         let writing = self.newsroom.is_writing();
@@ -362,7 +372,7 @@ impl Leader {
         self.planner.forget();
         if let RunLease::New { .. } = self.run_lease {
             self.run_lease.drop_new(context);
-            self.run_lease = RunLease::recorded(context);
+            self.run_lease = RunLease::refreshed(context);
         }
     }
 }

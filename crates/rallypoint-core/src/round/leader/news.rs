@@ -1,5 +1,14 @@
 //! What the leader tells the group apart from rounds: at once that it is no longer whole, now and then how far the
 //! next round is.
+//!
+//! ```text
+//!            a loss or a newcomer, or progress when it is time
+//!   told ──────────────────────────────────────────────────────▶ writing
+//!     ▲                                                             │
+//!     └──────────────── held, refused or failed ────────────────────┘
+//! ```
+//!
+//! Nothing is written while a plan is under way: its commit writes the record.
 
 use std::time::Duration;
 
@@ -21,13 +30,30 @@ pub(super) struct Newsroom {
     writing: bool,
     /// When the waiting may be told again how far it is.
     progress_at: Duration,
+    /// Members of the last round that were there when this node began to lead.
+    found: Option<usize>,
     /// The run's past has that this node leads.
     announced: bool,
+    /// It has not that nodes are waiting: those that they wait for may have been dead by then.
+    held_back: bool,
+    /// And so many of the exclusions that have expired; while that is being written, so many.
+    expired: usize,
+    expired_being_told: usize,
 }
 
 impl Newsroom {
-    pub(super) fn new(now: Duration, nodes: usize) -> Self {
-        Newsroom { writing: false, progress_at: now + progress_interval(nodes), announced: false }
+    /// `expired`: so many exclusions had before this node led.
+    pub(super) fn new(now: Duration, nodes: usize, expired: usize) -> Self {
+        let progress_at = now + progress_interval(nodes);
+        Newsroom {
+            writing: false,
+            progress_at,
+            found: None,
+            announced: false,
+            held_back: false,
+            expired,
+            expired_being_told: expired,
+        }
     }
 
     pub(super) fn is_writing(&self) -> bool {
@@ -44,7 +70,16 @@ impl Newsroom {
 
     /// What was to be told stands there.
     pub(super) fn stands(&mut self) {
-        self.announced = true;
+        (self.announced, self.expired) = (true, self.expired_being_told);
+    }
+
+    /// Sees whether anybody of the last round is there. Of those whose keys are gone that is known only after a time.
+    pub(super) fn look_around(&mut self, roster: &Roster) {
+        self.found = self.found.or_else(|| roster.present());
+    }
+
+    pub(super) fn found(&self) -> Option<usize> {
+        self.found
     }
 
     /// What was sent before concerns nobody any more.
@@ -60,11 +95,17 @@ impl Newsroom {
     /// This node has formed a round.
     pub(super) fn formed(&mut self, now: Duration, nodes: usize) {
         self.told(now, nodes);
-        self.announced = true;
+        (self.found, self.announced, self.held_back) = (Some(nodes), true, false);
     }
 
-    pub(super) fn timeout(&self, view: &View, roster: &Roster, planner: &Planner) -> Option<Duration> {
-        (!self.writing && has_progress(view, roster, planner)).then_some(self.progress_at)
+    pub(super) fn timeout(
+        &self,
+        now: Duration,
+        view: &View,
+        roster: &Roster,
+        planner: &Planner,
+    ) -> Option<Duration> {
+        (!self.writing && has_progress(now, view, roster, planner)).then_some(self.progress_at)
     }
 
     pub(super) fn publish(
@@ -80,25 +121,43 @@ impl Newsroom {
         if self.writing || planner.is_planning() {
             return;
         }
-        let left = planner.last_call().map(|at| at.saturating_sub(context.now).as_millis());
+        let left = planner.wait().map(|at| at.saturating_sub(context.now).as_millis());
         let last_call_ms = left.map(|left| u64::try_from(left).unwrap_or(u64::MAX));
         let news = News { last_call_ms, ..roster.news() };
         let told = &known.record.news;
         // A node whose time is short must hear in it that it stands by: a spare waits as long as the run lives. Those
         // who come after the first read it when they come.
         let first_spare = news.spares > 0 && told.spares == 0;
+        let has_died = |news: &News| news.lost.iter().any(|lost| lost.why == Why::Died);
         let urgent = known.record.has_round()
             && ((news.lost_count > 0) != (told.lost_count > 0)
+                // Whoever wonders what came first waits for that.
+                || (has_died(&news) && !has_died(told))
                 || (news.waiting > 0) != (told.waiting > 0)
                 || first_spare);
-        let progress = has_progress(view, roster, planner);
+        let expired = view.exclusions().expired_after(self.expired);
+        let expired: Vec<What> = expired
+            .map(|gone| What::Expired { whom: gone.whom.clone(), reason: gone.reason.clone() })
+            .collect();
+        let urgent = urgent || !expired.is_empty();
+        let progress = has_progress(context.now, view, roster, planner);
         if !urgent && (context.now < self.progress_at || !progress) {
             return;
         }
-        let mut events = happened(told, &news, context.config.lease_ttl);
+        let mut events = happened(told, &news, context.config.lease_ttl, self.found);
+        if self.found.is_none() && known.record.has_round() {
+            let before = events.len();
+            events.retain(|event| !matches!(event, What::Waiting { .. }));
+            self.held_back |= events.len() < before;
+        } else if std::mem::take(&mut self.held_back) && news.waiting + news.spares > 0 {
+            events.retain(|event| !matches!(event, What::Waiting { .. }));
+            events.push(What::Waiting { waiting: news.waiting, spares: news.spares });
+        }
+        events.extend(expired);
+        self.expired_being_told = view.exclusions().expired_count();
         // Who leads first is told by the round that it forms.
         if !self.announced && known.record.has_round() {
-            events.insert(0, What::Leads);
+            events.insert(0, What::Leads { found: self.found });
         }
         let counted = known.record.events + events.len() as u64;
         let record = RoundRecord { news, events: counted, ..known.record.clone() };
@@ -114,7 +173,7 @@ impl Newsroom {
 }
 
 /// What has happened to the group since it was last told something.
-fn happened(told: &News, news: &News, lease: Duration) -> Vec<What> {
+fn happened(told: &News, news: &News, lease: Duration, found: Option<usize>) -> Vec<What> {
     let mut events = Vec::new();
     // One that asks for another round is the beginning of the end of this one. The others follow it.
     let again = told.lost_count == 0;
@@ -124,7 +183,7 @@ fn happened(told: &News, news: &News, lease: Duration) -> Vec<What> {
         let count = news.lost_count.saturating_sub(told.lost_count).max(lost.len());
         let died = lost.iter().any(|lost| lost.why == Why::Died);
         let lease = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
-        events.push(What::Lost { lost, count, within_ms: died.then_some(lease) });
+        events.push(What::Lost { lost, count, within_ms: died.then_some(lease), found });
     }
     if (news.waiting > 0 && told.waiting == 0) || (news.spares > 0 && told.spares == 0) {
         events.push(What::Waiting { waiting: news.waiting, spares: news.spares });
@@ -133,13 +192,22 @@ fn happened(told: &News, news: &News, lease: Duration) -> Vec<What> {
 }
 
 /// Whether the waiting could be told something new of how far it is.
-fn has_progress(view: &View, roster: &Roster, planner: &Planner) -> bool {
+fn has_progress(now: Duration, view: &View, roster: &Roster, planner: &Planner) -> bool {
     let Some(told) = view.known().map(|known| &known.record.news) else { return false };
     let news = roster.news();
     !planner.is_planning()
         && ((news.joined, news.spares, news.waiting) != (told.joined, told.spares, told.waiting)
+            // One more, after those that the group has heard of: it is written down when it is known.
+            || news.lost_count != told.lost_count
             || news.seatable != told.seatable
-            || planner.last_call().is_some() != told.last_call_ms.is_some())
+            || planner.wait().is_some() != told.last_call_ms.is_some()
+            || is_another(now, view.last_call(), planner.wait()))
+}
+
+/// Whether the wait ends at another time than was told: whom it was for may be dead by now.
+fn is_another(now: Duration, told: Option<Duration>, wait: Option<Duration>) -> bool {
+    let (Some(told), Some(wait)) = (told, wait) else { return false };
+    told.max(now).abs_diff(wait.max(now)) > 2 * PROGRESS
 }
 
 /// How often a group of so many is told how far it is.

@@ -10,19 +10,24 @@
 //!
 //! Where all places fit into one transaction, that one commits the round too: nobody has to wait for a second.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+mod answers;
+mod writes;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::super::context::{Context, LeaderTask, Retry};
-use super::super::etcd::{Condition, Entry, Op, Request, TxnReply};
-use super::super::event::{Formed, NAMED_MEMBERS, NAMED_NEWCOMERS, Newcomer, What, put_group_events};
+use super::super::etcd::{Condition, Entry, Op, Request};
+use super::super::event::{Formed, NAMED_MEMBERS, NAMED_NEWCOMERS, Newcomer};
 use super::super::record::{
-    MasterRecord, News, PreviousPlace, RECORD_VERSION, RankRecord, RoundRecord, Wants, json, parse,
+    MasterRecord, NAMED_LOSSES, News, RECORD_VERSION, RankRecord, RoundRecord, Wants, json,
 };
 use super::super::settings::RankPolicy;
-use super::super::view::{KnownRound, got};
-use super::roster::{LastRound, Member, Present, Roster};
-use super::term::{Term, put_round};
+use super::super::view::KnownRound;
+use super::roster::{Member, Present, Roster};
+use super::term::Term;
+pub(super) use answers::Planned;
+use writes::{Plan, millis, put_plan};
 
 /// Transactions under way at a time.
 const IN_FLIGHT: usize = 8;
@@ -42,6 +47,10 @@ pub(super) struct Planner {
     untidy: bool,
     /// When a round with enough nodes waits no longer for more.
     last_call: Option<Duration>,
+    /// When a group that has lost somebody waits no longer for a replacement, and meets smaller than it was.
+    replacement: Option<Duration>,
+    /// When the wait is over that goes on: of the two above the later one of those that there is a reason for.
+    wait: Option<Duration>,
     /// Since when nodes are ready for the next round.
     gathering: Option<Duration>,
     /// What only the round before this one had a use for.
@@ -51,35 +60,6 @@ pub(super) struct Planner {
     /// After a plan that came to nothing since somebody in it was gone. Where nodes come and go all the time, each plan is
     /// a request for every so many of them.
     retry: Retry,
-}
-
-#[derive(Debug)]
-struct Plan {
-    /// Tells its requests from those of every other plan, also of one before a loss of data.
-    number: u64,
-    record: RoundRecord,
-    seats: Vec<(String, u64)>,
-    members: HashMap<String, Member>,
-    /// The plan that this one follows, and when its record was written, 0 if there is none: the commit follows on
-    /// that and nothing else, however often it is tried.
-    last_plan: String,
-    last_round: u64,
-    last_modified: i64,
-    /// What rank 0 last said, among it where it is, and when.
-    master: (String, i64),
-    /// Since when the plan is the last one begun.
-    fence: Option<i64>,
-    next: usize,
-    in_flight: usize,
-    committing: bool,
-    /// What is told of it once it is complete, but for the time that this took.
-    formed: Formed,
-    begun: Duration,
-}
-
-/// From `then` to `now`.
-fn millis(now: Duration, then: Duration) -> u64 {
-    u64::try_from(now.saturating_sub(then).as_millis()).unwrap_or(u64::MAX)
 }
 
 /// What a plan follows on.
@@ -93,72 +73,15 @@ pub(super) struct Start {
     pub(super) lease: i64,
     /// The events that were written down by then.
     pub(super) events: u64,
-}
-
-/// What a request of a plan has come to.
-#[derive(Debug)]
-pub(super) enum Planned {
-    Nothing,
-    /// A condition did not hold.
-    Refused(TxnReply),
-    /// The round is complete, and its record was written at that revision.
-    Complete(LastRound, Box<RoundRecord>, i64),
-}
-
-impl Plan {
-    /// What a chunk of places writes.
-    fn places(&self, context: &Context<'_>, roster: &Roster, chunk: usize) -> Vec<Op> {
-        let size = context.config.places_per_request;
-        let seats = self.seats.iter().enumerate().skip(chunk * size).take(size);
-        let place = |(rank, (id, incarnation)): (usize, &(String, u64))| {
-            let previous = roster.member(id).map(|member| PreviousPlace {
-                plan: self.last_plan.clone(),
-                rank: member.rank,
-                incarnation: member.incarnation,
-            });
-            let record = RankRecord {
-                version: RECORD_VERSION,
-                round: self.record.round,
-                plan: self.record.plan.clone(),
-                rank,
-                incarnation: *incarnation,
-                left: false,
-                asked: false,
-                previous,
-                more: BTreeMap::new(),
-            };
-            Op::Put { key: context.keys.rank(id), value: json(&record), lease: self.record.lease }
-        };
-        seats.map(place).collect()
-    }
-
-    /// Makes this the last plan begun, if the one before was `fence`.
-    fn start(&self, context: &Context<'_>, fence: i64) -> (Vec<Condition>, Vec<Op>) {
-        let put = put_plan(context, &self.record.plan, self.record.lease);
-        // An earlier plan may have been committed by a request that had no answer: its places must stand.
-        let round = Condition::unchanged_since(context.keys.round(), self.last_modified);
-        (vec![round, Condition::unchanged_since(context.keys.plan(), fence)], vec![put])
-    }
-
-    /// The round's record, and the event that it was formed.
-    fn put_round(&self, context: &Context<'_>) -> Vec<Op> {
-        let formed = Formed { placing_ms: millis(context.now, self.begun), ..self.formed.clone() };
-        let mut then = put_group_events(context, &self.record, vec![What::Formed(Box::new(formed))]);
-        then.push(put_round(context, &self.record));
-        then
-    }
-
-    /// The master is where it said it would be.
-    fn master_stands(&self, context: &Context<'_>) -> [Condition; 2] {
-        let (text, modified) = &self.master;
-        Condition::stands(context.keys.node(&self.seats[0].0), *modified, text)
-    }
+    /// Members of the last round that this leader found there when it began to lead.
+    pub(super) found: Option<usize>,
 }
 
 impl Planner {
     /// That of a node that has led before, perhaps, and has forgotten what it sent then.
     pub(super) fn new(last_call: Option<Duration>) -> Self {
-        Planner { loose: true, last_call, ..Planner::default() }
+        // What the leader before has told may be either of the two.
+        Planner { loose: true, last_call, replacement: last_call, wait: last_call, ..Planner::default() }
     }
 
     /// Whether a plan is under way.
@@ -166,14 +89,14 @@ impl Planner {
         self.plan.is_some()
     }
 
-    /// When the last call is over, once it runs.
-    pub(super) fn last_call(&self) -> Option<Duration> {
-        self.last_call
+    /// When a round with enough nodes waits no longer, for whomever it does. The group is told so as of a last call.
+    pub(super) fn wait(&self) -> Option<Duration> {
+        self.wait
     }
 
     /// When another plan may be begun.
-    pub(super) fn timeouts(&self) -> [Option<Duration>; 2] {
-        [self.last_call, self.retry.at()].map(|at| at.filter(|_| self.plan.is_none()))
+    pub(super) fn timeouts(&self) -> [Option<Duration>; 3] {
+        [self.last_call, self.replacement, self.retry.at()].map(|at| at.filter(|_| self.plan.is_none()))
     }
 
     /// What was planned concerns nobody any more. The last call goes on.
@@ -274,7 +197,7 @@ impl Planner {
         let enough = seatable >= settings.min_nodes && roster.wants_a_round();
         // Newcomers alone never go past a whole group that is at work.
         if !enough || (outstanding > 0 && survivors == 0 && roster.is_whole()) {
-            self.last_call = None;
+            (self.last_call, self.replacement, self.wait) = (None, None, None);
             return;
         }
         let all_here = outstanding == 0
@@ -282,11 +205,29 @@ impl Planner {
         let last_call = *self.last_call.get_or_insert(context.now + context.config.last_call);
         // Of whom it is not known whether he died, it will be soon.
         let over = last_call <= context.now && !roster.is_unsure();
+        let replacement = self.awaits_replacement(context, roster, seatable);
+        let waits = [replacement, (!all_here).then_some(last_call)];
+        self.wait = waits.into_iter().flatten().max().or(Some(last_call));
         self.retry.is_due(context.now);
-        if (all_here || over) && !writing && !self.retry.waits() {
+        if (all_here || over) && replacement.is_none() && !writing && !self.retry.waits() {
             self.begin(context, term, roster, start);
             self.advance(context, term, roster, writing);
         }
+    }
+
+    /// Until when a group that has lost somebody waits before it meets with so many, which are fewer than it had.
+    fn awaits_replacement(
+        &mut self,
+        context: &Context<'_>,
+        roster: &Roster,
+        seatable: usize,
+    ) -> Option<Duration> {
+        let time = context.config.replacement;
+        if time.is_zero() || roster.is_whole() || seatable >= roster.size() {
+            return None;
+        }
+        let until = *self.replacement.get_or_insert(context.now.saturating_add(time));
+        (context.now < until).then_some(until)
     }
 
     fn begin(&mut self, context: &mut Context<'_>, term: Term, roster: &Roster, start: Start) {
@@ -316,7 +257,7 @@ impl Planner {
             events: start.events + 1,
             more: BTreeMap::new(),
         };
-        let formed = self.formed(context, roster, &record, &nodes);
+        let formed = Formed { found: start.found, ..self.formed(context, roster, &record, &nodes) };
         let members = nodes.iter().enumerate();
         let members =
             members.map(|(rank, (id, node))| ((*id).clone(), Member::new(rank, node.record.incarnation)));
@@ -348,6 +289,8 @@ impl Planner {
     ) -> Formed {
         // The last call begins when enough nodes are there.
         let enough = self.last_call.map_or(context.now, |at| at.saturating_sub(context.config.last_call));
+        // Not so of one that an earlier leader began.
+        let enough = enough.min(context.now);
         let gathering = self.gathering.unwrap_or(context.now);
         let ranked = || nodes.iter().map(|(id, _)| *id).enumerate();
         let is_new = |(_, id): &(usize, &String)| !roster.plan().is_empty() && roster.member(id).is_none();
@@ -367,7 +310,8 @@ impl Planner {
                 })
                 .collect(),
             joined_count: ranked().filter(is_new).count(),
-            gone: record.without.clone(),
+            gone: record.without.iter().cloned().chain(roster.absent()).take(NAMED_LOSSES).collect(),
+            found: None,
             spares: roster.joined().saturating_sub(record.world_size),
             gathering_ms: millis(enough, gathering),
             last_call_ms: millis(context.now, enough.max(gathering)),
@@ -455,83 +399,6 @@ impl Planner {
         term.send(context, LeaderTask::Commit { plan: number }, request);
     }
 
-    pub(super) fn placed(&mut self, number: u64, chunk: usize, reply: TxnReply) -> Planned {
-        let Some(plan) = self.plan.as_mut().filter(|plan| plan.number == number) else {
-            if chunk == 0 {
-                self.may_have_begun(reply);
-            }
-            return Planned::Nothing;
-        };
-        let begun = match reply.results.get(2).cloned().and_then(got) {
-            // An earlier try got through.
-            Some(entry) if !reply.held && chunk == 0 && entry.value == plan.record.plan => {
-                Some(entry.mod_revision)
-            }
-            _ => reply.held.then_some(reply.revision),
-        };
-        let Some(begun) = begun else {
-            self.plan = None;
-            return Planned::Refused(reply);
-        };
-        if chunk == 0 {
-            (plan.fence, self.fence, self.loose) = (Some(begun), begun, false);
-        }
-        plan.in_flight -= 1;
-        Planned::Nothing
-    }
-
-    /// An earlier plan's first request is answered. If that plan has begun, by this try or by one before, the next one's
-    /// first condition has to know.
-    fn may_have_begun(&mut self, reply: TxnReply) {
-        let stands = reply.results.into_iter().nth(2).and_then(got).map(|entry| entry.mod_revision);
-        let begun = if reply.held { Some(reply.revision) } else { stands };
-        self.fence = self.fence.max(begun.unwrap_or(0));
-    }
-
-    /// A plan was to be made so at once.
-    pub(super) fn completed(&mut self, context: &Context<'_>, number: u64, reply: TxnReply) -> Planned {
-        if self.lease_of(number).is_none() {
-            self.may_have_begun(reply);
-            return Planned::Nothing;
-        }
-        if reply.held {
-            self.fenced(reply.revision);
-        } else {
-            self.fence_is(reply.results.get(2).cloned().and_then(got).as_ref());
-        }
-        self.committed(context, number, reply)
-    }
-
-    pub(super) fn committed(&mut self, context: &Context<'_>, number: u64, reply: TxnReply) -> Planned {
-        let Some(plan) = self.plan.take_if(|plan| plan.number == number) else { return Planned::Nothing };
-        let (record, revision) = if reply.held {
-            (plan.record, reply.revision)
-        } else {
-            // An earlier try may have got through, and its reply was lost. There may be news of the round since.
-            let found = reply.results.get(1).cloned().and_then(got);
-            let ours = found.and_then(|entry| Some((parse::<RoundRecord>(&entry).ok()?, entry.mod_revision)));
-            match ours.filter(|(record, _)| record.plan == plan.record.plan) {
-                Some(ours) => ours,
-                // The master is gone, or the run was closed. The watch tells soon.
-                None => return Planned::Refused(reply),
-            }
-        };
-        (self.last_call, self.gathering, self.untidy) = (None, None, true);
-        self.retry.succeeded();
-        if !plan.last_plan.is_empty() {
-            self.outdated_store = Some(context.keys.store(plan.last_round, &plan.last_plan));
-        }
-        let last = LastRound {
-            round: record.round,
-            plan: record.plan.clone(),
-            world_size: record.world_size,
-            members: plan.members,
-            told: record.news.clone(),
-            state_lost: false,
-        };
-        Planned::Complete(last, Box::new(record), revision)
-    }
-
     /// Asks members at their places whether they are there. Not if another plan was begun by then: it has written there.
     /// Where the commit of one may be on its way, this counts as the last plan begun.
     pub(super) fn question(
@@ -549,6 +416,7 @@ impl Planner {
                 rank: member.rank,
                 incarnation: member.incarnation,
                 left: false,
+                gave_up_ms: None,
                 asked: true,
                 previous: None,
                 more: BTreeMap::new(),
@@ -591,9 +459,4 @@ impl Planner {
         let request = term.txn(context, when, then);
         term.send(context, LeaderTask::Tidy { stale, lease }, request);
     }
-}
-
-/// Makes a plan the last one begun, or says again that a completed round's is: no other is committed from then on.
-fn put_plan(context: &Context<'_>, plan: &str, lease: i64) -> Op {
-    Op::Put { key: context.keys.plan(), value: plan.to_owned(), lease }
 }

@@ -145,7 +145,7 @@ impl Leader {
             }
             (LeaderTask::GrantRun, Reply::Granted(lease)) => {
                 if let RunLease::Granting { gone } = self.run_lease {
-                    self.run_lease = RunLease::New { lease, gone };
+                    self.run_lease = RunLease::granted(context, lease, gone);
                 } else {
                     context.out.request(Task::Forgotten, Request::Revoke(lease));
                 }

@@ -1,7 +1,19 @@
 //! Who is there and what has become of the members, as the leader sees it. Each event touches one node; nothing
 //! here is counted anew for all.
+//!
+//! What a node is to the next round (its class) follows from its key and from its place in the last one:
+//!
+//! ```text
+//!                   asks for a round                 a round with it in it
+//!   None ──────────────────────────▶ Newcomer ─────────────────────────────▶ Running
+//!    ▲  ▲                                                                   │  ▲  │
+//!    │  └── leaves, is kept out, or is dead ── Missing ◀── its key is gone ─┘  │  │ asks for
+//!    │                                            └──── its key is back ───────┘  ▼ another
+//!    └──────────────────── leaves, is kept out, or is dead ──────────────────── Survivor
+//! ```
 
 mod claims;
+mod losses;
 mod member;
 mod racks;
 mod room;
@@ -9,13 +21,14 @@ mod room;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
+use self::losses::Losses;
 use self::member::Fate;
 pub(super) use self::member::{Asked, Member};
 use self::racks::Racks;
 use self::room::Segments;
 use super::super::etcd::Entry;
 use super::super::exclusion::Exclusions;
-use super::super::record::{Lost, NAMED_LOSSES, News, NodeRecord, Wants, Why, parse};
+use super::super::record::{News, NodeRecord, Wants, Why, parse};
 use super::super::settings::RunSettings;
 use super::seating::{self, Candidate};
 
@@ -25,6 +38,8 @@ pub(super) struct Roster {
     /// The last completed round, and its plan.
     round: u64,
     plan: String,
+    /// Its members' number.
+    size: usize,
     nodes: BTreeMap<String, Present>,
     /// The latest round that any node says it had a seat in.
     latest_claim: u64,
@@ -40,13 +55,7 @@ pub(super) struct Roster {
     exclusions: Exclusions,
     /// Those of class `Missing`. When many die at once, a look at all others for each of them would take too long.
     missing: BTreeSet<String>,
-    lost: Vec<Lost>,
-    lost_count: usize,
-    /// Those of the lost who are there no more, the first few: in a large group, who asks for a round takes the places in
-    /// `lost` before them.
-    gone: Vec<Lost>,
-    /// Losses that an earlier leader, or this one before it read all anew, has told of without a name. Those are found again.
-    counted_before: usize,
+    losses: Losses,
     /// etcd has lost what it had of the round: its members meet again.
     state_lost: bool,
 }
@@ -97,6 +106,7 @@ impl Roster {
             settings,
             round: 0,
             plan: String::new(),
+            size: 0,
             nodes: BTreeMap::new(),
             latest_claim: 0,
             members: HashMap::new(),
@@ -106,10 +116,7 @@ impl Roster {
             segments: settings.policy.segment_size().map(Segments::new),
             exclusions: Exclusions::default(),
             missing: BTreeSet::new(),
-            lost: Vec::new(),
-            lost_count: 0,
-            gone: Vec::new(),
-            counted_before: 0,
+            losses: Losses::default(),
             state_lost: false,
         }
     }
@@ -132,11 +139,8 @@ impl Roster {
             self.seated.insert(id.clone(), (member.incarnation, last.round));
         }
         (self.round, self.plan, self.members) = (last.round, last.plan, last.members);
-        self.state_lost = last.state_lost;
-        self.lost.clone_from(&last.told.lost);
-        self.gone = last.told.lost.iter().filter(|lost| is_gone(lost.why)).cloned().collect();
-        self.lost_count = last.told.lost_count;
-        self.counted_before = self.lost_count.saturating_sub(self.lost.len());
+        (self.size, self.state_lost) = (last.world_size, last.state_lost);
+        self.losses = Losses::told(&last.told);
         for lost in &last.told.lost {
             if let Some(member) = self.members.get_mut(&lost.node) {
                 member.is_lost(!self.nodes.contains_key(&lost.node));
@@ -307,30 +311,6 @@ impl Roster {
         }
     }
 
-    /// Tells whether the group has lost a member whose key is there.
-    fn look_at(&mut self, id: &str) {
-        if self.members.contains_key(id) && self.is_kept_out(id) {
-            return self.lose(id, Why::Excluded);
-        }
-        let (Some(member), Some(node)) = (self.members.get(id), self.nodes.get(id)) else { return };
-        let record = &node.record;
-        let why = if record.wants == Wants::Leave {
-            Why::Left
-        } else if record.incarnation != member.incarnation {
-            Why::Replaced
-        } else if self.class(id) == Class::Survivor {
-            Why::Again
-        } else {
-            return;
-        };
-        if why == Why::Left {
-            self.change(id, |roster| {
-                roster.members.entry(id.to_owned()).and_modify(Member::leaves);
-            });
-        }
-        self.lose(id, why);
-    }
-
     /// A node's key is gone. Whether a member is dead with it turns out later.
     pub(super) fn remove(&mut self, id: &str, revision: i64) {
         if self.nodes.get(id).is_some_and(|known| known.modified > revision) {
@@ -410,52 +390,6 @@ impl Roster {
         }
     }
 
-    /// Members that nobody can ask, since etcd has lost their places, are dead if they have not come back.
-    pub(super) fn lose_unnamed(&mut self) {
-        let unnamed = std::mem::take(&mut self.unnamed);
-        self.count_losses(unnamed);
-    }
-
-    /// Looks at all members anew.
-    pub(super) fn look_at_all(&mut self) {
-        let mut members: Vec<_> =
-            self.members.iter().map(|(id, member)| (member.rank, member.has_left(), id.clone())).collect();
-        members.sort();
-        for (_, left, id) in members {
-            // Also if it has come back since.
-            if left {
-                self.lose(&id, Why::Left);
-            } else {
-                self.look_at(&id);
-            }
-        }
-    }
-
-    fn lose(&mut self, id: &str, why: Why) {
-        let Some(Member { rank, .. }) = self.members.get(id).filter(|member| !member.is_told()).copied()
-        else {
-            return;
-        };
-        let gone = !self.nodes.contains_key(id);
-        self.change(id, |roster| {
-            roster.members.entry(id.to_owned()).and_modify(|member| member.is_lost(gone));
-        });
-        self.count_losses(1);
-        let lost = Lost { node: id.to_owned(), rank, why };
-        if self.gone.len() < NAMED_LOSSES && is_gone(why) {
-            self.gone.push(lost.clone());
-        }
-        if self.lost.len() < NAMED_LOSSES {
-            self.lost.push(lost);
-        }
-    }
-
-    fn count_losses(&mut self, found: usize) {
-        let counted = found.min(self.counted_before);
-        self.counted_before -= counted;
-        self.lost_count += found - counted;
-    }
-
     /// Nodes that are ready for the next round.
     pub(super) fn joined(&self) -> usize {
         self.count(Class::Survivor) + self.count(Class::Newcomer)
@@ -483,7 +417,12 @@ impl Roster {
 
     /// Whether the group of the last round is as it was.
     pub(super) fn is_whole(&self) -> bool {
-        self.lost_count == 0 && !self.state_lost
+        self.losses.count == 0 && !self.state_lost
+    }
+
+    /// How many members the last round had.
+    pub(super) fn size(&self) -> usize {
+        self.size
     }
 
     /// The member of the last round by this name.
@@ -491,21 +430,20 @@ impl Roster {
         self.members.get(id)
     }
 
+    /// How many members of the last round are there, as the processes that they were in it. None as long as that is not known.
+    pub(super) fn present(&self) -> Option<usize> {
+        if self.plan.is_empty() || self.state_lost || self.is_unsure() {
+            return None;
+        }
+        let is_there = |(id, member): &(&String, &Member)| {
+            self.nodes.get(*id).is_some_and(|node| node.record.incarnation == member.incarnation)
+        };
+        Some(self.members.iter().filter(is_there).count())
+    }
+
     /// The plan of the last round.
     pub(super) fn plan(&self) -> &str {
         &self.plan
-    }
-
-    /// Members of the last round that are there no more, the first few. A process that was taken for dead may be back.
-    pub(super) fn gone(&self) -> Vec<Lost> {
-        let is_back = |id: &str| match (self.members.get(id), self.nodes.get(id)) {
-            (Some(member), Some(node)) => {
-                let stays = node.record.wants != Wants::Leave && !self.is_kept_out(id);
-                node.record.incarnation == member.incarnation && stays
-            }
-            _ => false,
-        };
-        self.gone.iter().filter(|lost| !is_back(&lost.node)).cloned().collect()
     }
 
     /// What the members should know.
@@ -513,8 +451,8 @@ impl Roster {
         let (useful, spares) = self.useful();
         let waiting = if self.plan.is_empty() { 0 } else { useful };
         News {
-            lost: self.lost.clone(),
-            lost_count: self.lost_count,
+            lost: self.losses.named.clone(),
+            lost_count: self.losses.count,
             waiting,
             spares,
             joined: self.joined(),
@@ -550,11 +488,6 @@ impl Roster {
         });
         seating::seats(&self.settings, candidates.collect()).into_iter().map(str::to_owned).collect()
     }
-}
-
-/// Whether who is lost so is there no more.
-fn is_gone(why: Why) -> bool {
-    matches!(why, Why::Died | Why::Left | Why::Replaced | Why::Excluded)
 }
 
 #[cfg(test)]

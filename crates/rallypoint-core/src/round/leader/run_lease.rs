@@ -20,21 +20,28 @@ pub(super) enum RunLease {
     Recorded { renew_at: Duration },
     /// `gone`: the one that the record named last, if that is why.
     Granting { gone: Option<i64> },
-    /// One that no record names yet.
-    New { lease: i64, gone: Option<i64> },
+    /// One that no record names yet. Its time runs all the same: where etcd is full, that may take long.
+    New { lease: i64, gone: Option<i64>, renew_at: Duration },
 }
 
 impl RunLease {
-    /// A record names it, as of now.
-    pub(super) fn recorded(context: &Context<'_>) -> Self {
-        RunLease::Recorded { renew_at: context.now + context.config.run_ttl / 3 }
+    /// It was refreshed, as of now.
+    pub(super) fn refreshed(context: &Context<'_>) -> Self {
+        RunLease::Recorded { renew_at: renew_at(context) }
+    }
+
+    /// It was granted, as of now.
+    pub(super) fn granted(context: &Context<'_>, lease: i64, gone: Option<i64>) -> Self {
+        RunLease::New { lease, gone, renew_at: renew_at(context) }
     }
 
     /// The record names this lease. What hangs on it stays there, unless it is known to be gone: of two leases the
     /// members would be told one, and their places would hang on the other.
     pub(super) fn is_named(&mut self, context: &mut Context<'_>, named: i64) {
         match *self {
-            RunLease::New { lease, .. } if lease == named => *self = RunLease::recorded(context),
+            RunLease::New { lease, renew_at, .. } if lease == named => {
+                *self = RunLease::Recorded { renew_at }
+            }
             RunLease::New { gone, .. } | RunLease::Granting { gone } if gone != Some(named) => {
                 self.drop_new(context);
                 *self = RunLease::Recorded { renew_at: context.now };
@@ -49,6 +56,10 @@ impl RunLease {
             context.out.request(Task::Forgotten, Request::Revoke(lease));
         }
     }
+}
+
+fn renew_at(context: &Context<'_>) -> Duration {
+    context.now + context.config.run_ttl / 3
 }
 
 #[cfg(test)]
@@ -70,7 +81,7 @@ mod tests {
     #[test]
     fn what_an_earlier_leaders_record_hangs_on_stays_the_runs_lease() {
         let mut bench = Bench::new();
-        let mut lease = RunLease::New { lease: 2, gone: None };
+        let mut lease = RunLease::granted(&bench.context(), 2, None);
         lease.is_named(&mut bench.context(), 1);
         assert!(matches!(lease, RunLease::Recorded { .. }), "{lease:?}");
         assert_eq!(revoked(&mut bench), [2]);
@@ -82,7 +93,7 @@ mod tests {
     #[test]
     fn a_record_whose_lease_is_gone_gets_the_new_one() {
         let mut bench = Bench::new();
-        let mut lease = RunLease::New { lease: 2, gone: Some(1) };
+        let mut lease = RunLease::granted(&bench.context(), 2, Some(1));
         lease.is_named(&mut bench.context(), 1);
         assert!(matches!(lease, RunLease::New { lease: 2, .. }), "{lease:?}");
         lease.is_named(&mut bench.context(), 2);

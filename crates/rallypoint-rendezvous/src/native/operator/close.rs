@@ -16,7 +16,21 @@ use super::corrupt;
 pub async fn close(client: &Client, run_id: &str, reason: &str, mark: std::time::Duration) -> Result<bool> {
     let keys = Keys::new(&run_prefix(run_id));
     let now = millis(SystemTime::now());
-    let mut close = CloseRun::by_operator(&keys, reason, mark, now);
+    carry_out_close(client, CloseRun::by_operator(&keys, reason, mark, now)).await
+}
+
+/// The same, by the node of this name, without which the run cannot go on.
+pub(in super::super) async fn close_by_host(
+    client: &Client,
+    keys: &Keys,
+    node: &str,
+    reason: &str,
+    mark: std::time::Duration,
+) -> Result<bool> {
+    carry_out_close(client, CloseRun::by_host(keys, node, reason, mark, millis(SystemTime::now()))).await
+}
+
+async fn carry_out_close(client: &Client, mut close: CloseRun) -> Result<bool> {
     let mut backoff = Backoff::default();
     loop {
         let request = match close.poll() {

@@ -1,6 +1,6 @@
 //! What happened in a run.
 
-use rallypoint_core::round::{Keys, RoundRecord};
+use rallypoint_core::round::{Entry, EventRecord, Keys, RoundRecord, What};
 use rallypoint_core::timeline::Event;
 use rallypoint_etcd::Result;
 use rallypoint_etcd::v3::Client;
@@ -15,10 +15,18 @@ pub async fn events(client: &Client, run_id: &str) -> Result<Vec<Event>> {
     let (_, mut entries) = read_all(client, &keys.events()).await?;
     if let Some(round) = read_entry(client, &keys.round()).await? {
         // Those of an earlier run of this id hang on a lease of its own.
-        let lease = parse::<RoundRecord>(&round).map_or(round.lease, |record| record.lease);
-        entries.retain(|entry| [lease, round.lease].contains(&entry.lease));
+        let record = parse::<RoundRecord>(&round);
+        let leases = [record.as_ref().map_or(round.lease, |record| record.lease), round.lease];
+        let has_met = !record.is_ok_and(|record| record.round == 0);
+        entries.retain(|entry| leases.contains(&entry.lease) || (!has_met && is_of_health(entry)));
     }
     Ok(Event::read_all(&entries))
+}
+
+/// What a node says of itself that has not met anybody: it hangs on a lease of its own if it came first of all.
+fn is_of_health(entry: &Entry) -> bool {
+    let event = parse::<EventRecord>(entry);
+    event.is_ok_and(|event| matches!(event.what, What::Unhealthy { .. } | What::Healthy))
 }
 
 /// Beginning of the keys that [`events`] reads, for who wants to be told of the next one.

@@ -1,4 +1,4 @@
-//! How somebody is kept out of a run, or let in again, and who is.
+//! How somebody is excluded from a run, or let in again, and who is.
 
 use std::time::{Duration, SystemTime};
 
@@ -28,14 +28,14 @@ pub async fn exclude(
     change(client, &keys, exclude, ExclusionAuthor::Operator).await
 }
 
-/// Lets a node or a machine in again; none for all who are kept out.
+/// Lets a node or a machine in again; none for all who are excluded.
 pub async fn include(client: &Client, run_id: &str, whom: Option<Whom>) -> Result<ExclusionOutcome> {
     let keys = Keys::new(&run_prefix(run_id));
     let include = whom.map_or(ExclusionChange::IncludeAll, ExclusionChange::Include);
     change(client, &keys, include, ExclusionAuthor::Operator).await
 }
 
-/// Who is kept out of a run; none if there is no such run.
+/// Who is excluded from a run; none if there is no such run.
 pub async fn excluded(client: &Client, run_id: &str) -> Result<Option<Vec<Exclusion>>> {
     let keys = Keys::new(&run_prefix(run_id));
     let (_, group) = read_all(client, &keys.group()).await?;
@@ -51,7 +51,7 @@ pub(super) fn of_group(keys: &Keys, group: &[rallypoint_core::round::Entry]) -> 
     exclusions.filter_map(|entry| readable(entry, &mut Vec::new())).collect()
 }
 
-/// Changes who is kept out, and says what became of that.
+/// Changes who is excluded, and says what became of that.
 pub(in super::super) async fn change(
     client: &Client,
     keys: &Keys,

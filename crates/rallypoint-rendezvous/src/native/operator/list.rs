@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::super::settings::run_prefix;
 use super::super::translate::read_all;
-use super::status::RunState;
+use super::state::RunState;
 use super::{readable, runs};
 
 /// A run in a few words.
@@ -22,6 +22,8 @@ pub struct RunRow {
     pub round: u64,
     /// The nodes of that round; of a run that is over, those that are still there.
     pub nodes: usize,
+    /// The nodes that are there, whatever they do.
+    pub there: usize,
     /// The nodes that a round needs.
     pub min_nodes: Option<usize>,
     /// And takes.
@@ -65,7 +67,7 @@ pub async fn row(client: &Client, run_id: &str) -> Result<Option<RunRow>> {
     let state = RunState::of(is_corrupt, is_closed, there, round.round, meets_again);
     // Before the first round all who are there wait for it.
     let waiting = match round.has_round() {
-        _ if is_closed => 0,
+        _ if is_closed || there == 0 => 0,
         false => there.saturating_sub(round.news.spares),
         true if meets_again => round.news.joined.saturating_sub(round.news.spares),
         true => round.news.waiting,
@@ -75,10 +77,12 @@ pub async fn row(client: &Client, run_id: &str) -> Result<Option<RunRow>> {
         state,
         round: round.round,
         nodes: if is_closed || there == 0 { there } else { round.world_size },
+        there,
         min_nodes: round.settings.map(|settings| settings.min_nodes),
         max_nodes: round.settings.map(|settings| settings.max_nodes),
         waiting,
-        spares: round.news.spares,
+        // The record names those who were there when it was written.
+        spares: if is_closed { 0 } else { round.news.spares.min(there) },
         closed: round.closed,
     }))
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use rallypoint_core::round::{Lost, Why};
 use serde::Serialize;
 
-use super::status::{NodeState, NodeStatus, RunState};
+use super::state::{NodeState, NodeStatus, RunState};
 
 /// So many are named.
 const MOST: usize = 64;

@@ -2,9 +2,10 @@
 //!
 //! - [`list`]: all runs, in a few words each. [`status`]: one, with its nodes. [`events`]: what happened in it.
 //! - [`close()`]: ends it. [`exclude`], [`include()`]: keep somebody out of it, or let them in again.
-//! - [`last_round`]: where its nodes can be asked something.
-//! - `missing`: who is waited for. `round`: what a node asks of its last round.
+//! - [`last_round`]: where its nodes can be asked something. [`node_at`]: what one of them said of itself that is gone.
+//! - `state`: what a run and its nodes are doing. `missing`: who is waited for. `round`: what a node asks of its last round.
 
+mod before;
 mod close;
 mod events;
 mod exclusions;
@@ -12,7 +13,9 @@ mod list;
 mod missing;
 mod round;
 mod round_store;
+mod state;
 mod status;
+mod unhealthy;
 
 use std::collections::HashMap;
 
@@ -22,15 +25,20 @@ use rallypoint_etcd::{Error, ErrorKind, Repeat, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+pub use self::before::node_at;
 pub use self::close::close;
+pub(super) use self::close::close_by_host;
 pub use self::events::{events, events_prefix};
 pub(super) use self::exclusions::change;
 pub use self::exclusions::{exclude, excluded, include};
 pub use self::list::{RunRow, list, row};
 pub use self::missing::Missing;
-pub(super) use self::round::{lost, members, standing};
+pub(super) use self::round::{Gone, gone, members, others_than, standing};
+pub(super) use self::round_store::run_store;
 pub use self::round_store::{LastRound, last_round};
-pub use self::status::{NodeState, NodeStatus, RunState, RunStatus, ask_leases, status};
+pub use self::state::{NodeState, NodeStatus, RunState};
+pub use self::status::{RunStatus, ask_leases, status};
+pub use self::unhealthy::Unhealthy;
 use super::settings::{DEFAULT_ROOT, run_of};
 use super::translate::{transaction, txn_reply};
 

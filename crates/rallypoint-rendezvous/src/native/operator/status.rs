@@ -1,22 +1,24 @@
 //! A run, as it is now.
 
 use std::collections::HashMap;
-use std::fmt;
 
 use futures::stream::{StreamExt as _, TryStreamExt as _};
 use rallypoint_core::round::{
     Exclusion, Keys, Lost, MasterRecord, NodeConfig, NodeRecord, RankRecord, RoundRecord, RunSettings, Wants,
     Why,
 };
+use rallypoint_core::timeline::Killed;
 use rallypoint_etcd::Result;
 use rallypoint_etcd::v3::Client;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use super::super::settings::run_prefix;
 use super::super::translate::read_all;
 use super::missing::{self, Missing};
 use super::round::{MOST_LOOKED_FOR, look_for};
-use super::{Unreadable, by_id, exclusions, parse, readable};
+use super::state::{NodeState, NodeStatus, RunState};
+use super::unhealthy::{self, Unhealthy};
+use super::{Unreadable, by_id, events, exclusions, parse, readable};
 
 /// Leases whose time is asked for together.
 const LEASES_AT_A_TIME: usize = 32;
@@ -45,7 +47,7 @@ pub struct RunStatus {
     pub closed: Option<String>,
     /// Members of that round that are there no more, the first few. Who asks for a new round is none of them.
     pub lost: Vec<Lost>,
-    /// Who is kept out of the run.
+    /// Who is excluded from the run.
     pub excluded: Vec<Exclusion>,
     /// The node that plans the rounds.
     pub leader: Option<String>,
@@ -55,83 +57,10 @@ pub struct RunStatus {
     pub unreadable: Vec<Unreadable>,
     /// Who is waited for, where that is known.
     pub missing: Vec<Missing>,
+    /// Who stays away because it fails its health checks, where there would be room for it.
+    pub unhealthy: Vec<Unhealthy>,
     /// The nodes that are there: members by rank, then the others in order of arrival.
     pub nodes: Vec<NodeStatus>,
-}
-
-/// A node that is there.
-#[derive(Debug, Clone, Serialize)]
-#[non_exhaustive]
-pub struct NodeStatus {
-    /// Its name.
-    pub node: String,
-    /// What it is to the run.
-    pub state: NodeState,
-    /// Its place in the last round.
-    pub rank: Option<usize>,
-    /// Where others reach it.
-    pub address: String,
-    /// The machine it runs on, as it says; empty from an earlier version.
-    pub host: String,
-    /// Its rack.
-    pub rack: String,
-    /// What it says of itself.
-    pub about: String,
-    /// When it was started, in seconds since 1970, by its own clock.
-    pub since: u64,
-    /// Its lease in etcd.
-    #[serde(skip)]
-    pub lease: i64,
-    /// Seconds that are left of it, as it was last refreshed, once [`ask_leases`] has asked.
-    pub lease_left: Option<i64>,
-    /// Its place among the others, as it was told.
-    pub hint: String,
-    /// The revision at which it came.
-    pub arrived: i64,
-}
-
-/// What a node is to a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-pub enum NodeState {
-    /// In the last round. While the group meets again, it has not asked for the next one yet.
-    Member,
-    /// It asks for the next round.
-    Joining,
-    /// Not in the last round, and there is room for it.
-    Waiting,
-    /// Not in the last round, and there is no room for it.
-    Spare,
-    /// On its way out.
-    Leaving,
-    /// Kept out of the run: it is there, and no round has a place for it.
-    Excluded,
-}
-
-impl NodeState {
-    /// All that there are.
-    pub const ALL: [NodeState; 6] = [
-        NodeState::Member,
-        NodeState::Joining,
-        NodeState::Waiting,
-        NodeState::Spare,
-        NodeState::Leaving,
-        NodeState::Excluded,
-    ];
-}
-
-impl fmt::Display for NodeState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            NodeState::Member => "member",
-            NodeState::Joining => "joining",
-            NodeState::Waiting => "waiting",
-            NodeState::Spare => "spare",
-            NodeState::Leaving => "leaving",
-            NodeState::Excluded => "excluded",
-        })
-    }
 }
 
 impl RunStatus {
@@ -148,67 +77,13 @@ impl RunStatus {
     }
 }
 
-/// What a run is doing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum RunState {
-    /// Its nodes wait for each other, before the first round.
-    Meeting,
-    /// Its nodes are at work.
-    Running,
-    /// Nodes were lost, or wait to get in.
-    MeetingAgain,
-    /// It is over.
-    Closed,
-    /// No node is there, and nobody has closed it.
-    Abandoned,
-    /// What stands in etcd was not written by a node.
-    Unreadable,
-}
-
-impl RunState {
-    /// `there`: the nodes that are there.
-    pub(super) fn of(corrupt: bool, closed: bool, there: usize, round: u64, meets_again: bool) -> Self {
-        match round {
-            _ if corrupt => RunState::Unreadable,
-            _ if closed => RunState::Closed,
-            // What it has left is there for those who are started again.
-            _ if there == 0 => RunState::Abandoned,
-            0 => RunState::Meeting,
-            _ if meets_again => RunState::MeetingAgain,
-            _ => RunState::Running,
-        }
-    }
-}
-
-impl fmt::Display for RunState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            RunState::Meeting => "meeting",
-            RunState::Running => "running",
-            RunState::MeetingAgain => "meeting again",
-            RunState::Closed => "closed",
-            RunState::Abandoned => "abandoned",
-            RunState::Unreadable => "unreadable",
-        })
-    }
-}
-
-impl Serialize for RunState {
-    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
 /// How a run is; none if there is no such run.
 pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> {
     let keys = Keys::new(&run_prefix(run_id));
     let (_, group) = read_all(client, &keys.group()).await?;
     let (_, nodes) = read_all(client, &keys.nodes()).await?;
     let round = group.iter().find(|entry| entry.key == keys.round());
-    if round.is_none() && nodes.is_empty() {
-        return Ok(None);
-    }
+    let nobody_came = round.is_none() && nodes.is_empty();
     let mut unreadable = Vec::new();
     let round: Option<RoundRecord> = round.and_then(|entry| readable(entry, &mut unreadable));
     let is_corrupt = !unreadable.is_empty();
@@ -274,9 +149,20 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
     let spares = count(NodeState::Spare);
     let nobody_works = shown.iter().all(|node| node.rank.is_none());
     let meets_again = round.round > 0 && (nobody_works || count(NodeState::Joining) > 0 || !lost.is_empty());
-    let state = RunState::of(is_corrupt, round.closed.is_some(), shown.len(), round.round, meets_again);
+    let is_full = round.settings.is_some_and(|settings| round.world_size >= settings.max_nodes);
+    let has_room = !is_closed && !is_corrupt && (meets_again || !is_full);
+    let has_left = lost.iter().any(|lost| lost.why == Why::Left);
+    let events = if has_room || has_left { events(client, run_id).await? } else { Vec::new() };
+    Killed::told_by(&events).amend_lost(round.round, &mut lost);
+    let unhealthy = if has_room { unhealthy::unhealthy(events, &shown) } else { Vec::new() };
+    if nobody_came && unhealthy.is_empty() {
+        return Ok(None);
+    }
+    // Who cannot join yet is one of those who meet.
+    let there = shown.len() + if round.round == 0 { unhealthy.len() } else { 0 };
+    let state = RunState::of(is_corrupt, is_closed, there, round.round, meets_again);
     let min_nodes = round.settings.map_or(0, |settings| settings.min_nodes);
-    // Who is kept out is not one of those that are there for the others.
+    // Who is excluded is not one of those that are there for the others.
     let there: Vec<NodeStatus> =
         shown.iter().filter(|node| node.state != NodeState::Excluded).cloned().collect();
     let missing = missing::missing(state, round.round, min_nodes, &lost, &there);
@@ -286,6 +172,7 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
         waiting,
         spares,
         missing,
+        unhealthy,
         round: round.round,
         world_size: round.world_size,
         master: round.master,

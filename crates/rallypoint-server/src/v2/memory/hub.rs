@@ -1,6 +1,7 @@
 //! Who watches what.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::{Arc, Weak};
 
 use tokio::sync::mpsc;
@@ -15,7 +16,7 @@ const QUEUE: usize = 100;
 /// The watchers by the path they watch.
 #[derive(Debug)]
 pub(crate) struct Hub {
-    watchers: HashMap<Path, BTreeMap<u64, Watcher>>,
+    watchers: BTreeMap<Path, BTreeMap<u64, Watcher>>,
     next_id: u64,
     count: usize,
     cut: u64,
@@ -88,7 +89,7 @@ pub(crate) struct WatcherId {
 impl Hub {
     /// One whose streams may be so many events behind.
     pub(crate) fn with_queue(queue: usize) -> Self {
-        Hub { watchers: HashMap::new(), next_id: 0, count: 0, cut: 0, closed: false, queue }
+        Hub { watchers: BTreeMap::new(), next_id: 0, count: 0, cut: 0, closed: false, queue }
     }
 
     /// How many wait.
@@ -170,6 +171,12 @@ impl Hub {
                 self.tell_at(&path, event, |watcher| here || watcher.recursive);
             }
         }
+    }
+
+    /// The paths below a directory that somebody watches.
+    pub(crate) fn watched_below<'a>(&'a self, directory: &'a Path) -> impl Iterator<Item = &'a Path> {
+        let below = self.watchers.range((Bound::Included(directory.child(b"")), Bound::Unbounded));
+        below.map(|(path, _)| path).take_while(|path| path.is_below(directory))
     }
 
     /// Tells those who watch a node that went with the directory of the event.

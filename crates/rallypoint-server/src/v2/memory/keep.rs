@@ -8,7 +8,7 @@ use super::history::History;
 use super::store::{Limits, Store};
 use super::tree::Node;
 use crate::durable::{Journal, Promise, Taken, Ticket};
-use crate::v2::wire::Event;
+use crate::v2::wire::{Event, Path};
 
 impl Store {
     /// A tree as it was. Nothing is known of how it came about.
@@ -64,6 +64,7 @@ impl Store {
         self.history.take_back_to(index);
         (self.root, self.index, self.raft_index) = (root, index, raft_index);
         (self.ends, self.nodes, self.weight) = (ends, nodes, weight);
+        self.generation += 1;
         let keeping = self.keeping.as_mut()?;
         keeping.untold.clear();
         Some(keeping.journal.give_up())
@@ -76,8 +77,6 @@ impl Store {
     /// All nodes, for tests.
     #[cfg(test)]
     pub(crate) fn listing(&self) -> Vec<String> {
-        use crate::v2::wire::Path;
-
         let mut all = Vec::new();
         let mut add = |path: &Path, node: &Node| all.push(format!("{path:?} {:?}", node.bare()));
         self.root.for_each_below(&Path::default(), &mut add);
@@ -94,21 +93,17 @@ impl Store {
     /// Tells watchers of an event, now or when it is on disk. `gone` are nodes that went with its own.
     pub(super) fn tell(&mut self, event: &Arc<Event>, gone: Option<&Node>) {
         let Store { hub, keeping, .. } = self;
-        let gone = gone.filter(|_| hub.count() > 0);
+        let depth = event.node.path.depth();
+        let is_gone = |path: &&Path| gone.is_some_and(|gone| gone.has(path.names().skip(depth)));
+        let gone: Vec<Path> = hub.watched_below(&event.node.path).filter(is_gone).cloned().collect();
         match keeping {
             None => {
                 hub.tell(event);
-                if let Some(gone) = gone {
-                    gone.for_each_below(&event.node.path, &mut |below, _| hub.tell_gone(below, event));
+                for path in gone {
+                    hub.tell_gone(&path, event);
                 }
             }
-            Some(keeping) => {
-                let mut paths = Vec::new();
-                if let Some(gone) = gone {
-                    gone.for_each_below(&event.node.path, &mut |below, _| paths.push(below.clone()));
-                }
-                keeping.untold.push(Untold { event: Arc::clone(event), gone: paths });
-            }
+            Some(keeping) => keeping.untold.push(Untold { event: Arc::clone(event), gone }),
         }
     }
 }

@@ -4,7 +4,9 @@
 //! error. What ends does so when the caller calls [`Store::expire`]; [`Store::next_end`] says when that is due. All of
 //! it is plain data; [`service`] has the lock, the clock and the task that ends what has a TTL.
 
+mod buried;
 mod change;
+mod forgetting;
 mod history;
 mod hub;
 mod keep;
@@ -17,4 +19,4 @@ pub(crate) use history::{History, is_told};
 pub(crate) use hub::{Hub, Watch};
 pub(crate) use service::{Service, V3};
 pub(crate) use store::{Answer, Limits, Store};
-pub(crate) use tree::{Content, Node};
+pub(crate) use tree::{Content, Listing, Node};

@@ -9,6 +9,7 @@ use futures::{FutureExt as _, stream};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
+use super::buried::Buried;
 use super::change::{Kept, Untold};
 use super::hub::Watch;
 use super::store::{Answer, Store};
@@ -25,6 +26,8 @@ pub(crate) struct V3 {
     pub(crate) metrics: Box<dyn Fn(&mut Page) + Send + Sync>,
     /// Whether it takes nothing more in.
     pub(crate) is_full: Box<dyn Fn() -> bool + Send + Sync>,
+    /// Whether a client may ask for keys, once that is known; none if everybody may.
+    pub(crate) users: Box<dyn Fn(Option<Login>) -> Option<BoxFuture<'static, bool>> + Send + Sync>,
 }
 
 /// The v2 half of the server. What has a TTL is ended by a task of its own, for as long as this lives.
@@ -83,6 +86,7 @@ impl Service {
     fn answer(&self, answer: Answer) -> keys::Answer {
         match answer {
             Answer::Event(event) => keys::Answer::Event(event),
+            Answer::Listing(listing) => keys::Answer::Listing(listing),
             Answer::Watch(watch) => {
                 keys::Answer::Watch(Watching { service: Weak::clone(&self.me), watch }.events())
             }
@@ -94,12 +98,27 @@ impl Service {
         let mut store = self.store();
         let result = write(&mut store);
         let bell = store.bell();
+        let buried = store.take_buried();
         drop(store);
+        if !buried.is_empty() {
+            self.forget(buried);
+        }
         if let Some(bell) = bell {
             // It may have been rung already.
             let _ = bell.try_send(());
         }
         result
+    }
+
+    /// Forgets what was taken out of the tree, on a thread of its own: that takes long.
+    fn forget(&self, buried: Vec<Buried>) {
+        let service = Weak::clone(&self.me);
+        tokio::task::spawn_blocking(move || {
+            for buried in buried {
+                let mut remains = buried.into_remains();
+                while service.upgrade().is_some_and(|service| !service.store().forget(&mut remains)) {}
+            }
+        });
     }
 
     /// What is to be written, whom to tell of what then, and the promise to those who wait for it.
@@ -139,8 +158,19 @@ impl Service {
 }
 
 impl Keys for Service {
-    /// There are no users: everybody may do everything.
-    fn apply(&self, request: Request, _: Option<Login>) -> BoxFuture<'_, Result<Answered, Error>> {
+    /// Whoever may ask may do everything.
+    fn apply(&self, request: Request, login: Option<Login>) -> BoxFuture<'_, Result<Answered, Error>> {
+        if let Some(may_ask) = (self.v3.users)(login) {
+            let answered = async move {
+                if !may_ask.await {
+                    return Err(Error::new(Code::Unauthorized, "Insufficient credentials", 0));
+                }
+                let (answered, ticket) = self.carry_out(request);
+                kept(ticket).await.map_err(lost)?;
+                answered
+            };
+            return answered.boxed();
+        }
         // A watch that is not asked for any more ends, whatever becomes of the wait.
         let (answered, ticket) = self.carry_out(request);
         async move {

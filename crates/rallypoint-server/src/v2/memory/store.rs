@@ -6,15 +6,19 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::buried::Buried;
 use super::change::{Change, Keeping};
 use super::history::History;
 use super::hub::{Hub, Watch, WatcherId};
-use super::tree::{Content, Node, PathError};
+use super::tree::{Content, Listing, Node, PathError};
 use crate::v2::stats::Stats;
 use crate::v2::wire::{Action, Code, Compare, Error, Event, Op, Path, Put, Result, Time, View};
 
 /// A fresh etcd has used three indices for itself. Clients take 0 for "no index", so they must not see it.
 const FIRST_INDEX: u64 = 3;
+
+/// Nodes that are forgotten with what they were in, where others wait.
+const FORGET_AT_ONCE: usize = 1_000;
 
 /// What it takes in at most.
 #[derive(Debug, Clone)]
@@ -51,12 +55,18 @@ pub(crate) struct Store {
     pub(super) limits: Limits,
     /// Where it is kept on disk.
     pub(super) keeping: Option<Keeping>,
+    /// Large parts that were taken out of the tree, and still count.
+    pub(super) buried: Vec<Buried>,
+    /// Counts how often the tree was replaced by another.
+    pub(super) generation: u64,
 }
 
 /// What a request is answered with.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Event(Arc<Event>),
+    /// What a directory has in it, which may be very much.
+    Listing(Listing),
     Watch(Watch),
 }
 
@@ -80,7 +90,7 @@ impl Store {
             history.add(Event::new(Action::Set, own, None).refreshing(true).into());
         }
         Store {
-            root: Node::new(0, None, Content::Dir([].into())),
+            root: Node::new(0, None, Content::empty_dir()),
             index: last,
             raft_index: last,
             ends: BTreeSet::new(),
@@ -91,6 +101,8 @@ impl Store {
             weight: 0,
             limits,
             keeping: None,
+            buried: Vec::new(),
+            generation: 0,
         }
     }
 
@@ -148,6 +160,11 @@ impl Store {
             if end > now {
                 return;
             }
+            // What was taken away with a large directory may not be forgotten yet.
+            if self.root.find(&path).ok().and_then(|node| node.expires) != Some(end) {
+                self.ends.remove(&(end, path));
+                continue;
+            }
             self.remove(now, &path, Action::Expire);
             self.stats.count(Action::Expire, true);
         }
@@ -160,7 +177,12 @@ impl Store {
             Op::Watch { recursive, stream, since } => {
                 return self.watch(path, recursive, stream, since).map(Answer::Watch);
             }
-            Op::Get { recursive } => (Action::Get, self.get(now, path, recursive)),
+            Op::Get { recursive } => {
+                let found =
+                    self.find(path).map(|node| Listing::new(path.clone(), node.clone(), now, recursive));
+                self.stats.count(Action::Get, found.is_ok());
+                return found.map(Answer::Listing);
+            }
             Op::Set(put) => (Action::Set, self.set(now, path, put)),
             Op::Create(put) => (Action::Create, self.place(now, path, Action::Create, put, None)),
             Op::Append(put) => (Action::Create, self.append(now, path, put)),
@@ -173,17 +195,12 @@ impl Store {
                 (Action::CompareAndDelete, self.compare_and_delete(now, path, &compare))
             }
         };
-        self.raft_index += u64::from(action != Action::Get);
-        if action != Action::Get && result.is_err() {
+        self.raft_index += 1;
+        if result.is_err() {
             self.note(|| Change::Counted);
         }
         self.stats.count(action, result.is_ok());
         result.map(Answer::Event)
-    }
-
-    fn get(&self, now: Time, path: &Path, recursive: bool) -> Result<Arc<Event>> {
-        let node = self.find(path)?;
-        Ok(Event::new(Action::Get, node.listing(path.clone(), now, recursive), None).into())
     }
 
     fn set(&mut self, now: Time, path: &Path, mut put: Put) -> Result<Arc<Event>> {
@@ -234,7 +251,7 @@ impl Store {
             self.take(path);
         }
         self.index += 1;
-        let content = if put.dir { Content::Dir([].into()) } else { Content::File(put.value) };
+        let content = if put.dir { Content::empty_dir() } else { Content::File(put.value) };
         let node = Node::new(self.index, put.ttl.and_then(|ttl| now.after(ttl)), content);
         let event = Event::new(action, node.view(path.clone(), now), replaced).refreshing(put.refresh);
         self.insert(path, node);
@@ -365,18 +382,19 @@ impl Store {
         for (above, name) in parent.lineage().skip(1).zip(parent.names()) {
             // There is no file on the way, unless somebody has written to a cluster behind a gateway's back.
             let Content::Dir(children) = &mut directory.content else { return };
-            directory = children.entry(name.into()).or_insert_with(|| {
-                let missing = Node::new(self.index, None, Content::Dir([].into()));
+            if !children.contains_key(name) {
+                let missing = Node::new(self.index, None, Content::empty_dir());
                 self.weight += missing.weight(&above);
                 self.nodes += 1;
                 if let Some(keeping) = keeping {
                     keeping.journal.push(Change::Put(above.clone(), missing.bare()));
                 }
-                missing
-            });
+                children.insert_mut(Bytes::copy_from_slice(name), missing);
+            }
+            directory = children.get_mut(name).expect("it is there, or was just made");
         }
         if let Content::Dir(children) = &mut directory.content {
-            children.insert(name.into(), node);
+            children.insert_mut(Bytes::copy_from_slice(name), node);
         }
     }
 
@@ -384,7 +402,12 @@ impl Store {
     fn take(&mut self, path: &Path) -> Option<Node> {
         let (parent, name) = path.split()?;
         let Content::Dir(children) = &mut self.root.find_mut(&parent)?.content else { return None };
-        let node = children.remove(name)?;
+        let node = children.get(name)?.clone();
+        children.remove_mut(name);
+        if !node.has_at_most(FORGET_AT_ONCE) {
+            self.buried.push(Buried::new(path.clone(), node.clone(), self.generation));
+            return Some(node);
+        }
         let mut forget = |path: &Path, node: &Node| {
             self.weight -= node.weight(path);
             self.nodes -= 1;

@@ -1,16 +1,18 @@
 //! Files and directories.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
+use rpds::RedBlackTreeMapSync;
 
-use crate::v2::wire::{Path, Time, View};
+use crate::v2::wire::{Action, Event, Path, Time, View};
 
 /// About what a node costs beside its path and its value.
 const NODE_WEIGHT: usize = 128;
 
 /// A file or a directory. It does not know where it is; whoever found it does.
-#[derive(Debug)]
+///
+/// A clone is cheap, however much is in it: both share it, and whoever changes something copies only the way to that. So a
+/// listing is made of a clone, while others go on with the tree.
+#[derive(Debug, Clone)]
 pub(crate) struct Node {
     pub(crate) created: u64,
     pub(crate) modified: u64,
@@ -18,11 +20,62 @@ pub(crate) struct Node {
     pub(crate) content: Content,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum Content {
     File(Bytes),
     /// In the order of the names, so that every listing is sorted.
-    Dir(BTreeMap<Box<[u8]>, Node>),
+    Dir(RedBlackTreeMapSync<Bytes, Node>),
+}
+
+impl Content {
+    pub(crate) fn empty_dir() -> Self {
+        Content::Dir(RedBlackTreeMapSync::new_sync())
+    }
+}
+
+/// A node at a moment, to be listed where nobody waits for the tree.
+#[derive(Debug)]
+pub(crate) struct Listing {
+    path: Path,
+    node: Node,
+    now: Time,
+    recursive: bool,
+}
+
+impl Listing {
+    pub(super) fn new(path: Path, node: Node, now: Time, recursive: bool) -> Self {
+        Listing { path, node, now, recursive }
+    }
+
+    /// Whether it is so small that it is made at once.
+    pub(crate) fn is_small(&self) -> bool {
+        const SMALL: usize = 1_000;
+        match &self.node.content {
+            Content::Dir(children) if !self.recursive => children.size() <= SMALL,
+            _ => self.node.has_at_most(SMALL),
+        }
+    }
+
+    /// About the memory that the answer takes.
+    pub(crate) fn weight(&self) -> usize {
+        let mut weight = self.node.weight(&self.path);
+        let mut add = |path: usize, node: &Node| {
+            weight += size_of::<View>() + path + node.value().map_or(0, Bytes::len);
+        };
+        match &self.node.content {
+            Content::Dir(children) if !self.recursive => {
+                let path = self.path.as_bytes().len() + 1;
+                children.iter().for_each(|(name, child)| add(path + name.len(), child));
+            }
+            _ => self.node.measure_below(self.path.as_bytes().len(), &mut add),
+        }
+        weight
+    }
+
+    /// The answer. It may have much to do, and needs no tree.
+    pub(crate) fn event(&self) -> Event {
+        Event::new(Action::Get, self.node.listing(self.path.clone(), self.now, self.recursive), None)
+    }
 }
 
 /// Why there is no node at a path.
@@ -43,7 +96,7 @@ impl Node {
     pub(crate) fn bare(&self) -> Self {
         let content = match &self.content {
             Content::File(value) => Content::File(value.clone()),
-            Content::Dir(_) => Content::Dir([].into()),
+            Content::Dir(_) => Content::empty_dir(),
         };
         Node { content, ..*self }
     }
@@ -123,6 +176,38 @@ impl Node {
                 .collect(),
         };
         View { nodes, ..self.view(path, now) }
+    }
+
+    /// Whether no more than so many nodes are below it.
+    pub(crate) fn has_at_most(&self, most: usize) -> bool {
+        fn count(node: &Node, left: &mut usize) -> bool {
+            let Content::Dir(children) = &node.content else { return true };
+            children.size() <= *left && {
+                *left -= children.size();
+                children.values().all(|child| count(child, left))
+            }
+        }
+        count(self, &mut { most })
+    }
+
+    /// Calls for every node below this one, with the length of its path. That of this one is given.
+    fn measure_below(&self, path: usize, f: &mut impl FnMut(usize, &Node)) {
+        if let Content::Dir(children) = &self.content {
+            for (name, child) in children {
+                let path = path + 1 + name.len();
+                child.measure_below(path, f);
+                f(path, child);
+            }
+        }
+    }
+
+    /// Whether a node is where these names lead.
+    pub(crate) fn has<'a>(&self, mut names: impl Iterator<Item = &'a [u8]>) -> bool {
+        let found = names.try_fold(self, |node, name| match &node.content {
+            Content::Dir(children) => children.get(name),
+            Content::File(_) => None,
+        });
+        found.is_some()
     }
 
     /// Calls `f` for every node below this one, which is at `path`.

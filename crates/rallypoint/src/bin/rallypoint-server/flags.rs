@@ -2,11 +2,13 @@
 
 use std::ffi::OsString;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::Path;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, Error};
+use rallypoint::cli::server_token;
 use rallypoint::server::{Config, Tls};
 
 use crate::log::Output;
@@ -21,6 +23,9 @@ pub(super) struct Flags {
     pub(super) without_meaning: Vec<String>,
 }
 
+/// The one flag that etcd has not.
+const TOKEN_FILE: &str = "token-file";
+
 /// The flags with a meaning here: name, default, what they do.
 const VALUES: &[(&str, &str, &str)] = &[
     ("name", "default", "The name of the one member"),
@@ -30,6 +35,11 @@ const VALUES: &[(&str, &str, &str)] = &[
     ("cert-file", "", "PEM file of the server's certificate, for https"),
     ("key-file", "", "PEM file of its key"),
     ("trusted-ca-file", "", "PEM file of the authority of clients' certificates"),
+    (
+        TOKEN_FILE,
+        "",
+        "File with a token that clients show as the password of the user root, in place of RALLYPOINT_TOKEN",
+    ),
     ("max-request-bytes", "1572864", "Bytes of one request that writes"),
     ("max-txn-ops", "128", "Operations in a transaction"),
     ("quota-backend-bytes", "0", "Roughly the bytes of all v3 keys; 0 for 2 GiB"),
@@ -39,6 +49,7 @@ const VALUES: &[(&str, &str, &str)] = &[
         "revision: keep as many revisions of the past as the next flag says",
     ),
     ("auto-compaction-retention", "0", "That number; 0 for 65536. Times have no meaning here"),
+    ("auth-token-ttl", "300", "Seconds that a token lives after it was shown last; 0 for 300"),
     ("experimental-watch-progress-notify-interval", "10m", "How often idle watches that ask for it hear"),
     ("log-level", "info", "debug, info, warn, error, panic, fatal"),
     ("log-outputs", "default", "stderr, stdout, or files to add to; several with commas [default: stderr]"),
@@ -95,7 +106,6 @@ const NO_MEANING: &[&str] = &[
     "host-whitelist",
     "auth-token",
     "bcrypt-cost",
-    "auth-token-ttl",
     "metrics",
     "listen-metrics-urls",
     "logger",
@@ -190,6 +200,9 @@ fn command() -> Command {
 }
 
 fn variable(flag: &str) -> String {
+    if flag == TOKEN_FILE {
+        return "RALLYPOINT_TOKEN_FILE".to_owned();
+    }
     format!("ETCD_{}", flag.replace('-', "_").to_uppercase())
 }
 
@@ -242,6 +255,10 @@ pub(super) fn parse(args: impl Iterator<Item = OsString>) -> Result<Flags, Error
         0 => config.quota_bytes,
         bytes => bytes,
     };
+    let auth_token_ttl = match number("auth-token-ttl")? {
+        0 => config.auth_token_ttl,
+        seconds => Duration::from_secs(seconds as u64),
+    };
     let history_changes = match (text("auto-compaction-mode"), text("auto-compaction-retention")) {
         (Some("revision"), Some(_)) => match number("auto-compaction-retention")? {
             0 => config.history_changes,
@@ -259,9 +276,11 @@ pub(super) fn parse(args: impl Iterator<Item = OsString>) -> Result<Flags, Error
         .map(|urls| urls.split(',').map(str::to_owned).collect())
         .unwrap_or_default();
     config.tls = tls;
+    config.token = server_token(text(TOKEN_FILE).map(Path::new)).map_err(&mut wrong)?;
     (config.max_request_bytes, config.max_txn_ops) = (max_request_bytes, max_txn_ops);
     (config.quota_bytes, config.history_changes) = (quota_bytes, history_changes);
     config.progress_interval = progress_interval;
+    config.auth_token_ttl = auth_token_ttl;
     let given = |name: &&&str| matches!(matches.value_source(name), Some(ValueSource::CommandLine));
     let mut without_meaning: Vec<String> =
         NO_MEANING.iter().chain(NO_MEANING_SWITCHES).filter(given).map(|name| (*name).to_owned()).collect();
@@ -404,6 +423,15 @@ mod tests {
         assert!(
             flags(&[by_revision, "--auto-compaction-retention=1h"]).unwrap_err().contains("not a number")
         );
+    }
+
+    #[test]
+    fn tokens_live_for_as_long_as_etcds_flag_says() {
+        let ttl = |args: &[&str]| flags(args).unwrap().config.auth_token_ttl;
+        assert_eq!(ttl(&["--auth-token-ttl=7"]), Duration::from_secs(7));
+        // As in etcd.
+        assert_eq!([ttl(&[]), ttl(&["--auth-token-ttl", "0"])], [Duration::from_secs(300); 2]);
+        assert!(flags(&["--auth-token-ttl=5m"]).unwrap_err().contains("not a number"));
     }
 
     #[test]

@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use rallypoint::cli::{LogFormat, start_log};
+use rallypoint::cli::{LogFormat, LogOutput, start_log};
+use tracing_subscriber::fmt::MakeWriter as _;
 
 /// A place to write the log to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,30 +18,31 @@ pub(super) enum Output {
 }
 
 impl Output {
-    fn open(&self) -> Result<Box<dyn Write + Send>, String> {
-        Ok(match self {
-            Output::Stderr => Box::new(io::stderr()),
-            Output::Stdout => Box::new(io::stdout()),
+    fn open(&self) -> Result<LogOutput, String> {
+        let (opened, name) = match self {
+            Output::Stderr => (LogOutput::to(io::stderr()), "stderr".to_owned()),
+            Output::Stdout => (LogOutput::to(io::stdout()), "stdout".to_owned()),
             Output::File(path) => {
                 let file = File::options().create(true).append(true).open(path);
-                Box::new(file.map_err(|error| format!("cannot log to {}: {error}", path.display()))?)
+                (file.and_then(LogOutput::to), path.display().to_string())
             }
-        })
+        };
+        opened.map_err(|error| format!("cannot log to {name}: {error}"))
     }
 }
 
-/// All of them at once.
-struct All(Vec<Box<dyn Write + Send>>);
+/// All of them at once. None of them is waited for.
+struct All(Vec<LogOutput>);
 
 impl Write for All {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         // One that cannot be written to does not keep the others from it.
-        let results: Vec<_> = self.0.iter_mut().map(|output| output.write_all(bytes)).collect();
+        let results: Vec<_> = self.0.iter().map(|output| output.make_writer().write_all(bytes)).collect();
         results.into_iter().collect::<io::Result<()>>().map(|()| bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.iter_mut().try_for_each(Write::flush)
+        Ok(())
     }
 }
 

@@ -5,6 +5,7 @@ mod aftermath;
 mod counts;
 mod limits;
 mod progress;
+mod telemetry;
 
 use std::fmt;
 use std::io::Write as _;
@@ -17,13 +18,14 @@ use rallypoint_core::round::Keys;
 use rallypoint_core::text::count;
 use rallypoint_etcd::v3::{Client, raw_failure};
 use rallypoint_rendezvous::native::{NativeHandler, NativeSettings, run_prefix};
-use rallypoint_rendezvous::{RendezvousError, RendezvousHandler as _};
+use rallypoint_rendezvous::{RendezvousError, RendezvousHandler};
 use serde::Serialize;
 use tokio::task::{JoinError, JoinSet};
 
 pub use self::aftermath::{Idle, MassDeath, idle, mass_death};
 use self::counts::Counts;
 use self::progress::Progress;
+use self::telemetry::{Comparison, Telemetry, compare};
 use super::connection::Connection;
 use super::exit::{EndpointFlags, NODE, Problem};
 use super::variables::yes_or_no;
@@ -80,6 +82,10 @@ struct Rendezvous {
     #[arg(long, env = "RALLYPOINT_BENCH_DEATHS", value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     deaths: Option<u32>,
+    /// Then form so many groups more with metrics and traces, and as many without, in turn, and say what they cost.
+    #[arg(long, env = "RALLYPOINT_BENCH_COMPARE_TELEMETRY", value_name = "GROUPS")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    compare_telemetry: Option<u32>,
     /// Print JSON.
     #[arg(long, env = "RALLYPOINT_JSON", value_parser = yes_or_no)]
     json: bool,
@@ -130,7 +136,7 @@ async fn measure(options: &Rendezvous) -> Result<Measured, Problem> {
     progress.now(format!("connecting to {}", settings.etcd.endpoints));
     // What is wrong with the endpoint is told as to any operator.
     options.connection.client().await?;
-    let mut group = form_telling(&settings, nodes, connections, &progress).await.map_err(failed)?;
+    let mut group = form_telling(&settings, nodes, connections, &progress, None).await.map_err(failed)?;
     let formation = group.formation.clone();
     let idle = match options.idle {
         Some(time) => {
@@ -155,7 +161,15 @@ async fn measure(options: &Rendezvous) -> Result<Measured, Problem> {
     };
     progress.now("ending the run");
     disband(group).await;
-    Ok(Measured { formation, idle, mass_death })
+    let telemetry = match options.compare_telemetry {
+        None => None,
+        Some(rounds) => {
+            let compared = compare(&settings, nodes, connections, rounds as usize, &progress).await;
+            let no_port = |error| Problem::new(NODE, format!("no port for a collector: {error}"));
+            Some(compared.map_err(no_port)?.map_err(failed)?)
+        }
+    };
+    Ok(Measured { formation, idle, mass_death, telemetry })
 }
 
 /// All that was measured.
@@ -167,6 +181,8 @@ struct Measured {
     idle: Option<Idle>,
     #[serde(skip_serializing_if = "Option::is_none")]
     mass_death: Option<MassDeath>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    telemetry: Option<Comparison>,
 }
 
 impl fmt::Display for Measured {
@@ -189,6 +205,23 @@ impl fmt::Display for Measured {
             writeln!(f, "the others know     {:.3}", died.known_seconds)?;
             writeln!(f, "they are whole      {:.3}", died.whole_seconds)?;
             writeln!(f, "etcd is tidy        {:.3}", died.tidy_seconds)?;
+        }
+        if let Some(Comparison { rounds, on, off, trace_bytes }) = &self.telemetry {
+            let known =
+                |count: Option<f64>| count.map_or("not told".to_owned(), |count| format!("{count:.2}"));
+            for (what, figures) in [("with telemetry", on), ("without", off)] {
+                let requests = known(figures.requests_per_node);
+                let telemetry::Middle { seconds, least, most, .. } = figures;
+                writeln!(
+                    f,
+                    "{what:<19} {seconds:.3} ({least:.3} - {most:.3}) of {rounds}, {requests} requests per node"
+                )?;
+            }
+            writeln!(
+                f,
+                "its cost            {:.2} times, {trace_bytes} bytes of traces",
+                on.seconds / off.seconds
+            )?;
         }
         Ok(())
     }
@@ -236,6 +269,8 @@ pub struct Group {
     pub formation: Formation,
     /// The nodes, in the order of their names.
     pub nodes: Vec<Arc<NativeHandler>>,
+    /// What counts and traces them, where something does.
+    _watched: Vec<Arc<dyn RendezvousHandler>>,
 }
 
 /// Forms a group of `nodes` nodes, as tasks of this process on a few connections, and leaves it in being.
@@ -249,7 +284,7 @@ pub async fn form_on(
     nodes: usize,
     connections: usize,
 ) -> Result<Group, RendezvousError> {
-    form_telling(settings, nodes, connections, &Progress::default()).await
+    form_telling(settings, nodes, connections, &Progress::default(), None).await
 }
 
 async fn form_telling(
@@ -257,6 +292,7 @@ async fn form_telling(
     nodes: usize,
     connections: usize,
     progress: &Progress,
+    telemetry: Option<&Telemetry>,
 ) -> Result<Group, RendezvousError> {
     let connection = |error: rallypoint_etcd::Error| RendezvousError::Connection {
         endpoint: settings.etcd.endpoints.to_string(),
@@ -270,7 +306,9 @@ async fn form_telling(
     settings.etcd.retry_timeout = Duration::from_secs(60);
     settings.address.get_or_insert_with(|| "127.0.0.1".to_owned());
     let settings = &settings;
-    let connecting = (0..=connections).map(|_| Client::connect(settings.etcd.clone()));
+    let counted = telemetry.map(|telemetry| telemetry.clients.etcd.clone()).unwrap_or_default();
+    let connecting =
+        (0..=connections).map(|_| Client::connect_counting(settings.etcd.clone(), counted.clone()));
     let connecting = futures::stream::iter(connecting).buffer_unordered(64);
     let clients: Vec<Client> = connecting.try_collect().await.map_err(connection)?;
     let (leases, group) = (count(nodes, "lease"), count(nodes, "node"));
@@ -291,9 +329,14 @@ async fn form_telling(
         let shared = 1 + index % connections;
         let client = clients[if index == 0 { 0 } else { shared }].clone();
         let node = Arc::new(NativeHandler::with_client(settings, client).await?);
+        let watched = telemetry.map(|telemetry| telemetry.over(&node));
         joining.spawn(async move {
-            let round = node.next_rendezvous().await?;
-            Ok::<_, RendezvousError>((node, (round.rank, round.world_size, round.round, round.master)))
+            let round = match &watched {
+                Some(watched) => watched.next_rendezvous().await?,
+                None => node.next_rendezvous().await?,
+            };
+            let round = (round.rank, round.world_size, round.round, round.master);
+            Ok::<_, RendezvousError>((node, round, watched))
         });
         if index == 0 {
             tokio::select! {
@@ -314,12 +357,12 @@ async fn form_telling(
         counted.as_ref().map(|(before, after)| (count(after) - count(before)) / nodes as f64)
     };
     let ranks_ok = {
-        let mut ranks: Vec<usize> = met.iter().map(|(_, round)| round.0).collect();
+        let mut ranks: Vec<usize> = met.iter().map(|(_, round, _)| round.0).collect();
         ranks.sort_unstable();
         let same = met
             .windows(2)
             .all(|pair| (pair[0].1.1, pair[0].1.2, &pair[0].1.3) == (pair[1].1.1, pair[1].1.2, &pair[1].1.3));
-        same && ranks.into_iter().eq(0..nodes) && met.first().is_some_and(|(_, round)| round.1 == nodes)
+        same && ranks.into_iter().eq(0..nodes) && met.first().is_some_and(|(_, round, _)| round.1 == nodes)
     };
     let formation = Formation {
         nodes,
@@ -329,9 +372,13 @@ async fn form_telling(
         keep_alives_per_node: per_node(|counts| counts.keep_alives),
         ranks_ok,
     };
-    let mut nodes: Vec<_> = met.into_iter().map(|(node, _)| node).collect();
-    nodes.sort_by(|a, b| a.node().cmp(b.node()));
-    Ok(Group { formation, nodes })
+    let (mut nodes, mut watchers) = (Vec::with_capacity(nodes), Vec::new());
+    for (node, _, watched) in met {
+        nodes.push(node);
+        watchers.extend(watched);
+    }
+    nodes.sort_by(|a: &Arc<NativeHandler>, b| a.node().cmp(b.node()));
+    Ok(Group { formation, nodes, _watched: watchers })
 }
 
 /// What came of a node's task.

@@ -21,7 +21,7 @@ use super::{failed, json, no_such_run, now_ms, print, watch};
 /// `rallypoint run --event-log` writes those of a node to a file, for good.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  rallypoint events job42 --endpoint etcd1:2379\n  rallypoint events job42 --follow --json --endpoint etcd1:2379 >> job42.jsonl\n\nExit codes: 0 shown, 1 there is no such run, 2 wrong usage, 4 no etcd at the endpoint."
+    after_help = "Examples:\n  rallypoint events job42 --endpoint etcd1:2379\n  rallypoint events job42 --follow --json --endpoint etcd1:2379 >> job42.jsonl\n\nExit codes: 0 shown, 1 there is no such run, 2 wrong usage, 4 no etcd at the endpoint, 6 stdout does not take it, as on a full disk."
 )]
 pub(crate) struct Events {
     /// The run, by its --rdzv-id.
@@ -77,10 +77,13 @@ async fn follow(client: &Client, options: &Events) -> Result<u8, Problem> {
     let range = KeyRange::prefix(native::events_prefix(&options.run));
     let mut changes = watch(client, range).await.map_err(|error| failed(&error))?;
     let mut events = native::events(client, &options.run).await.map_err(|error| failed(&error))?;
+    let mut killed = native::Killed::told_by(&events);
     let mut shown = 0;
     loop {
         events.retain(|event| event.revision > shown);
-        for event in &events {
+        for event in &mut events {
+            killed.hear(event);
+            killed.amend(event);
             shown = shown.max(event.revision);
             let text = if options.json { json(event, true)? } else { lines(event) };
             let read = print(&text, false)?;

@@ -1,12 +1,13 @@
-//! `rallypoint exclude`, `include` and `excluded`: who is kept out of a run.
+//! `rallypoint exclude`, `include` and `excluded`: who is excluded from a run.
 
 use std::io::Write;
 use std::time::Duration;
 
+use rallypoint_agent::server_node;
 use rallypoint_core::text::plain;
 use rallypoint_core::time::rfc3339;
 use rallypoint_etcd::v3::Client;
-use rallypoint_rendezvous::native::{self, MOST_EXCLUSIONS, NodeStatus};
+use rallypoint_rendezvous::native::{self, MOST_EXCLUSIONS, NodeStatus, exclusion_time};
 use rallypoint_rendezvous::{Exclusion, ExclusionOutcome, Whom};
 
 use super::super::connection::Connection;
@@ -15,11 +16,6 @@ use super::super::variables::yes_or_no;
 use super::close::in_words;
 use super::table::table;
 use super::{failed, json, no_such_run, print};
-
-/// The longest that a node or a host can be kept out; without an end it is kept out for as long as the run lives.
-const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
-/// etcd's leases are not shorter.
-const SHORTEST: Duration = Duration::from_secs(2);
 
 /// Keep a node, or all nodes of a host, out of a run.
 ///
@@ -66,7 +62,7 @@ impl OneOf {
     }
 }
 
-/// Let somebody in again who is kept out of a run.
+/// Let somebody in again who is excluded from a run.
 ///
 /// Nodes that wait for it join at once; those that have ended can be started again.
 #[derive(Debug, clap::Args)]
@@ -84,14 +80,14 @@ pub(crate) struct Include {
     /// The host, by the name it was excluded by.
     #[arg(long, env = "RALLYPOINT_INCLUDE_HOST", value_name = "HOST", value_parser = a_name)]
     host: Option<String>,
-    /// Everybody who is kept out.
+    /// Everybody who is excluded.
     #[arg(long, env = "RALLYPOINT_INCLUDE_ALL", value_parser = yes_or_no)]
     all: bool,
     #[command(flatten)]
     connection: Connection,
 }
 
-/// Show who is kept out of a run, and why.
+/// Show who is excluded from a run, and why.
 ///
 /// It says who has excluded them, since when, and until when.
 #[derive(Debug, clap::Args)]
@@ -109,31 +105,28 @@ pub(crate) struct Excluded {
     connection: Connection,
 }
 
-fn a_name(name: &str) -> Result<String, &'static str> {
-    if name.trim().is_empty() { Err("name the one that is meant") } else { Ok(name.to_owned()) }
+fn a_name(name: &str) -> Result<String, String> {
+    match name.len() {
+        _ if name.trim().is_empty() => Err("name the one that is meant".to_owned()),
+        length if length > native::LONGEST_NAME => {
+            Err(format!("it has {length} bytes, and no name has more than {}", native::LONGEST_NAME))
+        }
+        _ => Ok(name.to_owned()),
+    }
 }
 
 /// `90`, `90s`, `15m`, `2h`, `1d`.
 pub(in crate::cli) fn time(text: &str) -> Result<Duration, String> {
-    let (number, unit) = match text.strip_suffix(['s', 'm', 'h', 'd']) {
-        Some(number) => (number, &text[number.len()..]),
-        None => (text, "s"),
-    };
-    let seconds = match unit {
-        "d" => 86_400,
-        "h" => 3_600,
-        "m" => 60,
-        _ => 1,
-    };
-    let time = number.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(seconds));
-    let time = time.map(Duration::from_secs).filter(|time| (SHORTEST..=LONGEST).contains(time));
-    time.ok_or_else(|| "a time is seconds, or a number with s, m, h or d, from 2s to 30d".to_owned())
+    exclusion_time(text).map_err(str::to_owned)
 }
 
 /// The exit code of `rallypoint exclude`.
 pub(crate) async fn exclude(options: &Exclude) -> Result<u8, Problem> {
     let Some(whom) = options.whom.whom() else { return Err(Problem::usage("give --node or --host")) };
     let client = connect(&options.run, &options.connection).await?;
+    if let Some(note) = ends_the_run(&client, &options.run, &whom).await {
+        let _ = writeln!(std::io::stderr(), "note: {note}");
+    }
     let outcome = native::exclude(&client, &options.run, whom.clone(), &options.reason, options.time).await;
     check(&options.run, outcome.map_err(|error| failed(&error))?)?;
     let run = plain(&options.run);
@@ -148,6 +141,20 @@ pub(crate) async fn exclude(options: &Exclude) -> Result<u8, Problem> {
         let _ = writeln!(std::io::stderr(), "note: {note}");
     }
     Ok(0)
+}
+
+/// What is said, before it is done, where the nodes have met on the server of a node that is meant: the run ends with it.
+async fn ends_the_run(client: &Client, run: &str, whom: &Whom) -> Option<String> {
+    let round = native::last_round(client, run).await.ok().flatten()?;
+    let server = server_node(&*round.run_store).await?;
+    let status = native::status(client, run).await.ok().flatten()?;
+    let meant = |node: &&NodeStatus| node.rank == Some(server.node) && whom.is(&node.node, &node.host);
+    let node = status.nodes.iter().find(meant)?;
+    Some(format!(
+        "node {} has the server that the nodes have met on: run {} ends with it, and so does this exclusion",
+        plain(&node.node),
+        plain(run)
+    ))
 }
 
 /// What is said where nobody is there now who is meant: most often the name is another.
@@ -227,19 +234,4 @@ fn show(run: &str, excluded: &[Exclusion]) -> String {
         rows.push(vec![node, host, until, moment(exclusion.at_ms), by.to_owned(), exclusion.reason.clone()]);
     }
     table(&rows)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_have_a_unit_or_are_seconds() {
-        for (text, seconds) in [("90", 90), ("90s", 90), ("15m", 900), ("2h", 7_200), ("30d", 2_592_000)] {
-            assert_eq!(time(text), Ok(Duration::from_secs(seconds)), "{text}");
-        }
-        for wrong in ["", "h", "1", "31d", "-5", "1w", "1.5h", "99999999999999999999d"] {
-            assert!(time(wrong).is_err(), "{wrong}");
-        }
-    }
 }

@@ -20,7 +20,7 @@ pub(super) use self::exclusions::{
 };
 pub(super) use self::stacks::{Stacks, stacks};
 pub(super) use self::status::{Status, status};
-use super::exit::{EndpointFlags, NO_SERVER, NODE, Problem, advice, chain};
+use super::exit::{EndpointFlags, NODE, Problem, advice, chain, of_etcd};
 
 /// No such run on this etcd.
 const NO_RUN: u8 = 1;
@@ -37,7 +37,7 @@ fn failed(error: &rallypoint_etcd::Error) -> Problem {
         true => "",
         false => advice(Some(error), EndpointFlags::Operator),
     };
-    Problem::new(NO_SERVER, format!("{}{advice}", chain(error)))
+    Problem::new(of_etcd(error), format!("{}{advice}", chain(error)))
 }
 
 fn no_such_run(run: &str) -> Problem {

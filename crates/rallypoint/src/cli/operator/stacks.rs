@@ -83,11 +83,12 @@ impl Seen {
         };
         let silent = answers.iter().enumerate().filter(|(_, answer)| answer.is_none());
         let unheard = silent.map(|(node, _)| name(node)).collect();
-        let answers: Vec<Answer> = answers.into_iter().flatten().collect();
+        let mut answers: Vec<Answer> = answers.into_iter().flatten().collect();
         let mut stacks = fold(answers.iter().flat_map(|answer| answer.stacks.iter().cloned()));
         if !wanted.is_empty() {
             stacks.iter_mut().for_each(|stack| stack.ranks.retain(|rank| wanted.contains(rank)));
             stacks.retain(|stack| !stack.ranks.is_empty());
+            answers.iter_mut().for_each(|it| it.workers.retain(|worker| wanted.contains(&worker.rank)));
         }
         Seen { stacks, unheard, answered: answers.len(), answers }
     }

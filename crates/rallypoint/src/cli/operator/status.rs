@@ -5,12 +5,12 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use rallypoint_core::endpoint::host_and_port;
-use rallypoint_core::round::kept_out;
+use rallypoint_core::round::kept_out_in_short;
 use rallypoint_core::text::{self, plain};
 use rallypoint_etcd::v3::{Client, KeyRange};
 use rallypoint_rendezvous::native::{
-    self, DEFAULT_ROOT, Event, Missing, NodeState, NodeStatus, RunRow, RunState, RunStatus, Unreadable, Why,
-    run_prefix,
+    self, DEFAULT_ROOT, Event, Missing, NodeState, NodeStatus, RunRow, RunState, RunStatus, Unhealthy,
+    Unreadable, Why, run_prefix,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -74,14 +74,14 @@ pub(crate) struct Status {
     /// line.
     #[arg(long, env = "RALLYPOINT_JSON", value_parser = yes_or_no)]
     json: bool,
-    /// Show it again whenever something in it changes, until Ctrl-C.
+    /// Show it again whenever something in it changes, until Ctrl-C; a run, until it is closed and its nodes have gone.
     #[arg(long, env = "RALLYPOINT_WATCH", value_parser = yes_or_no)]
     watch: bool,
     /// The order of the nodes.
     #[arg(long, env = "RALLYPOINT_SORT", value_enum, default_value_t = Sort::Rank)]
     sort: Sort,
     /// Show only the nodes with this text in their name, address, rack or what they say of themselves; or, as
-    /// state=WORD, those in a state: member, joining, waiting, spare, leaving, excluded or leader.
+    /// state=WORD, those in a state: member, joining, waiting, spare, leaving, excluded, sick or leader.
     #[arg(long, env = "RALLYPOINT_FILTER", value_name = "TEXT", requires = "which")]
     filter: Option<Filter>,
     /// Show so many of the last events below the nodes; 0 for none, with --watch 8. `rallypoint events` shows all.
@@ -125,6 +125,7 @@ impl Sort {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Filter {
     Leader,
+    Sick,
     State(NodeState),
     Text(String),
 }
@@ -134,13 +135,15 @@ impl FromStr for Filter {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let Some(word) = text.strip_prefix("state=") else { return Ok(Filter::Text(text.to_lowercase())) };
-        if word == "leader" {
-            return Ok(Filter::Leader);
+        match word {
+            "leader" => return Ok(Filter::Leader),
+            "sick" => return Ok(Filter::Sick),
+            _ => {}
         }
         NodeState::ALL.into_iter().find(|state| state.to_string() == word).map(Filter::State).ok_or_else(
             || {
                 let names = NodeState::ALL.map(|state| state.to_string()).join(", ");
-                format!("{word:?} is no state of a node; there are: {names} and leader")
+                format!("{word:?} is no state of a node; there are: {names}, sick and leader")
             },
         )
     }
@@ -150,10 +153,20 @@ impl Filter {
     fn matches(&self, leader: Option<&str>, node: &NodeStatus) -> bool {
         match self {
             Filter::Leader => leader == Some(&node.node),
+            Filter::Sick => false,
             Filter::State(state) => node.state == *state,
             Filter::Text(text) => [&node.node, &node.address, &node.rack, &node.about]
                 .iter()
                 .any(|it| it.to_lowercase().contains(text)),
+        }
+    }
+
+    /// Of one that stays away no more is known than its name.
+    fn matches_sick(&self, sick: &Unhealthy) -> bool {
+        match self {
+            Filter::Sick => true,
+            Filter::Leader | Filter::State(_) => false,
+            Filter::Text(text) => sick.node.to_lowercase().contains(text),
         }
     }
 }
@@ -171,7 +184,7 @@ pub(crate) async fn status(options: &Status) -> Result<u8, Problem> {
     }
     let client = options.connection.client().await?;
     if !options.watch {
-        let (text, _) = look(&client, options).await?;
+        let Look { text, .. } = look(&client, options).await?;
         print(&text, false)?;
         return Ok(0);
     }
@@ -184,14 +197,18 @@ pub(crate) async fn status(options: &Status) -> Result<u8, Problem> {
     let redraw = !options.json && std::io::stdout().is_terminal();
     let mut before: Option<(String, Instant)> = None;
     loop {
-        let (text, shown) = look(&client, options).await?;
+        let Look { text, without_time, is_over } = look(&client, options).await?;
         // Nodes write other things, too, and time alone is no change.
-        let unchanged = before.as_ref().filter(|(before, _)| *before == shown).map(|(_, at)| at.elapsed());
+        let unchanged =
+            before.as_ref().filter(|(before, _)| *before == without_time).map(|(_, at)| at.elapsed());
         if shows(redraw, unchanged) {
             if !print(&text, redraw)? {
                 return Ok(0);
             }
-            before = Some((shown, Instant::now()));
+            before = Some((without_time, Instant::now()));
+        }
+        if is_over {
+            return Ok(0);
         }
         let changed = async {
             changes.next().await.map_err(|error| failed(&error))?;
@@ -211,18 +228,33 @@ fn shows(redraw: bool, unchanged: Option<Duration>) -> bool {
     unchanged.is_none_or(|time| redraw && time >= REPAINT)
 }
 
-/// What is to be shown, and the same without what changes as time passes.
-async fn look(client: &Client, options: &Status) -> Result<(String, String), Problem> {
+/// What is to be shown.
+struct Look {
+    text: String,
+    /// The same, without what changes as time passes.
+    without_time: String,
+    /// It will not change any more.
+    is_over: bool,
+}
+
+impl Look {
+    fn without_time(text: String) -> Self {
+        Look { without_time: text.clone(), text, is_over: false }
+    }
+}
+
+async fn look(client: &Client, options: &Status) -> Result<Look, Problem> {
     let Some(run) = options.run() else {
         let rows = native::list(client).await.map_err(|error| failed(&error))?;
         let text = if options.json { json(&rows, options.watch)? } else { list(&rows) };
-        return Ok((text.clone(), text));
+        return Ok(Look::without_time(text));
     };
     let Some(mut status) = native::status(client, run).await.map_err(|error| failed(&error))? else {
         // One that is watched may yet come.
         let text = format!("run {}: not there\n", plain(run));
-        return if options.watch { Ok((text.clone(), text)) } else { Err(no_such_run(run)) };
+        return if options.watch { Ok(Look::without_time(text)) } else { Err(no_such_run(run)) };
     };
+    let is_over = status.state == RunState::Closed && status.nodes.is_empty();
     let mut hidden = 0;
     if let Some(filter) = &options.filter {
         let leader = status.leader.clone();
@@ -244,10 +276,10 @@ async fn look(client: &Client, options: &Status) -> Result<(String, String), Pro
     let last = &events[events.len().saturating_sub(shown)..];
     let text = match options.json {
         true => json(&WithEvents { status: &status, events: (shown > 0).then_some(last) }, options.watch)?,
-        false => describe(&status, hidden, now_ms() / 1000) + &last_events(last),
+        false => describe(&status, options.filter.as_ref(), hidden, now_ms() / 1000) + &last_events(last),
     };
     let newest = last.last().map_or(0, |event| event.revision);
-    Ok((text, format!("{without_time}{newest}")))
+    Ok(Look { text, without_time: format!("{without_time}{newest}"), is_over })
 }
 
 /// A run as JSON has it, with its last events where they are asked for.
@@ -304,7 +336,7 @@ fn round(status: &RunStatus) -> String {
 }
 
 /// `hidden`: the nodes that are there and not shown.
-fn describe(status: &RunStatus, hidden: usize, now: u64) -> String {
+fn describe(status: &RunStatus, filter: Option<&Filter>, hidden: usize, now: u64) -> String {
     let mut text = format!("run      {}\nstate    {}", plain(&status.run_id), status.state);
     if let Some(reason) = &status.closed {
         text.push_str(&format!(": {}", plain(reason)));
@@ -321,13 +353,14 @@ fn describe(status: &RunStatus, hidden: usize, now: u64) -> String {
             Why::Died => "died",
             Why::Replaced => "replaced",
             Why::Left => "left",
+            Why::Killed => "killed",
             Why::Excluded => "excluded",
             // It had asked for the next round, or a later version knows more.
-            Why::Again | Why::Other => "gone",
+            Why::Again | Why::Late | Why::Other => "gone",
         };
         text.push_str(&format!("{what:<8} node {} ({})\n", lost.rank, plain(&lost.node)));
     }
-    if let Some(kept_out) = kept_out(&status.excluded) {
+    if let Some(kept_out) = kept_out_in_short(&status.excluded) {
         text.push_str(&format!("excluded {kept_out}\n"));
     }
     // Of who is lost it is said already.
@@ -335,18 +368,26 @@ fn describe(status: &RunStatus, hidden: usize, now: u64) -> String {
     for missing in status.missing.iter().filter(|missing| !is_lost(missing)) {
         text.push_str(&format!("missing  {}: {}\n", plain(&missing.node), plain(&missing.why)));
     }
+    for Unhealthy { node, problems, at_ms } in &status.unhealthy {
+        let since = age(now.saturating_sub(at_ms / 1000));
+        let problems = plain(&problems.join("; "));
+        text.push_str(&format!("sick     {}, for {since}: {problems}\n", plain(node)));
+    }
     let needed = status.settings.map_or(0, |settings| settings.min_nodes);
     let excluded = status.nodes.iter().filter(|node| node.state == NodeState::Excluded).count();
     let there = (status.nodes.len() + hidden).saturating_sub(excluded);
-    let unnamed = needed.saturating_sub(there + status.missing.len());
+    let unnamed = needed.saturating_sub(there + status.missing.len() + status.unhealthy.len());
     if status.state == RunState::Meeting && unnamed > 0 {
-        let more = if status.missing.is_empty() { "" } else { " more" };
+        let more = if status.missing.is_empty() && status.unhealthy.is_empty() { "" } else { " more" };
         text.push_str(&format!(
             "missing  {unnamed}{more} of {}; no name is known\n",
             text::count(needed, "node")
         ));
     }
-    if status.nodes.is_empty() {
+    let is_meant = |sick: &&Unhealthy| filter.is_none_or(|filter| filter.matches_sick(sick));
+    let sick: Vec<&Unhealthy> = status.unhealthy.iter().filter(is_meant).collect();
+    let hidden = hidden + status.unhealthy.len() - sick.len();
+    if status.nodes.is_empty() && sick.is_empty() {
         let none = format!("none of {} is meant by --filter\n", text::count(hidden, "node"));
         return text + if hidden == 0 { "no nodes are there\n" } else { &none };
     }
@@ -366,6 +407,13 @@ fn describe(status: &RunStatus, hidden: usize, now: u64) -> String {
             node.rack.clone(),
             node.about.clone(),
         ]);
+    }
+    for Unhealthy { node, at_ms, .. } in sick {
+        let since = age(now.saturating_sub(at_ms / 1000));
+        // While it stays away it has no lease, and no address.
+        let mut row = ["-", node, "sick", "", &since].map(str::to_owned).to_vec();
+        row.resize(rows[0].len(), String::new());
+        rows.push(row);
     }
     text + "\n" + &table(&rows)
 }

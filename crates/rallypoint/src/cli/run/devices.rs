@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::options::WorkersPerNode;
+use super::values::WorkersPerNode;
 use crate::cli::exit::Problem;
 
 /// PCI's number for Intel.

@@ -51,7 +51,10 @@ impl EventLog {
 
     /// What became of the agent. As under torchrun, one that can tell how its workers ended has done its work.
     pub(crate) fn agent(&self, outcome: &Result<Outcome, AgentError>) {
-        let done = matches!(outcome, Ok(Outcome::Succeeded(_) | Outcome::NotNeeded | Outcome::Failed(_)));
+        let done = matches!(
+            outcome,
+            Ok(Outcome::Succeeded(_) | Outcome::NotNeeded | Outcome::StayedAway | Outcome::Failed(_))
+        );
         let state = if done { "SUCCEEDED" } else { "FAILED" };
         let Round { rank, nodes, restarts } =
             *self.round.lock().expect("no code panics while it holds this lock");

@@ -8,8 +8,9 @@ use rallypoint_agent::{EventFile, Events, Guarded, LogDir, LogSettings, Logs, di
 
 use tracing::warn;
 
-use super::options::{self, Run};
+use super::options::Run;
 use super::timer;
+use super::values::words;
 use crate::cli::exit::{NODE, Problem, chain};
 
 /// Makes the folder that goes with the launcher, and removes those of launchers that could not.
@@ -82,8 +83,8 @@ fn logs(options: &Run, dir: LogDir, run_id: &str, workers: usize) -> Result<Logs
     settings.redirects = options.redirects.clone();
     settings.tee = options.tee.clone();
     settings.shown = (!shown.is_empty()).then(|| shown.iter().copied().collect());
-    settings.filter_out = options::words(&options.duplicate_stdout_filters);
-    settings.filter_err = options::words(&options.duplicate_stderr_filters);
+    settings.filter_out = words(&options.duplicate_stdout_filters);
+    settings.filter_err = words(&options.duplicate_stderr_filters);
     let logs = Logs::open(settings, run_id).and_then(|logs| logs.for_workers(workers));
     logs.map_err(|error| Problem::new(NODE, chain(&error)))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rallypoint_agent::{Guarded, HangSpec, Heartbeats, LookBefore, temporary};
 use tracing::warn;
 
-use super::options::Seconds;
+use super::values::Seconds;
 
 /// Workers that make no progress.
 #[derive(Debug, Clone, clap::Args)]
@@ -33,6 +33,17 @@ pub(crate) struct Hang {
         value_parser = some_time
     )]
     hang_start_timeout: Option<Seconds>,
+    /// With --hang-timeout: how long a worker may take to end, in silence, once its Python has begun to end, or others have ended
+    /// and none of the rest waits for another. If it is not given, as long as it likes: it may write its last checkpoint.
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        env = "RALLYPOINT_HANG_END_TIMEOUT",
+        value_name = "SECONDS",
+        requires = "hang_timeout",
+        value_parser = some_time
+    )]
+    hang_end_timeout: Option<Seconds>,
     /// Before what end of the workers their stacks are looked at.
     #[arg(long, env = "RALLYPOINT_STACKS", value_enum, value_name = "WHEN", default_value = "failure")]
     stacks: Stacks,
@@ -59,6 +70,7 @@ impl Hang {
         let mut spec = HangSpec::default();
         spec.timeout = self.hang_timeout.map(|seconds| seconds.0);
         spec.start_timeout = self.hang_start_timeout.map(|seconds| seconds.0);
+        spec.end_timeout = self.hang_end_timeout.map(|seconds| seconds.0);
         spec.look_before = match self.stacks {
             Stacks::Failure => LookBefore::Failures,
             Stacks::Hang => LookBefore::Hangs,

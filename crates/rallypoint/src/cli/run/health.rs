@@ -1,5 +1,6 @@
 //! The checks that a node must pass before it meets the others.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,8 +9,7 @@ use rallypoint_agent::{GUARD_VARIABLE, Health, HealthSettings, WhenUnhealthy, li
 use rallypoint_rendezvous::RendezvousParameters;
 use rallypoint_rendezvous::native::NativeSettings;
 
-use super::meet::Meet;
-use super::options::Seconds;
+use super::values::Seconds;
 use crate::cli::exit::Problem;
 use crate::cli::variables::Variable;
 
@@ -39,7 +39,7 @@ pub(crate) struct HealthOptions {
         allow_negative_numbers = true
     )]
     health_check_interval: Option<Seconds>,
-    /// What a node does that fails: wait until it passes, end with 6, or end and be kept out of the run. If it is not given,
+    /// What a node does that fails: wait until it passes, end with 6, or end and be excluded from the run. If it is not given,
     /// wait.
     #[arg(long, env = "RALLYPOINT_WHEN_UNHEALTHY", value_name = "WHAT")]
     when_unhealthy: Option<When>,
@@ -52,7 +52,7 @@ enum When {
     Wait,
     /// It ends with 6.
     End,
-    /// It ends with 6, and is kept out of the run, also if it is started again: see --exclude-for.
+    /// It ends with 6, and is excluded from the run, also if it is started again: see --exclude-for.
     Exclude,
 }
 
@@ -68,7 +68,7 @@ fn help() -> String {
 }
 
 impl HealthOptions {
-    /// Whether a node that fails is to be kept out.
+    /// Whether a node that fails is to be excluded.
     pub(crate) fn excludes(&self) -> bool {
         self.when_unhealthy == Some(When::Exclude)
     }
@@ -78,11 +78,11 @@ impl HealthOptions {
         &self,
         variables: &[Variable],
         exclude_for: Option<Duration>,
-        meet: &mut Meet,
+        config: &mut BTreeMap<String, String>,
     ) -> Result<HealthSettings, Problem> {
         let wrong = |error: String| Problem::usage(format!("{FLAG}: {error}"));
-        let mut settings = HealthSettings::take(&mut meet.config)
-            .map_err(|error| Problem::usage(format!("--rdzv-conf: {error}")))?;
+        let mut settings =
+            HealthSettings::take(config).map_err(|error| Problem::usage(format!("--rdzv-conf: {error}")))?;
         let from_variable = variables.iter().any(|variable| variable.is_of(FLAG));
         let mut checks: Vec<Check> = Vec::new();
         for text in &self.health_check {
@@ -108,9 +108,13 @@ impl HealthOptions {
             When::End => WhenUnhealthy::End,
             When::Exclude => WhenUnhealthy::Exclude(None),
         });
-        let when = when.or(settings.when_unhealthy);
+        // How long is an option, too.
+        let when = match (when, settings.when_unhealthy) {
+            (Some(WhenUnhealthy::Exclude(_)) | None, given @ Some(WhenUnhealthy::Exclude(_))) => given,
+            (when, given) => when.or(given),
+        };
         settings.when_unhealthy = when.map(|when| match when {
-            WhenUnhealthy::Exclude(_) => WhenUnhealthy::Exclude(exclude_for),
+            WhenUnhealthy::Exclude(time) => WhenUnhealthy::Exclude(exclude_for.or(time)),
             when => when,
         });
         Ok(settings)

@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use clap::ValueEnum as _;
 use rallypoint_core::endpoint::host_and_port;
 use rallypoint_rendezvous::native::{BACKEND, TORCHRUNS};
 use rallypoint_rendezvous::{ParameterError, Registry, RendezvousParameters};
@@ -81,11 +80,9 @@ pub(crate) fn of(options: &mut Run, scheduled: Scheduled) -> Result<Meet, Proble
     }
     if let Some(who) = meet.config.remove("worker_store") {
         // The plugin of torchrun has it there.
-        let server = StoreServer::from_str(&who, false).map_err(|_| {
-            Problem::usage(format!("--rdzv-conf worker_store={who} is neither agent nor rank0"))
-        })?;
-        options.worker_store.get_or_insert(server);
+        options.worker_store.get_or_insert(StoreServer::named(&who)?);
     }
+    options.store_files.take(&mut meet.config);
     let native = options.is_native();
     let is_host = if native { meet.drop_theirs(asked.torchs)? } else { None };
     if asked.torchs.is_some() {
@@ -183,7 +180,7 @@ impl Asked {
 impl Meet {
     fn new(options: &Run) -> Result<Self, Problem> {
         let refused = |error: ParameterError| Problem::usage(format!("--rdzv-conf: {error}"));
-        Ok(Meet {
+        let mut meet = Meet {
             alone: false,
             serves: Serves::OnDemand,
             patience: options.connect_timeout.map(|seconds| seconds.0),
@@ -193,7 +190,14 @@ impl Meet {
             warned: None,
             place: EndpointFlags::Endpoint,
             without_effect: Vec::new(),
-        })
+        };
+        if let Some(seconds) = options.replacement_timeout.filter(|_| options.is_native()) {
+            meet.set("replacement_timeout", seconds.0.as_secs_f64().to_string());
+        }
+        if let Some(host) = options.host.as_ref().filter(|_| options.is_native()) {
+            meet.set("host", host.as_str());
+        }
+        Ok(meet)
     }
 
     /// What `--rdzv-conf` says comes first.
@@ -391,6 +395,12 @@ mod tests {
         assert_eq!(meet.without_effect[0].0, "--rdzv-conf rank");
         let (_, meet) = meant("--standalone --rdzv-conf is_host=1").unwrap();
         assert_eq!(meet.without_effect[0].0, "--rdzv-conf is_host");
+        let waits = "--nnodes 2:4 --rdzv-endpoint n:1 --rdzv-id j --replacement-timeout 1.5";
+        let option = |line: &str| meant(line).unwrap().1.config.get("replacement_timeout").cloned();
+        assert_eq!(option(waits).as_deref(), Some("1.5"));
+        let both = format!("{waits} --rdzv-conf replacement_timeout=9");
+        assert_eq!(option(&both).as_deref(), Some("9"));
+        assert_eq!(option(&format!("{waits} --rdzv-backend etcd")), None, "it knows no such option");
         // Ranks are heeded though torchrun's c10d does not; nodes may still share one.
         let (_, meet) = meant("--rdzv-backend c10d --nnodes 2:4 --rdzv-endpoint n:1 --node-rank 7").unwrap();
         assert_eq!((meet.config["rank_hint"].as_str(), meet.config.get("node_id")), ("7", None));

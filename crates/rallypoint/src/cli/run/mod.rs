@@ -19,9 +19,11 @@ mod scheduler;
 mod server;
 mod signals;
 mod stuck;
+mod surroundings;
 mod telemetry;
 mod terminal;
 mod timer;
+mod values;
 mod worker_store;
 mod writer;
 
@@ -32,9 +34,11 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rallypoint_agent::{
-    Agent, Console, DEFAULT_GRACE, Events, FailedRounds, Guarded, Interactive, Orders, Outcome, Part, Prefix,
-    Stopper, Stream, WorkerSpec, Workers, allowed_cpus, parse_signals,
+    Agent, Console, DEFAULT_GRACE, DEFAULT_HUNG_ROUNDS, Events, FailedRounds, FailureReport, Guarded,
+    Interactive, Orders, Outcome, Part, Prefix, Stopper, Stream, WorkerSpec, Workers, allowed_cpus,
+    parse_signals,
 };
+use rallypoint_core::round::DEFAULT_LAST_CALL;
 use rallypoint_core::time::bounded;
 use rallypoint_etcd::ErrorKind;
 use rallypoint_rendezvous::native::{BACKEND, DEFAULT_JOIN_TIMEOUT, NativeSettings};
@@ -47,15 +51,15 @@ use self::events::EventLog;
 use self::meet::Meet;
 use self::numa::Machine;
 pub(super) use self::options::Run;
-use self::options::{EventLogHandler, WorkersPerNode};
 use self::program::Program;
 use self::progress::Waiting;
-use self::scheduler::Surroundings;
 use self::server::Meeting;
 use self::signals::SHORTEST_LOOK;
+use self::surroundings::Surroundings;
 use self::telemetry::Telemetry;
 use self::terminal::{LogWriter, Terminal};
 use self::timer::TimerFile;
+use self::values::{EventLogHandler, Seconds, WorkersPerNode};
 use self::worker_store::StoreServer;
 use self::writer::Lost;
 use super::exit::{
@@ -77,6 +81,8 @@ const NEXT_SERVER: Duration = Duration::from_millis(200);
 
 /// For what was said last, where nobody reads and the end was asked for.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Where there is no time for it: for what a console that is read takes at once.
+const LAST_WORD: Duration = Duration::from_millis(50);
 
 /// Runs the command; the exit code.
 pub(super) fn run(options: &Run) -> u8 {
@@ -133,7 +139,8 @@ pub(super) fn run(options: &Run) -> u8 {
         error_file::keep(&error_file::of_problem(&problem));
         problem.code
     });
-    runtime.block_on(last_words(&terminal, &stopper, grace(options).unwrap_or(DEFAULT_GRACE)));
+    let (grace, preemption) = (grace(options).unwrap_or(DEFAULT_GRACE), options.preempt.grace());
+    runtime.block_on(last_words(&terminal, &stopper, grace, preemption));
     runtime.shutdown_background();
     if guarded.alone() {
         name_left(&guarded.clean_up());
@@ -142,17 +149,23 @@ pub(super) fn run(options: &Run) -> u8 {
     code
 }
 
-/// Waits for all to be shown: while workers' output is read, and a little longer where the end was asked for.
-async fn last_words(terminal: &Terminal, stopper: &Stopper, grace: Duration) {
+/// Waits for all to be shown: while workers' output is read, and a little longer where the end was asked for; no longer than
+/// a node that is taken away has, from when it was told.
+async fn last_words(terminal: &Terminal, stopper: &Stopper, grace: Duration, preemption: Option<Duration>) {
     let mut asked = stopper.listen();
+    let told = asked.clone();
+    let a_little = move || {
+        let left = preemption.zip(told.preempted_for()).map(|(time, passed)| time.saturating_sub(passed));
+        left.map_or(LAST_WORDS, |left| left.clamp(LAST_WORD, LAST_WORDS))
+    };
     tokio::select! {
         biased;
-        _ = asked.asked() => terminal.done(LAST_WORDS).await,
+        _ = asked.asked() => terminal.done(a_little()).await,
         () = terminal.done(grace) => {}
     }
     if let Some(Lost { lines, error }) = terminal.lost() {
         warn!(lines, error, "lines of the workers could not be written to standard output, and are lost");
-        terminal.done(LAST_WORDS).await;
+        terminal.done(a_little()).await;
     }
 }
 
@@ -198,7 +211,7 @@ fn grace(options: &Run) -> Result<Duration, Problem> {
     }
     match std::env::var(GRACE_VARIABLE) {
         Err(_) => Ok(DEFAULT_GRACE),
-        Ok(text) => match text.parse::<options::Seconds>() {
+        Ok(text) => match text.parse::<Seconds>() {
             Ok(seconds) => Ok(seconds.0),
             Err(error) => Err(Problem::usage(format!("{GRACE_VARIABLE} is {text:?}: {error}"))),
         },
@@ -249,15 +262,18 @@ async fn launch(
     limits::make_room(spec.local_world_size);
     let mut meet = meet::of(&mut options, scheduled)?;
     let (options, alone) = (&options, meet.alone);
-    spec.worker_store = StoreServer::choose(options.worker_store);
+    spec.worker_store = StoreServer::choose(options.worker_store, &options.store_files)?;
     meet.said.iter().for_each(|said| info!("{said}"));
     meet.warned.iter().for_each(|warned| warn!("{warned}"));
     for (flag, why) in &meet.without_effect {
         warn!("{} has no effect: {why}", named(flag, &options.variables));
     }
     let run_id = run_id(options, alone)?;
-    let health = options.health.take(&options.variables, options.exclude_for, &mut meet)?;
-    check_parameters(options, &meet, &run_id)?;
+    let health = options.health.take(&options.variables, options.exclude_for, &mut meet.config)?;
+    let last_call = check_parameters(options, &meet, &run_id)?;
+    let chosen = options.shutdown_timeout.is_some() || std::env::var_os(GRACE_VARIABLE).is_some();
+    let late = checks::late_for_last_call(options.nodes(), spec.grace, last_call).filter(|_| chosen);
+    late.iter().for_each(|late| warn!("{late}"));
     let telemetry = Telemetry::start(options, &mut meet).await?;
     let (logs, held) = files::open(options, guarded, &run_id, spec.local_world_size)?;
     spec.preemption.folder = held.as_ref().map(|_| guarded.folder().to_owned());
@@ -306,8 +322,8 @@ async fn launch(
     let (outcome, stuck) = tokio::select! {
         outcome = &mut running => (outcome, None),
         stuck = stuck => {
-            // Workers that are stuck have no use for a grace; the others are told that this node leaves.
-            stopper.ask(Signal::KILL);
+            // Workers that are stuck have no use for a grace; the others are told why this node leaves.
+            stopper.give_up(stuck);
             (running.await, Some(stuck))
         }
     };
@@ -320,7 +336,7 @@ async fn launch(
     // One without a file in it is not kept.
     let kept = kept.filter(|folder| files::is_there(folder)).map(|folder| folder.display().to_string());
     let code = match stuck {
-        Some(problem) => Err(problem),
+        Some(stuck) => Err(stuck::problem(stuck)),
         None => match outcome {
             Ok(outcome) => report(outcome, options.log_format, &run_id, kept.as_deref(), terminal),
             Err(error) => {
@@ -362,8 +378,9 @@ fn spec(options: &Run) -> Result<WorkerSpec, Problem> {
     spec.restarts_return_after = options.restarts_return_after.map(|seconds| seconds.0);
     spec.when_exhausted = options.when_exhausted.into();
     spec.exclude_for = options.exclude_for;
-    let within = options.failed_round_time.0;
-    spec.max_failed_rounds = options.max_failed_rounds.map(|most| FailedRounds { most, within });
+    let most = options.max_failed_rounds.unwrap_or(DEFAULT_HUNG_ROUNDS);
+    let (within, only_hung) = (options.failed_round_time.0, options.max_failed_rounds.is_none());
+    spec.max_failed_rounds = (most > 0).then_some(FailedRounds { most, within, only_hung });
     spec.max_departures = options.max_departures;
     spec.fence_timeout = options.fence_timeout.map(|seconds| seconds.0);
     spec.max_etcd_outage = options.max_etcd_outage.map(|seconds| seconds.0);
@@ -428,15 +445,23 @@ fn parameters(
             .map_err(usage)?;
     parameters.config = meet.config.clone();
     parameters.local_addr = options.local_addr.clone().filter(|address| !address.is_empty());
-    // A server of this node's own has neither TLS nor users, whatever the site's etcd has.
+    let token = server::token(&options.connection, &meet.config)?;
+    if token.is_some() && !options.is_native() {
+        return Err(Problem::usage(
+            "a token (--token-file or RALLYPOINT_TOKEN) is for Rallypoint's own backend: PyTorch's nodes, which --rdzv-backend etcd is to meet, cannot show one",
+        ));
+    }
     if !meet.alone {
         options.connection.configure(&mut parameters.config)?;
+    } else if let Some(token) = token {
+        // A server of this node's own has neither TLS nor users, whatever the site's etcd has.
+        parameters.config.entry("token".to_owned()).or_insert_with(|| token.as_str().to_owned());
     }
     Ok(parameters)
 }
 
-/// That what the rendezvous is told can work, before anything is made or started for it.
-fn check_parameters(options: &Run, meet: &Meet, run_id: &str) -> Result<(), Problem> {
+/// That what the rendezvous is told can work, before anything is made or started for it. How long its last call is.
+fn check_parameters(options: &Run, meet: &Meet, run_id: &str) -> Result<Duration, Problem> {
     // Where they meet is found later.
     let parameters = parameters(options, meet, "localhost", run_id)?;
     let checked = match parameters.backend.as_str() {
@@ -445,7 +470,8 @@ fn check_parameters(options: &Run, meet: &Meet, run_id: &str) -> Result<(), Prob
         // Which there is not, as the registry says.
         _ => Ok(()),
     };
-    checked.map_err(|error| Problem::rendezvous(&error.into(), meet.place))
+    checked.map_err(|error| Problem::rendezvous(&error.into(), meet.place))?;
+    Ok(parameters.seconds("last_call_timeout").ok().flatten().unwrap_or(DEFAULT_LAST_CALL))
 }
 
 /// Where the nodes meet, and this node's way there.
@@ -463,9 +489,9 @@ async fn reach(options: &Run, meet: &Meet, run_id: &str, telemetry: &Telemetry) 
     let mut told = false;
     loop {
         let meeting = if meet.alone {
-            server::alone()?
+            server::alone(server::token(&options.connection, &meet.config)?)?
         } else {
-            server::find(&options.connection, meet.serves, meet.place).await?
+            server::find(&options.connection, &meet.config, meet.serves, meet.place).await?
         };
         let mut parameters = parameters(options, meet, &meeting.endpoints, run_id)?;
         telemetry.give_to(&mut parameters);
@@ -557,28 +583,39 @@ fn report(
             Ok(0)
         }
         Outcome::Failed(report) | Outcome::Left(report) => {
-            let text = match format {
-                LogFormat::Text => report.to_string(),
-                LogFormat::Json => {
-                    let fields = serde_json::json!({ "message": report.in_short(), "failure": report });
-                    json_line(&fields)
-                }
-            };
-            terminal.say(&text);
-            error_file::keep(&error_file::of_failure(&report));
+            say_failure(&report, format, terminal);
             Ok(WORKERS_FAILED)
         }
         Outcome::NotNeeded => {
-            info!(run = run_id, "the run has ended well; this node stood by as a spare and was not needed");
+            info!(run = run_id, "the run has ended well; this node stood by and was not needed");
+            Ok(0)
+        }
+        Outcome::StayedAway => {
+            info!(
+                run = run_id,
+                "the run has ended well, without this node: it has not passed its health checks"
+            );
             Ok(0)
         }
         Outcome::Closed { reason } => {
             let why = if reason.is_empty() { String::new() } else { format!(": {reason}") };
             Err(Problem::new(CLOSED, format!("run {run_id:?} was closed while its workers ran{why}")))
         }
-        Outcome::Stopped(signal) => {
-            error_file::keep(&error_file::of_signal(signal));
+        Outcome::Stopped { signal, failure } => {
+            match failure {
+                Some(report) => say_failure(&report, format, terminal),
+                None => error_file::keep(&error_file::of_signal(signal)),
+            }
             Ok(signal_code(signal))
         }
     }
+}
+
+fn say_failure(report: &FailureReport, format: LogFormat, terminal: &Terminal) {
+    let text = match format {
+        LogFormat::Text => report.to_string(),
+        LogFormat::Json => json_line(&serde_json::json!({ "message": report.in_short(), "failure": report })),
+    };
+    terminal.say(&text);
+    error_file::keep(&error_file::of_failure(report));
 }

@@ -303,6 +303,7 @@ mod tests {
     /// PyTorch's own code, on the same machine that is none: it reads the files of another root, and is told where the
     /// GPUs are and which CPUs it may use.
     #[test]
+    #[ignore = "it takes long: scripts/test long"]
     fn pytorch_binds_to_the_same_cpus() {
         const THEIRS: &str = "
 import builtins, json, os, sys, types

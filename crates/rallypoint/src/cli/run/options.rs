@@ -2,12 +2,10 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
-use rallypoint_agent::{DEFAULT_MAX_DEPARTURES, DEFAULT_SIGNALS, StreamChoice, WhenExhausted};
-use rallypoint_core::time::bounded;
-use rallypoint_metrics::Place;
+use rallypoint_agent::{DEFAULT_MAX_DEPARTURES, DEFAULT_SIGNALS, StreamChoice};
+use rallypoint_metrics::ListenAddress;
 use rallypoint_rendezvous::native::{BACKEND, OPTIONS};
 use rallypoint_traces::Endpoint;
 
@@ -15,7 +13,8 @@ use super::hang::Hang;
 use super::health::HealthOptions;
 use super::numa::Mode;
 use super::preempt::Preempt;
-use super::worker_store::StoreServer;
+use super::values::{EventLogHandler, Exhausted, Nodes, Seconds, WorkersPerNode, port, restarts};
+use super::worker_store::{StoreFiles, StoreServer};
 use crate::cli::LogFormat;
 use crate::cli::connection::Connection;
 use crate::cli::exit::TABLE;
@@ -104,6 +103,10 @@ pub(crate) struct Run {
     /// The address by which other nodes reach this one. If it is not given, the one by which this node reaches the etcd.
     #[arg(long, alias = "local_addr", env = "PET_LOCAL_ADDR", value_name = "ADDRESS")]
     pub(crate) local_addr: Option<String>,
+    /// The machine that this node is on, for `rallypoint exclude --host` and for a node that keeps itself out. If it is not given,
+    /// what `hostname` says; a pod has to be told.
+    #[arg(long, env = "RALLYPOINT_HOST", value_name = "NAME")]
+    pub(crate) host: Option<String>,
     /// How long to wait for an etcd that does not answer yet. If it is not given, the join_timeout of --rdzv-conf, 600.
     #[arg(
         long,
@@ -113,6 +116,15 @@ pub(crate) struct Run {
         value_name = "SECONDS"
     )]
     pub(crate) connect_timeout: Option<Seconds>,
+    /// How long a group that has lost a node, or given one back, waits for a replacement before it meets with fewer than it
+    /// had. If it is not given, 0: it goes on at once, if --nnodes has room for that.
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        env = "RALLYPOINT_REPLACEMENT_TIMEOUT",
+        value_name = "SECONDS"
+    )]
+    pub(crate) replacement_timeout: Option<Seconds>,
     /// This node's place among the nodes, from 0. With --master-addr, node 0 starts the server there.
     #[arg(long, allow_negative_numbers = true, alias = "node_rank", env = "PET_NODE_RANK", value_name = "N")]
     pub(crate) node_rank: Option<usize>,
@@ -127,7 +139,8 @@ pub(crate) struct Run {
         allow_negative_numbers = true,
         alias = "master_port",
         env = "PET_MASTER_PORT",
-        value_name = "PORT"
+        value_name = "PORT",
+        value_parser = port
     )]
     pub(crate) master_port: Option<u16>,
     #[command(flatten)]
@@ -166,7 +179,7 @@ pub(crate) struct Run {
         help_heading = "Workers"
     )]
     pub(crate) when_exhausted: Exhausted,
-    /// With --when-exhausted exclude and --when-unhealthy exclude: for how long this node is kept out: seconds, or a number with
+    /// With --when-exhausted exclude and --when-unhealthy exclude: for how long this node is excluded: seconds, or a number with
     /// s, m, h or d. If it is not given, for as long as the run lives.
     #[arg(
         long,
@@ -176,11 +189,18 @@ pub(crate) struct Run {
         help_heading = "Workers"
     )]
     pub(crate) exclude_for: Option<Duration>,
-    /// So many rounds in a row whose workers fail soon after their start end the run, whoever has restarts left. If it is not
-    /// given, restarts alone count.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true, env = "RALLYPOINT_MAX_FAILED_ROUNDS", value_name = "N", help_heading = "Workers")]
+    /// So many rounds in a row whose workers fail soon after their start end the run, whoever has restarts left. Of a round that
+    /// hung, the time without progress does not count. If it is not given, 5 rounds that hung, and of others restarts alone
+    /// count; with 0, of all.
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        env = "RALLYPOINT_MAX_FAILED_ROUNDS",
+        value_name = "N",
+        help_heading = "Workers"
+    )]
     pub(crate) max_failed_rounds: Option<u32>,
-    /// With --max-failed-rounds: what soon is.
+    /// For --max-failed-rounds: what soon is.
     #[arg(
         long,
         allow_negative_numbers = true,
@@ -219,6 +239,8 @@ pub(crate) struct Run {
     /// is 1.
     #[arg(long, env = "RALLYPOINT_WORKER_STORE", value_enum, value_name = "WHO", help_heading = "Workers")]
     pub(crate) worker_store: Option<StoreServer>,
+    #[command(flatten)]
+    pub(crate) store_files: StoreFiles,
     /// How long workers that are stopped have from SIGTERM to SIGKILL. If it is not given,
     /// TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or else 25.
     #[arg(
@@ -363,7 +385,7 @@ pub(crate) struct Run {
     /// Where Prometheus finds this node's metrics, at /metrics. Of several ports, HOST:FIRST-LAST, the first that is free is
     /// taken; port 0 is any free one. If it is not given, nowhere.
     #[arg(long, env = "RALLYPOINT_METRICS_LISTEN", value_name = "HOST:PORT", help_heading = "Output")]
-    pub(crate) metrics_listen: Option<Place>,
+    pub(crate) metrics_listen: Option<ListenAddress>,
     /// The OpenTelemetry collector that gets each round as a trace over all its nodes, by OTLP over HTTP. If it is not
     /// given, none does.
     #[arg(long, env = "RALLYPOINT_OTLP_ENDPOINT", value_name = "URL", help_heading = "Output")]
@@ -440,29 +462,6 @@ impl WithoutMeaning {
     }
 }
 
-/// Where events go, by torchrun's names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum EventLogHandler {
-    Console,
-    Null,
-}
-
-impl FromStr for EventLogHandler {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "console" => Ok(EventLogHandler::Console),
-            // The second is one that PyTorch keeps for its own rendezvous, and that writes nothing.
-            "null" | "dynamic_rendezvous" => Ok(EventLogHandler::Null),
-            _ => {
-                Err("write console or null; handlers that a Python program registers cannot be used"
-                    .to_owned())
-            }
-        }
-    }
-}
-
 /// The help of `--rdzv-conf`.
 fn rdzv_conf() -> String {
     let mut text =
@@ -474,117 +473,12 @@ fn rdzv_conf() -> String {
     }
     text.push_str(
         "- is_host: true or false: whether this node may start the server\n\
-         - worker_store: the same as --worker-store\n\
-         - health_check, health_check_timeout, health_check_interval, when_unhealthy: the same as those flags, with `;` between several checks\n\n\
+         - worker_store, store_cacert, store_cert, store_key: the same as those flags\n\
+         - health_check, health_check_timeout, health_check_interval, when_unhealthy, exclude_for: the same as those flags, with `;` between several checks\n\n\
          Of the backend `etcd`: join_timeout (or timeout), last_call_timeout, etcd_prefix, protocol, cacert, cert, key, \
-         worker_store, health_check and what belongs to it.",
+         worker_store and its files, health_check and what belongs to it.",
     );
     text
-}
-
-fn restarts(text: &str) -> Result<u32, String> {
-    let wanted = "write how often, 0 or more; a large number, such as 1000000, where there is to be no end";
-    text.trim().parse().map_err(|_| wanted.to_owned())
-}
-
-/// The least and the most nodes of a round.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Nodes {
-    pub(crate) min: usize,
-    pub(crate) max: usize,
-}
-
-impl FromStr for Nodes {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let number = |text: &str| {
-            let parsed = text.trim().parse::<usize>();
-            parsed.map_err(|_| "write a number of nodes, or MIN:MAX, such as 2 or 2:4".to_owned())
-        };
-        let (min, max) = text.split_once(':').unwrap_or((text, text));
-        let (min, max) = (number(min)?, number(max)?);
-        match (min, max) {
-            (0, _) | (_, 0) => Err("a job needs at least 1 node".to_owned()),
-            (min, max) if min > max => Err(format!(
-                "MIN {min} is above MAX {max}; write {max}:{min} if you mean {max} to {min} nodes"
-            )),
-            (min, max) => Ok(Nodes { min, max }),
-        }
-    }
-}
-
-/// What a node does without restarts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Exhausted {
-    /// The run is closed for all nodes, as under torchrun.
-    Close,
-    /// The node leaves, where the others can go on without it; otherwise the run is closed.
-    Leave,
-    /// The same, and the node is kept out of the run, also if it is started again: see --exclude-for.
-    Exclude,
-}
-
-impl From<Exhausted> for WhenExhausted {
-    fn from(exhausted: Exhausted) -> Self {
-        match exhausted {
-            Exhausted::Close => WhenExhausted::Close,
-            Exhausted::Leave => WhenExhausted::Leave,
-            Exhausted::Exclude => WhenExhausted::Exclude,
-        }
-    }
-}
-
-/// How many workers a node runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WorkersPerNode {
-    Number(usize),
-    Auto,
-    Gpu,
-    Xpu,
-    Cpu,
-}
-
-impl FromStr for WorkersPerNode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.trim() {
-            "auto" => Ok(WorkersPerNode::Auto),
-            "gpu" => Ok(WorkersPerNode::Gpu),
-            "xpu" => Ok(WorkersPerNode::Xpu),
-            "cpu" => Ok(WorkersPerNode::Cpu),
-            "0" => Err("a node needs at least 1 worker".to_owned()),
-            text => text
-                .parse()
-                .map(WorkersPerNode::Number)
-                .map_err(|_| "write a number, or one of auto, gpu, xpu, cpu; how many devices of another kind there are only PyTorch knows".to_owned()),
-        }
-    }
-}
-
-/// A time in seconds, fractions allowed.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Seconds(pub(crate) std::time::Duration);
-
-impl FromStr for Seconds {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let seconds =
-            text.trim().parse().ok().and_then(|seconds| std::time::Duration::try_from_secs_f64(seconds).ok());
-        seconds
-            .map(bounded)
-            .map(Seconds)
-            .ok_or_else(|| "write a number of seconds, such as 30 or 0.5".to_owned())
-    }
-}
-
-/// torchrun's lists: commas between, two commas for one.
-pub(crate) fn words(text: &str) -> Vec<String> {
-    const COMMA: &str = "\u{0}";
-    let split = text.replace(",,", COMMA);
-    split.split(',').filter(|word| !word.is_empty()).map(|word| word.replace(COMMA, ",")).collect()
 }
 
 #[cfg(test)]
@@ -592,6 +486,7 @@ pub(crate) mod tests {
     #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
     use clap::Parser;
 
+    use super::super::values::words;
     use super::*;
 
     #[derive(Parser)]

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rallypoint_agent::{PreemptionSettings, Signal};
 
-use super::options::Seconds;
-use super::scheduler::Surroundings;
+use super::surroundings::Surroundings;
+use super::values::Seconds;
 
 /// Those that a platform sends before it takes a machine away. The others are for whoever sits at a terminal.
 const SIGNALS: [(&str, Signal); 3] =
@@ -21,9 +21,9 @@ pub(crate) struct Preempt {
     /// listen for it get time to save. If it is not given, SIGTERM, and under Slurm SIGUSR1 too.
     #[arg(long, env = "RALLYPOINT_PREEMPT_SIGNAL", value_name = "NAMES", help_heading = "Workers")]
     preempt_signal: Option<Signals>,
-    /// How long it is from that signal until this node's workers have to be gone. They can save in all but the end of it, also
-    /// if they do not listen; 0: they never get time to save. If it is not given, --shutdown-timeout, or until the end of
-    /// the Slurm job, and only where workers listen.
+    /// How long it is from that signal until this node has to be gone, whatever else goes on. Its workers can save in all but
+    /// the end of it, also if they do not listen; 0: they never get time to save. If it is not given, --shutdown-timeout, or
+    /// until the end of the Slurm job, and only where workers listen.
     #[arg(
         long,
         allow_negative_numbers = true,

@@ -1,6 +1,9 @@
 //! What the workers run, as a torchrun user expects it.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -8,6 +11,9 @@ use crate::cli::exit::{CANNOT_RUN, NOT_FOUND, Problem};
 
 /// Names the Python that runs scripts and modules, as for torchrun.
 const PYTHON_VARIABLE: &str = "PYTHON_EXEC";
+
+/// The system looks no further for the interpreter of a script.
+const LONGEST_FIRST_LINE: u64 = 256;
 
 /// What to start.
 #[derive(Debug, PartialEq, Eq)]
@@ -71,7 +77,16 @@ fn find(name: &OsStr, path: &OsStr) -> Result<PathBuf, Problem> {
     let direct = Path::new(name);
     if direct.components().count() > 1 || direct.is_absolute() {
         return match direct {
-            file if runs(file) => Ok(file.to_owned()),
+            file if runs(file) => match interpreter(file).filter(|interpreter| !interpreter.exists()) {
+                Some(interpreter) => Err(Problem::new(
+                    NOT_FOUND,
+                    format!(
+                        "{name:?} begins with #!{}, which is not there: check its first line",
+                        interpreter.display()
+                    ),
+                )),
+                None => Ok(file.to_owned()),
+            },
             file if file.is_dir() => {
                 Err(Problem::new(CANNOT_RUN, format!("{name:?} is a folder: name the program in it")))
             }
@@ -87,6 +102,15 @@ fn find(name: &OsStr, path: &OsStr) -> Result<PathBuf, Problem> {
         let text = format!("there is no program {name:?} on PATH: check its name, or give its path");
         Problem::new(NOT_FOUND, text)
     })
+}
+
+/// The interpreter that a script names in its first line.
+fn interpreter(script: &Path) -> Option<PathBuf> {
+    let mut begin = Vec::new();
+    File::open(script).ok()?.take(LONGEST_FIRST_LINE).read_to_end(&mut begin).ok()?;
+    let line = begin.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
+    let name = line.trim_ascii_start().split(u8::is_ascii_whitespace).next()?;
+    Some(OsStr::from_bytes(name).into()).filter(|path: &PathBuf| path.is_absolute())
 }
 
 #[cfg(test)]
@@ -107,6 +131,8 @@ mod tests {
         assert_eq!(found(file.as_os_str()), Ok(file.clone()));
         assert_eq!(found(folder.path().as_os_str()), Err(CANNOT_RUN));
         assert_eq!(found("/no/such/tool".as_ref()), Err(NOT_FOUND));
+        std::fs::write(&file, "#! /no/such/interpreter -x\n").unwrap();
+        assert_eq!(found(file.as_os_str()), Err(NOT_FOUND), "the system would not find it either");
     }
 
     #[test]

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rallypoint_agent::{Phase, ServerNode};
-use rallypoint_core::round::kept_out;
-use rallypoint_core::text::{are, count, plain};
+use rallypoint_core::text::plain;
 use rallypoint_rendezvous::{Progress, RendezvousHandler};
 use tokio::sync::watch;
 use tracing::info;
@@ -35,7 +34,10 @@ pub(crate) async fn show(terminal: Arc<Terminal>, mut phase: watch::Receiver<Pha
     let mut progress = waiting.handler.progress();
     loop {
         let waits = |phase: &Phase| {
-            matches!(phase, Phase::Meeting | Phase::Finishing { .. } | Phase::Writing | Phase::Ended)
+            matches!(
+                phase,
+                Phase::Meeting | Phase::Checking | Phase::Finishing { .. } | Phase::Writing | Phase::Ended
+            )
         };
         let now = match phase.wait_for(waits).await.as_deref() {
             Err(_) | Ok(Phase::Ended) => return,
@@ -79,10 +81,11 @@ impl Waiting {
                 Phase::Meeting if self.handler.contact().is_some_and(|contact| contact.is_silent()) => {
                     silent(self.server.borrow().as_ref())
                 }
+                Phase::Checking => "making this node's health checks".to_owned(),
                 Phase::Writing => {
                     "the workers have finished; waiting for what they said last to be written".to_owned()
                 }
-                Phase::Meeting => describe(&progress.borrow(), left),
+                Phase::Meeting => progress.borrow().waits_for(left),
                 Phase::Finishing { nodes: 1 } => {
                     "the workers have finished; waiting for etcd to take note of it".to_owned()
                 }
@@ -152,81 +155,12 @@ fn silent(server: Option<&ServerNode>) -> String {
     }
 }
 
-/// `left` is of the last call.
-fn describe(progress: &Progress, left: Option<Duration>) -> String {
-    let waits = describe_wait(progress, left);
-    match kept_out(&progress.exclusions).filter(|_| progress.kept_out.is_none()) {
-        Some(others) => format!("{waits}; {others}"),
-        None => waits,
-    }
-}
-
-fn describe_wait(progress: &Progress, left: Option<Duration>) -> String {
-    let Progress { joined, min_nodes, max_nodes, .. } = *progress;
-    if let Some(exclusion) = &progress.kept_out {
-        let (until, reason) = (exclusion.until(), plain(&exclusion.reason));
-        return format!("excluded from the run, {until}: {reason}; waiting to be let in again");
-    }
-    if progress.spare {
-        return match progress.segment_size {
-            Some(size) => {
-                format!("standing by as a spare: only whole segments of {size} of one rack are seated")
-            }
-            None => format!("standing by as a spare: the group has its {}", count(max_nodes, "node")),
-        };
-    }
-    if let (Some(size), Some(seatable)) = (progress.segment_size, progress.seatable)
-        && seatable < min_nodes
-        && seatable < joined
-    {
-        let here = are(joined, "node", "here");
-        return format!(
-            "waiting for whole segments of {size} nodes of one rack: {here}, {seatable} of {min_nodes} in such"
-        );
-    }
-    // This node is here, whether the others have counted it yet or not.
-    let here = joined.max(1);
-    if here < min_nodes {
-        let is = if here == 1 { "is" } else { "are" };
-        let missing = count(min_nodes - here, "node");
-        return format!("waiting for {missing}: {here} of {min_nodes} {is} here");
-    }
-    if joined == 0 {
-        // Nobody has counted this node, so nothing is known of the others.
-        return "waiting for the other nodes".to_owned();
-    }
-    if joined >= max_nodes {
-        return format!("{}: starting", are(joined, "node", "here"));
-    }
-    let here = count(joined, "node");
-    match left.map(|left| left.as_secs_f64().round()) {
-        Some(left) if left >= 1.0 => format!("{here} here, up to {max_nodes} may come: starting in {left} s"),
-        // Not every node is told how long it is.
-        _ => format!("{here} here, up to {max_nodes} may come: starting soon"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn it_says_who_is_missing_and_what_happens_next() {
-        let mut progress = Progress::default();
-        (progress.min_nodes, progress.max_nodes) = (3, 4);
-        assert_eq!(describe(&progress, None), "waiting for 2 nodes: 1 of 3 is here");
-        progress.joined = 3;
-        let left = |seconds| Some(Duration::from_secs_f64(seconds));
-        assert_eq!(describe(&progress, left(11.6)), "3 nodes here, up to 4 may come: starting in 12 s");
-        for left in [None, left(0.4)] {
-            assert_eq!(describe(&progress, left), "3 nodes here, up to 4 may come: starting soon");
-        }
-        progress.joined = 4;
-        assert_eq!(describe(&progress, left(12.0)), "4 nodes are here: starting");
-        (progress.joined, progress.min_nodes) = (0, 1);
-        assert_eq!(describe(&progress, None), "waiting for the other nodes");
-        progress.spare = true;
-        assert_eq!(describe(&progress, None), "standing by as a spare: the group has its 4 nodes");
+    fn it_says_how_long_it_has_waited_and_will() {
         let waited = Duration::from_secs(9);
         assert_eq!(time(waited, Some(Duration::from_secs(51))), "(9 s so far, 51 s left)");
         assert_eq!(time(waited, None), "(9 s so far)");

@@ -1,8 +1,10 @@
 //! Where the nodes meet: an etcd that is there, or the embedded server on one of them.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
 
-use rallypoint_core::{Endpoint, Endpoints};
+use rallypoint_core::{Endpoint, Endpoints, Token};
+use rallypoint_rendezvous::native;
 use tracing::info;
 
 use crate::cli::connection::Connection;
@@ -34,15 +36,32 @@ pub(crate) struct Meeting {
 }
 
 /// The embedded server on a free port, for this node alone.
-pub(crate) fn alone() -> Result<Meeting, Problem> {
-    let server = Server::bind(Config::on(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))));
-    let server = server.map_err(|error| Problem::new(NODE, chain(&error)))?;
+pub(crate) fn alone(token: Option<Token>) -> Result<Meeting, Problem> {
+    let mut config = Config::on(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+    config.token = token;
+    let server = Server::bind(config).map_err(|error| Problem::new(NODE, chain(&error)))?;
     Ok(Meeting { endpoints: server.endpoint(), server: Some(server), taken: false })
+}
+
+/// Whether `--rdzv-conf` says how a server lets somebody in, which is then one that is there.
+fn names_access(conf: &BTreeMap<String, String>) -> bool {
+    let names = ["user", "cacert", "ca_cert", "cert", "ssl_cert"];
+    names.iter().any(|name| conf.contains_key(*name)) || conf.get("protocol").is_some_and(|it| it == "https")
+}
+
+/// What a server of this node's asks for. What `--rdzv-conf` says comes first.
+pub(crate) fn token(
+    connection: &Connection,
+    conf: &BTreeMap<String, String>,
+) -> Result<Option<Token>, Problem> {
+    let told = native::token(conf).map_err(|error| Problem::usage(format!("--rdzv-conf: {error}")))?;
+    told.map_or_else(|| connection.token(), |token| Ok(Some(token)))
 }
 
 /// Starts the embedded server if the endpoint is on this node, nothing listens there, and the user does not forbid it.
 pub(crate) async fn find(
     connection: &Connection,
+    conf: &BTreeMap<String, String>,
     serves: Serves,
     place: EndpointFlags,
 ) -> Result<Meeting, Problem> {
@@ -52,41 +71,42 @@ pub(crate) async fn find(
         .map_err(|error| Problem::usage(format!("{}: {error}", place.flags())))?;
     let plain: Vec<String> = endpoints.as_slice().iter().map(Endpoint::authority).collect();
     let mut meeting = Meeting { endpoints: plain.join(","), server: None, taken: false };
-    if connection.only_connect() || serves == Serves::Elsewhere {
+    if connection.only_connect() || names_access(conf) || serves == Serves::Elsewhere {
         return Ok(meeting);
     }
     let endpoint = &endpoints.as_slice()[0];
-    match Server::on_demand(endpoint).await.map_err(|error| cannot_serve(&error, place))? {
+    let mut config = connection.server();
+    config.token = token(connection, conf)?;
+    let (found, is_plain) = (Server::on_demand(endpoint, &config).await, config.tls.is_none());
+    match found.map_err(|error| cannot_serve(&error, place))? {
         OnDemand::Started(server) => {
-            info!(endpoint = %endpoint, "nothing listens there: this node starts the embedded server");
+            let how = match server.address().ip().is_unspecified() {
+                true => ", on all its addresses: that name is not known to be one of them",
+                false => "",
+            };
+            info!(endpoint = %endpoint, "nothing listens there: this node starts the embedded server{how}");
             meeting.server = Some(server);
         }
         OnDemand::Taken if serves == Serves::Own => return Err(port_in_use(endpoint, place)),
         OnDemand::Taken => meeting.taken = true,
         // A name that is not known yet, or an address that somebody translates.
         OnDemand::Elsewhere if matches!(serves, Serves::Here | Serves::Own) => {
-            let server = on_all_addresses(endpoint.port).map_err(|error| match error {
+            let started = Server::on_all_addresses(endpoint.port, &config);
+            let server = started.map_err(|error| match error {
                 ServerError::AddressInUse { .. } if serves == Serves::Own => port_in_use(endpoint, place),
                 error => cannot_serve(&error, place),
             })?;
             info!(endpoint = %endpoint, "this node starts the embedded server, on all its addresses");
-            meeting.endpoints = SocketAddr::from((Ipv4Addr::LOCALHOST, endpoint.port)).to_string();
+            // A certificate is of the name.
+            if is_plain {
+                meeting.endpoints = SocketAddr::from((Ipv4Addr::LOCALHOST, endpoint.port)).to_string();
+            }
             meeting.server = Some(server);
         }
         // Another node may yet start one there.
         OnDemand::Elsewhere => {}
     }
     Ok(meeting)
-}
-
-/// Of both families, where this machine has both.
-fn on_all_addresses(port: u16) -> Result<Server, ServerError> {
-    match Server::bind(Config::on((Ipv6Addr::UNSPECIFIED, port).into())) {
-        Err(error) if !matches!(error, ServerError::AddressInUse { .. }) => {
-            Server::bind(Config::on((Ipv4Addr::UNSPECIFIED, port).into()))
-        }
-        bound => bound,
-    }
 }
 
 /// The port that was taken from the number of the job is another's.

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use rallypoint_agent::Workers;
+use rallypoint_agent::{Stuck, Workers};
 use tokio::time::Instant;
 
-use super::options::Seconds;
+use super::values::Seconds;
 use crate::cli::exit::{NODE, Problem};
 
 pub(crate) const VARIABLE: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
@@ -24,9 +24,17 @@ pub(crate) fn limit() -> Result<Option<Duration>, Problem> {
     }
 }
 
-/// Waits until a worker has been stuck for so long; what to say of it. Nothing tells of it, so it is looked at again and
+/// What is said of it here. Others are told its first half.
+pub(crate) fn problem(stuck: Stuck) -> Problem {
+    let more = format!(
+        "longer than {VARIABLE} allows: this node leaves the run; look at its devices before it comes back"
+    );
+    Problem::new(NODE, format!("{stuck}, {more}"))
+}
+
+/// Waits until a worker has been stuck for so long. Nothing tells of it, so it is looked at again and
 /// again.
-pub(crate) async fn watch(workers: Workers, limit: Option<Duration>, interval: Duration) -> Problem {
+pub(crate) async fn watch(workers: Workers, limit: Option<Duration>, interval: Duration) -> Stuck {
     let Some(limit) = limit else { return std::future::pending().await };
     let mut since: HashMap<u32, Instant> = HashMap::new();
     loop {
@@ -36,14 +44,7 @@ pub(crate) async fn watch(workers: Workers, limit: Option<Duration>, interval: D
         for (rank, pid) in stuck {
             let stuck_for = since.entry(pid).or_insert_with(Instant::now).elapsed();
             if stuck_for >= limit {
-                return Problem::new(
-                    NODE,
-                    format!(
-                        "rank {rank} (process {pid}) is stuck in the kernel for {} s, longer than {VARIABLE} allows: this \
-                         node leaves the run; look at its devices before it comes back",
-                        stuck_for.as_secs()
-                    ),
-                );
+                return Stuck { rank, pid, seconds: stuck_for.as_secs() };
             }
         }
     }

@@ -1,6 +1,6 @@
 //! What becomes of members and of who takes their names.
 
-use super::super::super::record::{RECORD_VERSION, Seat, json};
+use super::super::super::record::{NAMED_LOSSES, RECORD_VERSION, Seat, json};
 use super::super::super::settings::RankPolicy;
 use super::member::{ANSWER, SLOW};
 use super::*;
@@ -67,7 +67,7 @@ fn a_member_is_dead_once_it_was_asked_and_has_not_answered() {
     assert_eq!(roster.silent(asked), none);
     assert_eq!(roster.silent(asked + ANSWER), ids);
     roster.looked_for("n", asked, asked * 2, None);
-    assert_eq!(roster.lost_count, 0, "nobody has looked for it");
+    assert_eq!(roster.losses.count, 0, "nobody has looked for it");
     roster.look_for(&ids, asked * 2);
     roster.looked_for("n", asked, asked * 2, Some(&said(1, Wants::Stay, 9)));
     assert_eq!(roster.class("n"), Class::Missing, "it was there at an earlier look, and is gone since");
@@ -82,7 +82,7 @@ fn a_member_is_dead_once_it_was_asked_and_has_not_answered() {
     assert_eq!(roster.answer_due(), Some(asked * 4 + ANSWER), "nobody has seen whether it is there");
     roster.look_for(&ids, asked * 5);
     roster.looked_for("n", asked * 5, asked * 5, None);
-    assert_eq!((roster.class("n"), roster.lost_count), (Class::None, 1));
+    assert_eq!((roster.class("n"), roster.losses.count), (Class::None, 1));
 }
 
 /// etcd is away while the leader looks for a member, and the member could not answer. It may be slow for ever, too.
@@ -97,7 +97,7 @@ fn looks_that_take_long_are_repeated_a_few_times() {
             let look = roster.answer_due().unwrap();
             roster.look_for(&ids, look);
             roster.looked_for("n", look, look + *took, None);
-            roster.lost_count == 1
+            roster.losses.count == 1
         })
     };
     let (quick, slow) = (SLOW, SLOW * 2);
@@ -204,4 +204,62 @@ fn what_a_member_wanted_before_it_left_counts_no_more() {
     assert_eq!(roster.class("n"), Class::None, "a request from before the round came late");
     roster.read("n", &said(2, Wants::Join, 8));
     assert_eq!(roster.class("n"), Class::Newcomer);
+}
+
+/// A roster with members by these names, ranked so, all of which are there.
+fn group(names: &[String]) -> Roster {
+    let mut roster = Roster::new(SETTINGS);
+    for name in names {
+        roster.read(name, &said(1, Wants::Join, 2));
+    }
+    let members = names.iter().enumerate().map(|(rank, name)| (name.clone(), Member::new(rank, 1))).collect();
+    let (plan, world_size) = ("plan".to_owned(), names.len());
+    roster.begin(LastRound { round: 1, plan, world_size, members, ..LastRound::default() });
+    roster
+}
+
+fn dies(roster: &mut Roster, id: &str, revision: i64) {
+    let (now, ids) = (Duration::from_secs(1), [id.to_owned()]);
+    roster.remove(id, revision);
+    roster.ask(&ids, Asked::at(now));
+    look_in_vain(roster, &ids, now + ANSWER);
+}
+
+#[test]
+fn a_death_is_told_before_all_else_however_many_have_left_before() {
+    let names: Vec<String> = (0..NAMED_LOSSES + 3).map(|number| format!("n{number:02}")).collect();
+    let mut roster = group(&names);
+    for (number, name) in names.iter().take(NAMED_LOSSES).enumerate() {
+        roster.read(name, &said(1, Wants::Leave, 3 + number as i64));
+    }
+    assert!(roster.news().lost.iter().all(|lost| lost.why == Why::Left));
+    for dead in &names[NAMED_LOSSES..NAMED_LOSSES + 2] {
+        dies(&mut roster, dead, 50);
+    }
+    let news = roster.news();
+    let told: Vec<_> = news.lost.iter().map(|lost| (lost.node.as_str(), lost.why)).collect();
+    assert_eq!(told[..3], [("n08", Why::Died), ("n09", Why::Died), ("n00", Why::Left)], "{told:?}");
+    assert_eq!((told.len(), news.lost_count), (NAMED_LOSSES, NAMED_LOSSES + 2));
+}
+
+#[test]
+fn who_does_not_come_to_the_next_round_is_named_though_nobody_was_told() {
+    let names = ["a", "b", "c"].map(str::to_owned);
+    let mut roster = group(&names);
+    let again = |round, modified| {
+        let mut entry = said(1, Wants::Join, modified);
+        let mut record: NodeRecord = parse(&entry).unwrap();
+        record.round = round;
+        entry.value = json(&record);
+        entry
+    };
+    for (name, modified) in [("a", 10), ("b", 11)] {
+        roster.read(name, &again(1, modified));
+    }
+    assert_eq!(roster.news().lost[0].why, Why::Again);
+    // It dies while it waits for the round that it asked for; another one hangs.
+    roster.remove("a", 12);
+    let absent: Vec<_> = roster.absent().into_iter().map(|lost| (lost.node, lost.why)).collect();
+    assert_eq!(absent, [("a".to_owned(), Why::Died), ("c".to_owned(), Why::Late)]);
+    assert!(roster.gone().is_empty());
 }

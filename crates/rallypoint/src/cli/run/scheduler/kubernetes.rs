@@ -1,9 +1,10 @@
 //! Kubernetes: the pods of an Indexed Job, alone or within a JobSet. How many they are, and what the run is called, no
 //! variable says: the manifest does.
 
-use super::{Scheduled, Surroundings, Taking};
+use super::{Scheduled, Taking};
 use crate::cli::run::options::Run;
 use crate::cli::run::server::Serves;
+use crate::cli::run::surroundings::Surroundings;
 
 const INDEX: &str = "JOB_COMPLETION_INDEX";
 const POD: &str = "the pod's name";

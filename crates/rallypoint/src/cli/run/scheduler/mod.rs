@@ -13,6 +13,7 @@ use rallypoint_rendezvous::RendezvousParameters;
 
 use super::options::Run;
 use super::server::Serves;
+use super::surroundings::Surroundings;
 use crate::cli::exit::Problem;
 
 /// In the environment of workers: where their launcher was started. What they hand in elsewhere, another job for one, takes
@@ -40,22 +41,6 @@ pub(crate) struct Scheduled {
     pub(crate) said: Option<String>,
     /// What the user should know at once.
     pub(crate) warned: Option<String>,
-}
-
-/// What a process finds around it.
-#[derive(Clone, Copy)]
-pub(crate) struct Surroundings<'a> {
-    /// Its environment.
-    pub(crate) variable: &'a dyn Fn(&str) -> Option<String>,
-    /// The name of its machine, or of its pod.
-    pub(crate) host: &'a str,
-}
-
-impl Surroundings<'_> {
-    /// A variable that is empty is none; no scheduler writes what a terminal or a log would choke on.
-    fn text(&self, name: &str) -> Option<String> {
-        (self.variable)(name).filter(|value| !value.is_empty() && !value.contains(char::is_control))
-    }
 }
 
 /// Takes what was not given from the scheduler, where there is one.

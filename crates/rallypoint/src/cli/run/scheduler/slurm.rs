@@ -4,10 +4,12 @@ use std::str::FromStr;
 
 use rallypoint_core::text::count;
 
-use super::{Scheduled, Surroundings, Taking};
+use super::{Scheduled, Taking};
 use crate::cli::exit::Problem;
-use crate::cli::run::options::{Nodes, Run, WorkersPerNode};
+use crate::cli::run::options::Run;
 use crate::cli::run::server::Serves;
+use crate::cli::run::surroundings::Surroundings;
+use crate::cli::run::values::{Nodes, WorkersPerNode};
 
 /// The ports of the servers that steps start: below those that the kernel gives away by default, and clear of torchrun's.
 const FIRST_PORT: u64 = 20_000;

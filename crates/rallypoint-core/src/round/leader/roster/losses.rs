@@ -1,0 +1,145 @@
+//! Whom the group of the last round has lost, and how that is told.
+
+use super::super::super::record::{Lost, NAMED_LOSSES, News, Wants, Why};
+use super::{Class, Member, Roster};
+
+#[derive(Debug, Default)]
+pub(super) struct Losses {
+    /// The first few, the dead before all others: a death is the cause of what fails with it, also where somebody left
+    /// before it was noticed.
+    pub(super) named: Vec<Lost>,
+    pub(super) count: usize,
+    /// Those who are there no more, the first few: in a large group, who asks for a round takes the places in `named`
+    /// before them.
+    gone: Vec<Lost>,
+    /// Losses that an earlier leader, or this one before it read all anew, has told of without a name. Those are found again.
+    counted_before: usize,
+}
+
+impl Losses {
+    /// Those that the members of a round were told of.
+    pub(super) fn told(news: &News) -> Self {
+        Losses {
+            named: news.lost.clone(),
+            count: news.lost_count,
+            gone: news.lost.iter().filter(|lost| is_gone(lost.why)).cloned().collect(),
+            counted_before: news.lost_count.saturating_sub(news.lost.len()),
+        }
+    }
+
+    fn add(&mut self, lost: Lost) {
+        self.found(1);
+        if self.gone.len() < NAMED_LOSSES && is_gone(lost.why) {
+            self.gone.push(lost.clone());
+        }
+        if lost.why == Why::Died {
+            let deaths = self.named.iter().take_while(|lost| lost.why == Why::Died).count();
+            self.named.insert(deaths, lost);
+            self.named.truncate(NAMED_LOSSES);
+        } else if self.named.len() < NAMED_LOSSES {
+            self.named.push(lost);
+        }
+    }
+
+    /// So many are lost who were not known to be.
+    fn found(&mut self, found: usize) {
+        let counted = found.min(self.counted_before);
+        self.counted_before -= counted;
+        self.count += found - counted;
+    }
+}
+
+impl Roster {
+    /// Tells whether the group has lost a member whose key is there.
+    pub(super) fn look_at(&mut self, id: &str) {
+        if self.members.contains_key(id) && self.is_kept_out(id) {
+            return self.lose(id, Why::Excluded);
+        }
+        let (Some(member), Some(node)) = (self.members.get(id), self.nodes.get(id)) else { return };
+        let record = &node.record;
+        let why = if record.wants == Wants::Leave {
+            Why::Left
+        } else if record.incarnation != member.incarnation {
+            Why::Replaced
+        } else if self.class(id) == Class::Survivor {
+            Why::Again
+        } else {
+            return;
+        };
+        if why == Why::Left {
+            self.change(id, |roster| {
+                roster.members.entry(id.to_owned()).and_modify(Member::leaves);
+            });
+        }
+        self.lose(id, why);
+    }
+
+    /// Members that nobody can ask, since etcd has lost their places, are dead if they have not come back.
+    pub(in super::super) fn lose_unnamed(&mut self) {
+        let unnamed = std::mem::take(&mut self.unnamed);
+        self.losses.found(unnamed);
+    }
+
+    /// Looks at all members anew.
+    pub(in super::super) fn look_at_all(&mut self) {
+        let mut members: Vec<_> =
+            self.members.iter().map(|(id, member)| (member.rank, member.has_left(), id.clone())).collect();
+        members.sort();
+        for (_, left, id) in members {
+            // Also if it has come back since.
+            if left {
+                self.lose(&id, Why::Left);
+            } else {
+                self.look_at(&id);
+            }
+        }
+    }
+
+    pub(super) fn lose(&mut self, id: &str, why: Why) {
+        let Some(Member { rank, .. }) = self.members.get(id).filter(|member| !member.is_told()).copied()
+        else {
+            return;
+        };
+        let gone = !self.nodes.contains_key(id);
+        self.change(id, |roster| {
+            roster.members.entry(id.to_owned()).and_modify(|member| member.is_lost(gone));
+        });
+        self.losses.add(Lost { node: id.to_owned(), rank, why });
+    }
+
+    /// Members of the last round that are there no more, the first few. A process that was taken for dead may be back.
+    pub(in super::super) fn gone(&self) -> Vec<Lost> {
+        let is_back = |id: &str| match (self.members.get(id), self.nodes.get(id)) {
+            (Some(member), Some(node)) => {
+                let stays = node.record.wants != Wants::Leave && !self.is_kept_out(id);
+                node.record.incarnation == member.incarnation && stays
+            }
+            _ => false,
+        };
+        self.losses.gone.iter().filter(|lost| !is_back(&lost.node)).cloned().collect()
+    }
+
+    /// Members of the last round that do not come to the next, and of whom that was not told, the first few: who had asked for
+    /// it, and whose key is gone since; and who is there, and has not asked.
+    pub(in super::super) fn absent(&self) -> Vec<Lost> {
+        let why = |id: &String, member: &Member| match self.class(id) {
+            Class::Running => Some(Why::Late),
+            Class::None if !member.is_told() || self.nodes.contains_key(id) => None,
+            Class::None if self.losses.gone.iter().any(|lost| lost.node == *id) => None,
+            Class::None if member.has_left() => Some(Why::Left),
+            Class::None => Some(Why::Died),
+            _ => None,
+        };
+        let absent = self.members.iter().filter_map(|(id, member)| Some((id, member.rank, why(id, member)?)));
+        let mut absent: Vec<Lost> =
+            absent.map(|(id, rank, why)| Lost { node: id.clone(), rank, why }).collect();
+        absent.sort_by_key(|lost| lost.rank);
+        absent.truncate(NAMED_LOSSES);
+        absent
+    }
+}
+
+/// Whether who is lost so is there no more.
+fn is_gone(why: Why) -> bool {
+    matches!(why, Why::Died | Why::Left | Why::Replaced | Why::Excluded)
+}
