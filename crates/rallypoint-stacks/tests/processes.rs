@@ -39,7 +39,8 @@ impl Kept {
     fn wait_until(&self, what: &str, state: char) {
         let stat = || {
             let mut pid = self.0.id().to_string();
-            let children = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+            let children =
+                |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
             while let Some(child) = children(&pid).split(' ').next().filter(|child| !child.is_empty()) {
                 pid = child.to_owned();
             }
