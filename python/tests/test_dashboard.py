@@ -592,7 +592,10 @@ def test_the_keyboard_alone_is_enough(cluster, dashboard, open_page, run):
     wait_until("it is in the list", lambda: page.get_by_role("link", name=run).count())
     page.get_by_role("searchbox").press_sequentially(run)
     wait_until("the others are gone", lambda: page.locator("tbody tr").count() == 1)
-    page.keyboard.press("Tab")
+    # Past the headings, which sort.
+    for _ in range(8):
+        page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == run
     page.keyboard.press("Enter")
     wait_until("it is open", lambda: page.locator(".cell").count() == 16)
     for _ in range(20):
@@ -616,6 +619,45 @@ def test_the_keyboard_alone_is_enough(cluster, dashboard, open_page, run):
     assert page.locator("#ask-dialog").is_hidden() and page.evaluate("document.activeElement.textContent").startswith("Close run")
     page.get_by_role("searchbox").press_sequentially("gpu-01")
     wait_for_text(page, ".bar .count", "6 matches")
+
+
+def test_headings_sort_and_the_address_has_what_is_looked_at(cluster, dashboard, open_page, run):
+    records = Records(cluster, run, 16)
+    names = records.group(16)
+    page = open_page(dashboard.page(run))
+    wait_until("it is there", lambda: page.locator(".cell").count() == 16)
+    page.get_by_role("button", name="Table").click()
+    shown = lambda: page.locator("table.nodes tbody th").all_inner_texts()
+    assert shown() == names
+    heading = page.get_by_role("columnheader", name="Rank")
+    rank = heading.get_by_role("button")
+    for order, sign in ((names, ""), (names[::-1], "-")):
+        rank.click()
+        assert shown() == order and f"sort={sign}rank" in page.url
+        assert heading.get_attribute("aria-sort") == ("descending" if sign else "ascending")
+        assert page.evaluate("document.activeElement.textContent") == "Rank", "it keeps the focus"
+    page.get_by_role("searchbox").fill("gpu-01")
+    page.locator("tr[data-node=gpu-014]").click()
+    # Somebody else opens it.
+    other = open_page(page.url)
+    wait_until("it is there too", lambda: other.locator("tr.opened").count() == 1)
+    assert other.locator("table.nodes tr[data-node] th").all_inner_texts() == names[:9:-1] and other.get_by_role("searchbox").input_value() == "gpu-01"
+    assert other.locator("tr.opened h3").text_content() == "gpu-014"
+    other.get_by_role("button", name="Grid").click()
+    assert "gpu-014" in other.locator(".detail h3").text_content() and "view=" not in other.url
+    # A third time, and it is as it was.
+    rank.click()
+    assert shown() == names[10:] and "sort=" not in page.url and heading.get_attribute("aria-sort") == "none"
+    # The list of runs likewise.
+    records_of_another = Records(cluster, f"{run}-b", 4)
+    records_of_another.group(4)
+    page = open_page(f"{dashboard.url}?filter={run}&sort=-nodes")
+    wait_until("both are there", lambda: page.locator("tbody tr").count() == 2)
+    assert page.locator("tbody th a").all_inner_texts() == [run, f"{run}-b"]
+    page.get_by_role("columnheader", name="Nodes").get_by_role("button").click()
+    page.get_by_role("columnheader", name="Run").get_by_role("button").click()
+    page.get_by_role("columnheader", name="Run").get_by_role("button").click()
+    assert page.locator("tbody th a").all_inner_texts() == [f"{run}-b", run]
 
 
 def test_an_etcd_that_is_away_is_told_and_comes_back_by_itself(browser, run):

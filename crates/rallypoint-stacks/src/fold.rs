@@ -44,10 +44,12 @@ impl Folded {
     }
 
     /// Whether two do the same. Whether one runs or sleeps changes from moment to moment, and so does where it is in code that has
-    /// no names; one that is stopped stays so.
+    /// no names, or in the interpreter on its way to a line of Python; one that is stopped stays so.
     fn key(&self) -> (Option<String>, bool, Vec<String>, Option<String>) {
         let lasts = matches!(self.state.as_str(), "T" | "t" | "D" | "Z" | "X");
-        let named = self.stack.iter().filter(|call| has_name(call)).cloned().collect();
+        let is_python = self.stack.iter().any(|call| has_line(call));
+        let counts = |call: &&String| has_name(call) && !(is_python && is_of_interpreter(call));
+        let named = self.stack.iter().filter(counts).cloned().collect();
         (lasts.then(|| self.state.clone()), self.waits_for_child, named, self.unseen.clone())
     }
 
@@ -98,6 +100,13 @@ fn has_name(call: &str) -> bool {
 fn has_line(call: &str) -> bool {
     let line = call.strip_suffix(')').and_then(|call| call.rsplit_once(':')).map(|(_, line)| line);
     line.is_some_and(|line| !line.is_empty() && line.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// Whether a call is compiled code of Python's own, as `_PyEval_EvalFrameDefault (libpython3.11.so.1.0)`.
+fn is_of_interpreter(call: &str) -> bool {
+    let library = call.strip_suffix(')').and_then(|call| call.rsplit_once(" (")).map(|(_, library)| library);
+    library.is_some_and(|library| library.starts_with("libpython") || library.starts_with("python"))
+        && !has_line(call)
 }
 
 /// Puts those together that do the same. The odd ones, which are fewest, come first.
@@ -168,6 +177,19 @@ mod tests {
         let vforks = Folded { waits_for_child: true, ..at(2, "D", &waiting[..1]) };
         assert_eq!(vforks.line(), "rank 2, waiting for a child as in vfork: all_reduce (train.py:3)");
         assert!(folded[2].text().starts_with("ranks 0-4, 7:\n    all_reduce"));
+        // On its way through the interpreter one is here, the other there.
+        let called =
+            ["poll (libc.so.6)", "PyObject_Vectorcall (libpython3.11.so.1.0)", "step (python_app.py:3)"];
+        let calls = ["poll (libc.so.6)", "_PyEval_EvalFrameDefault (python3.11)", "step (python_app.py:3)"];
+        let elsewhere = ["accept (libc.so.6)", "step (python_app.py:3)"];
+        let ranks = |all: [Folded; 2]| fold(all).len();
+        assert_eq!(ranks([at(0, "S", &called), at(1, "S", &calls)]), 1);
+        assert_eq!(ranks([at(0, "S", &called), at(1, "S", &elsewhere)]), 2);
+        assert_eq!(
+            ranks([at(0, "S", &called[..2]), at(1, "S", &calls[..2])]),
+            2,
+            "nothing else is known of them"
+        );
         let compiled =
             ["libc.so.6+0x1 (libc.so.6)", "poll (libc.so.6)", "sock_recv (_socket.so)", "step (train.py:3)"];
         assert_eq!(at(3, "S", &compiled).line(), "rank 3: poll (libc.so.6) < step (train.py:3)");

@@ -14,11 +14,13 @@ const SVG: &str = "image/svg+xml";
 /// Name, kind, content.
 const FILES: &[(&str, &str, &str)] = &[
     ("style.css", CSS, include_str!("../page/style.css")),
+    ("address.js", SCRIPT, include_str!("../page/address.js")),
     ("app.js", SCRIPT, include_str!("../page/app.js")),
     ("ask.js", SCRIPT, include_str!("../page/ask.js")),
     ("dom.js", SCRIPT, include_str!("../page/dom.js")),
     ("grid.js", SCRIPT, include_str!("../page/grid.js")),
     ("live.js", SCRIPT, include_str!("../page/live.js")),
+    ("order.js", SCRIPT, include_str!("../page/order.js")),
     ("run.js", SCRIPT, include_str!("../page/run.js")),
     ("runs.js", SCRIPT, include_str!("../page/runs.js")),
     ("filter.js", SCRIPT, include_str!("../page/filter.js")),

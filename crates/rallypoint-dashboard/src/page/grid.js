@@ -1,8 +1,10 @@
 // The nodes as cells, by rack. One element takes the focus and the arrow keys move within it, so that a thousand nodes are
 // one stop of the Tab key; to a screen reader it is a list box with a group for each rack.
 
+import { keep } from "./address.js";
 import { el, say } from "./dom.js";
 import { finder } from "./filter.js";
+import { collator } from "./order.js";
 
 const LOST = "\u0000lost";
 const MISSING = "\u0000missing";
@@ -15,7 +17,6 @@ const ROOMY = 256;
 const MEDIUM = 2000;
 const KNOWN = ["member", "joining", "waiting", "spare", "leaving", "missing", "died", "killed", "left", "replaced", "late", "excluded"];
 
-const collator = new Intl.Collator("en", { numeric: true });
 let cells = 0;
 
 export class Grid {
@@ -248,6 +249,7 @@ export class Grid {
     } else {
       this.root.removeAttribute("aria-activedescendant");
     }
+    keep("node", cell?.node.node ?? "");
     this.#onChoice(cell?.node ?? null);
   }
 

@@ -1,5 +1,6 @@
 // One run: what goes on, who is missing, its nodes, its past.
 
+import { asked, keep } from "./address.js";
 import { askToClose, askToExclude, askToInclude, tellOver } from "./ask.js";
 import { clock, el, exact, lasting, moment, now, say, span, speak } from "./dom.js";
 import { finder, found } from "./filter.js";
@@ -19,6 +20,8 @@ export class RunPage {
   #timeline = null;
   #writable = false;
   #shown = EVENTS;
+  /** The node that the address names, until it is shown. */
+  #chosen = asked("node");
 
   #badge = el("span", { class: "state" });
   #name = el("h1", { tabIndex: -1 }, el("bdi"));
@@ -54,7 +57,12 @@ export class RunPage {
     this.#name.firstChild.textContent = id.length > 120 ? `${id.slice(0, 120)}…` : id;
     for (const section of [this.#missing, this.#unhealthy, this.#preempted, this.#excluded, this.#ended, this.#unreadable, this.#close, this.#table.root, this.#nobody]) section.hidden = true;
     this.#close.addEventListener("click", () => askToClose(this.#id, this.#name.textContent, this.#nodes.size, this.#name));
-    this.#search.addEventListener("input", () => this.#filter());
+    this.#search.value = asked("filter");
+    this.#search.addEventListener("input", () => {
+      keep("filter", this.#search.value);
+      this.#filter();
+    });
+    this.#press(asked("view") === "table");
     // On a phone what is known of a node stands below all of them.
     this.#grid.root.addEventListener("click", (event) => event.target.cell && this.#detail.scrollIntoView({ block: "nearest" }));
     this.#asGrid.addEventListener("click", () => this.#lay(false));
@@ -125,6 +133,8 @@ export class RunPage {
     if (timeline || JSON.stringify(before?.waits) !== JSON.stringify(this.#head.waits)) this.#picture.show(this.#timeline, new Map(this.#events.map((event) => [event.id, event.text])), this.#head.waits);
     this.#showFigures();
     if ((head || nodes.length + gone.length) && this.#search.value) this.#filter();
+    if (this.#chosen) this.#grid.choose(this.#chosen);
+    this.#chosen = "";
     this.#tell(before, afresh ? [] : events);
   }
 
@@ -418,9 +428,14 @@ export class RunPage {
     return button;
   }
 
-  #lay(asTable) {
+  #press(asTable) {
     this.#asGrid.setAttribute("aria-pressed", String(!asTable));
     this.#asTable.setAttribute("aria-pressed", String(asTable));
+  }
+
+  #lay(asTable) {
+    keep("view", asTable ? "table" : "");
+    this.#press(asTable);
     if (this.#head) this.#showNodes();
     if (asTable) this.#fill();
   }

@@ -1,6 +1,8 @@
 // All runs, one row for each.
 
+import { asked, keep } from "./address.js";
 import { el, lasting, now, say } from "./dom.js";
+import { Order } from "./order.js";
 
 /** Nodes that meet again mostly do so within some seconds. */
 const SHORTLY = 5000;
@@ -21,19 +23,34 @@ export function badge(run) {
 export class RunsPage {
   #count = el("span", { class: "count" });
   #note = el("p", { class: "empty" }, "Asking etcd …");
+  #head = el("tr");
   #body = el("tbody");
   #rows = [];
   #waiting = "";
   #text = "";
   #search = el("input", { type: "search", id: "search", placeholder: "Filter by name or state", "aria-label": "Filter the runs by name or state" });
   #table;
+  #order = new Order(
+    {
+      Run: (run) => run.run_id,
+      State: (run) => run.word,
+      Round: (run) => run.round,
+      Nodes: (run) => run.here,
+      Needs: (run) => run.needs,
+      Waiting: (run) => run.late,
+      Spares: (run) => run.spares,
+    },
+    () => this.#draw(),
+  );
 
   constructor() {
-    const headings = ["Run", "State", "Round", "Nodes", "Needs", "Waiting", "Spares"];
-    const head = headings.map((text, column) => el("th", { scope: "col", class: column > 1 ? "number" : "" }, text));
-    this.#table = el("table", { class: "runs", "aria-label": "All runs" }, el("thead", {}, el("tr", {}, ...head)), this.#body);
+    this.#table = el("table", { class: "runs", "aria-label": "All runs" }, el("thead", {}, this.#head), this.#body);
     this.#table.hidden = true;
-    this.#search.addEventListener("input", () => this.#draw());
+    this.#search.value = asked("filter");
+    this.#search.addEventListener("input", () => {
+      keep("filter", this.#search.value);
+      this.#draw();
+    });
     this.root = el(
       "section",
       { class: "all" },
@@ -63,7 +80,9 @@ export class RunsPage {
     say(this.#note, this.#rows.length && !shown.length ? "No match." : this.#text);
     this.#note.hidden = !this.#note.textContent;
     const focused = document.activeElement?.closest?.("a[data-run]")?.dataset.run;
-    this.#body.replaceChildren(...shown.map(row));
+    const names = ["Run", "State", "Round", "Nodes", "Needs", "Waiting", "Spares"];
+    this.#order.head(this.#head, names.map((text, column) => [text, column > 1 ? "number" : ""]));
+    this.#body.replaceChildren(...this.#order.sorted(shown).map(row));
     if (focused !== undefined) {
       [...this.#body.querySelectorAll("a[data-run]")].find((anchor) => anchor.dataset.run === focused)?.focus();
     }

@@ -1,7 +1,9 @@
 // The nodes as a table, for those who would rather read. A click on a row opens what else is known of the node.
 
+import { asked, keep } from "./address.js";
 import { before } from "./grid.js";
 import { el, moment, say } from "./dom.js";
+import { Order } from "./order.js";
 
 const STEP = 100;
 const HEADINGS = ["Node", "Rank", "State", "Host", "Address", "Rack", "Started", "About"];
@@ -11,8 +13,22 @@ export class NodeTable {
   #body = el("tbody");
   #more = el("button", { type: "button", class: "more" });
   #most = STEP;
-  #open = null;
+  #open = asked("node") || null;
   #draw = () => {};
+  #words = () => "";
+  #order = new Order(
+    {
+      Node: (node) => node.node,
+      Rank: (node) => node.rank,
+      State: (node) => this.#words(node),
+      Host: (node) => node.host,
+      Address: (node) => node.address,
+      Rack: (node) => node.rack,
+      Started: (node) => node.since,
+      About: (node) => node.about,
+    },
+    () => this.#draw(),
+  );
   #describe;
 
   /** `describe` makes the elements that say more of a node. */
@@ -28,21 +44,26 @@ export class NodeTable {
       // Who selects an address to copy it does not want more of the node.
       if (name === undefined || !getSelection().isCollapsed) return;
       this.#open = this.#open === name ? null : name;
+      keep("node", this.#open ?? "");
       this.#draw();
       [...this.#body.querySelectorAll("tr[data-node]")].find((row) => row.dataset.node === name)?.querySelector("button").focus();
     });
     this.root = el("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Table of the nodes" }, table, this.#more);
   }
 
-  /** `absent` are not there, and come first; `find` says who is looked for, and `words` what each does. */
+  /**
+   * `absent` are not there, and come first unless it is sorted; `find` says who is looked for, and `words` what each
+   * does.
+   */
   show(nodes, absent, find, words) {
+    this.#words = words;
     this.#draw = () => {
       const wanted = (list) => [...list].filter(find).sort(before);
-      const found = [...wanted(absent), ...wanted(nodes)];
+      const found = this.#order.sorted([...wanted(absent), ...wanted(nodes)]);
       const shown = found.slice(0, this.#most);
       const hasAbout = found.some((node) => node.about);
       const headings = HEADINGS.filter((text) => text !== "About" || hasAbout);
-      this.#head.replaceChildren(...headings.map((text) => el("th", { scope: "col" }, text)));
+      this.#order.head(this.#head, headings.map((text) => [text]));
       this.#body.replaceChildren(...shown.flatMap((node) => this.#rows(node, words, headings)));
       this.#more.hidden = found.length <= this.#most;
       say(this.#more, `Show more of ${found.length} nodes`);

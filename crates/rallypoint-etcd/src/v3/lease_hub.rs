@@ -378,7 +378,10 @@ impl Task {
         self.connections.metrics.answered();
         let Some(kept) = self.leases.get_mut(&answer.id) else { return };
         if answer.ttl <= 0 {
-            warn!(lease = format_args!("{:x}", answer.id), "the lease is lost");
+            warn!(
+                lease = format_args!("{:x}", answer.id),
+                "etcd has ended this lease: it was not refreshed in time, or etcd has lost it"
+            );
             kept.report.send_replace(LeaseState::Lost);
             self.connections.metrics.lease_lost();
             self.remove(answer.id);
