@@ -40,6 +40,7 @@ mod authority;
 mod bolt;
 mod config;
 mod connections;
+mod descriptors;
 mod durable;
 mod error;
 mod fair;

@@ -389,3 +389,50 @@ fn run(program: &Path, args: &[&str], file: &Path) -> String {
     assert!(output.status.success(), "{args:?}: {output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
+
+/// `ServerReflectionRequest`, and of `ServerReflectionResponse` what is looked at.
+#[derive(Clone, PartialEq, Message)]
+struct Reflected {
+    #[prost(string, tag = "7")]
+    list_services: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Reflection {
+    #[prost(message, optional, tag = "6")]
+    listed: Option<Listed>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Listed {
+    #[prost(message, repeated, tag = "1")]
+    services: Vec<Listing>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Listing {
+    #[prost(string, tag = "1")]
+    name: String,
+}
+
+/// Tools for gRPC ask so what there is, in either version.
+#[tokio::test]
+async fn tools_are_told_what_is_served() {
+    let target = Target::ours_with(|_| {});
+    let client = target.client().await;
+    for path in [
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ] {
+        let (sender, requests) = mpsc::unbounded();
+        sender.unbounded_send(Reflected { list_services: "*".to_owned() }).unwrap();
+        let asking = client.stream_of::<_, Reflection>(path, requests);
+        let mut told = within(asking).await.unwrap();
+        for _ in 0..2 {
+            let answer = within(told.message()).await.unwrap().unwrap();
+            let services = answer.listed.unwrap().services;
+            assert!(services.iter().any(|service| service.name == "etcdserverpb.KV"), "{services:?}");
+            sender.unbounded_send(Reflected { list_services: "*".to_owned() }).unwrap();
+        }
+    }
+}

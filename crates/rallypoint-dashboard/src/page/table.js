@@ -57,9 +57,11 @@ export class NodeTable {
    */
   show(nodes, absent, find, words) {
     this.#words = words;
+    // It is drawn again when nothing has changed but how it is looked at.
+    const there = [...nodes];
     this.#draw = () => {
       const wanted = (list) => [...list].filter(find).sort(before);
-      const found = this.#order.sorted([...wanted(absent), ...wanted(nodes)]);
+      const found = this.#order.sorted([...wanted(absent), ...wanted(there)]);
       const shown = found.slice(0, this.#most);
       const hasAbout = found.some((node) => node.about);
       const headings = HEADINGS.filter((text) => text !== "About" || hasAbout);

@@ -12,6 +12,7 @@ mod lease;
 mod line;
 mod lock;
 mod methods;
+mod reflection;
 mod rope;
 mod snapshot;
 mod status;
@@ -132,6 +133,9 @@ impl Grpc {
             }
             "/grpc.health.v1.Health/Watch" => {
                 streaming::serve(request, |inbound| admin::watch_health(inbound, stopping)).await
+            }
+            reflection::V1 | reflection::V1ALPHA => {
+                streaming::serve(request, |inbound| reflection::serve(call, inbound)).await
             }
             path => unary::refusal(methods::unknown(path)),
         }

@@ -11,8 +11,7 @@ use prost_reflect::{
 use serde_json::Deserializer;
 use tonic::Status;
 
-/// The descriptors of etcd's protocol, with the paths of its gateway in them. `scripts/descriptors` makes them.
-const DESCRIPTORS: &[u8] = include_bytes!("etcd.binpb");
+use crate::descriptors;
 
 /// A method that is reached by a path.
 #[derive(Debug)]
@@ -33,10 +32,10 @@ pub(super) fn find(path: &str) -> Option<&'static Route> {
 }
 
 fn routes() -> HashMap<String, Route> {
-    let pool = DescriptorPool::decode(DESCRIPTORS).expect("they were made by protoc");
+    let pool = descriptors::pool();
     let methods = pool.services().flat_map(|service| service.methods().collect::<Vec<_>>());
     let of =
-        |method: MethodDescriptor| paths(&pool, &method).into_iter().map(move |path| (path, route(&method)));
+        |method: MethodDescriptor| paths(pool, &method).into_iter().map(move |path| (path, route(&method)));
     methods.flat_map(of).collect()
 }
 
