@@ -198,7 +198,7 @@ mod tests {
         }
         let mut pool = prost_reflect::DescriptorPool::new();
         let mut wanted = names.iter().map(|name| Asked::FileOfSymbol((*name).to_owned())).collect::<Vec<_>>();
-        let mut files = Vec::new();
+        let mut files: Vec<(String, Vec<String>, Vec<u8>)> = Vec::new();
         while let Some(asked) = wanted.pop() {
             let Told::Files(found) = ask(asked) else { panic!("a file") };
             let file = prost_types_file(&found.files[0]);
