@@ -4,6 +4,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use crate::launcher::{Launcher, RALLYPOINT, heeding};
+use rallypoint_testkit::closed_port;
 
 /// A command line on a terminal of its own, which `script` makes.
 fn on_a_terminal(line: &str) -> Command {
@@ -35,7 +36,7 @@ fn a_terminal_that_stops_writers_in_the_background_does_not_stop_it() {
 
 #[test]
 fn while_it_waits_one_line_tells_who_is_missing_and_ctrl_c_ends_it() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = closed_port();
     let line = format!("{RALLYPOINT} run --nnodes 3 --rdzv-id job --rdzv-endpoint 127.0.0.1:{port} true");
     let mut command = on_a_terminal(&line);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -59,7 +60,7 @@ fn while_it_waits_one_line_tells_who_is_missing_and_ctrl_c_ends_it() {
 
 #[test]
 fn the_last_call_counts_down_and_nobody_seems_to_go_when_it_is_over() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = closed_port();
     let endpoint = format!("127.0.0.1:{port}");
     let args = ["--nnodes", "2:3", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint];
     let args = [&args[..], &["--rdzv-conf", "last_call_timeout=4", "true"]].concat();
@@ -181,7 +182,7 @@ fn ctrl_c_is_that_ranks_and_the_launchers_when_it_does_not_run() {
     assert!(seen.contains("shell goes on: 0") && !seen.contains("ending in good order"), "{seen}");
 
     // While it waits for other nodes, nobody has the terminal.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = closed_port();
     let line = format!(
         "{RALLYPOINT} run --interactive-rank 0 --nnodes 2 --rdzv-id job --rdzv-endpoint 127.0.0.1:{port} true"
     );
