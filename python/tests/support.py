@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pathlib
@@ -31,13 +30,18 @@ def public_modules() -> list[str]:
     return ["rallypoint", *(module.name for module in found if "._" not in module.name)]
 
 
+# Bound and never listening: a server that is told the port can listen on it, and the system gives it to nobody else.
+_HELD: list[socket.socket] = []
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, each another."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+    """Ports that stay free until a server is told of them, each another."""
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind(("127.0.0.1", 0))
+    _HELD.extend(sockets)
+    return [one.getsockname()[1] for one in sockets]
 
 
 def wait_until(what: str, condition, seconds: float = 60):
