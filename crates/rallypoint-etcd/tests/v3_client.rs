@@ -86,7 +86,8 @@ async fn one_of_three_endpoints_dead_from_the_start_does_no_harm() {
         // Several times, as the first endpoint to be asked is drawn by lot.
         // Whoever waited for the dead one would wait for this long.
         let mut patient = settings(&endpoints);
-        (patient.connect_timeout, patient.request_timeout) = (Duration::from_secs(30), Duration::from_secs(30));
+        (patient.connect_timeout, patient.request_timeout) =
+            (Duration::from_secs(30), Duration::from_secs(30));
         for i in 0..6 {
             let began = Instant::now();
             let client = Client::connect(patient.clone()).await.unwrap();

@@ -103,7 +103,7 @@ fn seconds(from: u64, to: u64) -> f64 {
     (to as f64 - from as f64) / 1e9
 }
 
-const LATE: Duration = Duration::from_secs(2);
+const LATE: Duration = Duration::from_secs(6);
 
 #[test]
 fn a_round_is_one_trace_over_all_its_nodes_and_shows_who_was_late() {
