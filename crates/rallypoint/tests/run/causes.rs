@@ -340,6 +340,7 @@ fn a_node_has_one_name_whatever_is_said_of_it() {
     goes.signal("TERM");
     // Who comes under its name comes after it.
     goes.ended();
+    server.wait_for("node 1 (the-second) ");
     let mut again = node("goes", "the-second", works);
     again.wait_for("works");
     server.signal("INT");

@@ -17,11 +17,12 @@ fn events(lines: &[&str]) -> Vec<(String, String, Value)> {
 
 #[test]
 fn events_are_torchruns_and_go_to_the_console_where_that_is_asked_for() {
-    // Rank 2 fails when rank 1 has ended. Its number stays taken for a while.
+    // Rank 2 fails a moment after rank 1 has ended, whose number stays taken for a while.
     let script = "[ $RANK = 0 ] && exec sleep 600
         [ $RANK = 1 ] && { echo $$ >$0.new; mv $0.new $0; exit 0; }
         until [ -e $0 ]; do sleep 0.05; done
-        while [ -e /proc/$(cat $0) ] && ! grep -q 'State:.Z' /proc/$(cat $0)/status; do sleep 0.05; done; exit 7";
+        while [ -e /proc/$(cat $0) ] && ! grep -q 'State:.Z' /proc/$(cat $0)/status; do sleep 0.05; done
+        sleep 0.3; exit 7";
     let folder = tempfile::tempdir().unwrap();
     let other = folder.path().join("pid");
     let args = ["--nproc-per-node=3", "--role", "trainer", "--event-log-handler", "console"];

@@ -293,10 +293,11 @@ fn while_etcd_is_full_all_nodes_end_with_the_failure_that_came_first() {
     let etcd = Etcd::builder(Version::V35).arg("--quota-backend-bytes=2000000").unsafe_no_fsync().start();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("fail");
-    // Rank 0 fails because of it, when its launcher has seen the end of rank 1; rank 2 waits for ever.
+    // Rank 0 fails because of it, a moment after rank 1 has ended, whose number stays taken for a while; rank 2 waits for ever.
     let script = format!(
         "[ $RANK != 1 ] || echo $$ >{0}.pid; echo at work; until [ $RANK != 2 -a -e {0} ]; do sleep 0.05; done; \
-         [ $RANK = 1 ] || while [ -e /proc/$(cat {0}.pid) ]; do sleep 0.05; done; exit 3",
+         [ $RANK != 1 ] || exit 3; first=/proc/$(cat {0}.pid); \
+         while [ -e $first ] && ! grep -q 'State:.Z' $first/status; do sleep 0.05; done; sleep 0.3; exit 3",
         file.display()
     );
     let args =
