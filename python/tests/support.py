@@ -30,18 +30,17 @@ def public_modules() -> list[str]:
     return ["rallypoint", *(module.name for module in found if "._" not in module.name)]
 
 
-# Bound and never listening: a server that is told the port can listen on it, and the system gives it to nobody else.
-_HELD: list[socket.socket] = []
-
-
 def free_ports(count: int) -> list[int]:
-    """Ports that stay free until a server is told of them, each another."""
+    """Ports that the system gives to nobody else, each another. A server that is told one can listen on it."""
     sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         one.bind(("127.0.0.1", 0))
-    _HELD.extend(sockets)
-    return [one.getsockname()[1] for one in sockets]
+    ports = [one.getsockname()[1] for one in sockets]
+    # Bound, and never listening, until this process ends.
+    for one in sockets:
+        one.detach()
+    return ports
 
 
 def wait_until(what: str, condition, seconds: float = 60):
