@@ -63,7 +63,7 @@ class Dashboard:
 
     def stop(self) -> int:
         self.process.terminate()
-        code = self.process.wait(timeout=20)
+        code = self.process.wait(timeout=60)
         self.process.stderr.close()
         return code
 
@@ -143,7 +143,7 @@ class Launcher:
 
     def __init__(self, endpoint: str, run: str, name: str, nnodes: str, folder: pathlib.Path):
         flags = {"nnodes": nnodes, "rdzv-endpoint": f"etcd://{endpoint}", "rdzv-id": run, "local-addr": "127.0.0.1"}
-        conf = f"lease_timeout=2,last_call_timeout=1,node_id={name},rack=r{int(name[-1]) // 2}"
+        conf = f"lease_timeout=5,last_call_timeout=1,node_id={name},rack=r{int(name[-1]) // 2}"
         command = [*TIED, *RALLYPOINT, "run", *(f"--{key}={flags[key]}" for key in flags), f"--rdzv-conf={conf}"]
         command += ["--nproc-per-node=1", "--max-restarts=3"]
         with open(folder / f"{name}.log", "w") as log:
@@ -174,6 +174,6 @@ def descendants(parent: int) -> list[int]:
     return []
 
 
-def wait_for_text(page, selector: str, text: str, seconds: float = 30) -> None:
+def wait_for_text(page, selector: str, text: str, seconds: float = 60) -> None:
     """Until an element of the page says so."""
     wait_until(f"{selector} says {text!r}", lambda: text in (page.locator(selector).text_content() or ""), seconds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pathlib
@@ -32,12 +31,16 @@ def public_modules() -> list[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, each another."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+    """Ports that the system gives to nobody else, each another. A server that is told one can listen on it."""
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    # Bound, and never listening, until this process ends.
+    for one in sockets:
+        one.detach()
+    return ports
 
 
 def wait_until(what: str, condition, seconds: float = 60):

@@ -17,7 +17,7 @@ import rallypoint
 from rallypoint.torch import _options, create_rdzv_handler
 
 TOKEN = "correct horse battery staple"
-QUICK = {"last_call_timeout": 1, "join_timeout": 1, "lease_timeout": 2}
+QUICK = {"last_call_timeout": 1, "join_timeout": 5, "lease_timeout": 5}
 
 
 @pytest.fixture(autouse=True)

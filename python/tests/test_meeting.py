@@ -13,7 +13,7 @@ import pytest
 import rallypoint
 from rallypoint import errors
 
-QUICK = {"last_call_timeout": 1, "lease_timeout": 2, "join_timeout": timedelta(seconds=30)}
+QUICK = {"last_call_timeout": 1, "lease_timeout": 10, "join_timeout": timedelta(seconds=30)}
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_what_cannot_work_is_refused_with_what_is_meant(etcd, run_id):
         rallypoint.Rendezvous(etcd, run_id, lease_timeout=1)
     with pytest.raises(errors.RendezvousConnectionError):
         rallypoint.Rendezvous("127.0.0.1:9", run_id, join_timeout=0.5, connect_timeout=0.5)
-    with rallypoint.Rendezvous(etcd, run_id, 2, join_timeout=0.5, request_timeout=5) as node:
+    with rallypoint.Rendezvous(etcd, run_id, 2, join_timeout=3, request_timeout=5) as node:
         with pytest.raises(errors.RendezvousTimeoutError):
             node.next_rendezvous()
 

@@ -37,7 +37,7 @@ def check(text: str) -> None:
 @pytest.mark.parametrize("backend", ["rallypoint", pytest.param("rallypoint-etcd", marks=pytest.mark.long)])
 def test_a_node_under_torchrun_tells_of_its_rounds(tmp_path, etcd, backend):
     ports = free_ports(2)
-    conf = "last_call_timeout=1" + (",lease_timeout=2" if backend == "rallypoint" else "")
+    conf = "last_call_timeout=1" + (",lease_timeout=5" if backend == "rallypoint" else "")
     run = Job(tmp_path, etcd, "2", backend=backend)
     try:
         agents = [

@@ -89,13 +89,16 @@ def test_slurms_signal_to_every_process_does_not_end_who_listens(handler, tmp_pa
         import os, signal, time
         import rallypoint
         {handler}
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         rallypoint.preemption()
         print("listens", flush=True)
-        signal.sigtimedwait([signal.SIGTERM], 0.3)
+        signal.sigtimedwait([signal.SIGTERM], 60)
     """
     worker = program(code, SLURM_JOB_ID="7", RALLYPOINT_PREEMPTION_FILE=str(tmp_path / "0.json"))
     assert worker.stdout is not None and worker.stdout.readline() == "listens\n"
     worker.send_signal(signal.SIGUSR1)
+    # By this one it knows that the other has come.
+    worker.send_signal(signal.SIGTERM)
     assert said(worker) == ("handled\n" if handler else "")
 
 

@@ -44,7 +44,9 @@ class Agent:
         """What its workers said, one after the other."""
         if not self._said.exists():
             return []
-        lines = (json.loads(line) for line in self._said.read_text().splitlines())
+        # What is after the last of these is still being written.
+        whole = self._said.read_text().rpartition("\n")[0]
+        lines = (json.loads(line) for line in whole.splitlines())
         return [line for line in lines if line["what"] == what]
 
     def errors(self) -> str:

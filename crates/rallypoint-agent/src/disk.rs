@@ -163,8 +163,9 @@ mod tests {
 
     #[test]
     fn a_disk_that_answers_is_waited_for_and_one_that_does_not_is_given_up() {
-        let step = Duration::from_millis(20);
-        let done = in_steps(5 * step, move |steps| {
+        // All steps take longer than one may, and one takes far less.
+        let step = Duration::from_millis(100);
+        let done = in_steps(15 * step, move |steps| {
             for _ in 0..20 {
                 thread::sleep(step);
                 steps.0.fetch_add(1, Ordering::Relaxed);

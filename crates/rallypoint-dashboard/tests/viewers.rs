@@ -106,6 +106,6 @@ async fn it_stops_while_pages_are_open() {
     let dashboard = dashboard(|_| {});
     let mut live = get(&dashboard, "api/live").await;
     read_until(&mut live, "event: hello").await;
-    tokio::time::timeout(Duration::from_secs(5), dashboard.stop()).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(20), dashboard.stop()).await.unwrap();
     while live.chunk().await.unwrap().is_some() {}
 }

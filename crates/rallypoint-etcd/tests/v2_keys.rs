@@ -144,7 +144,8 @@ mod checks {
         let short = client.put("/short", Put::value("v").ttl(second)).await.unwrap();
         assert_eq!(short.node.ttl, Some(1));
         assert!(short.node.expiration.is_some());
-        let kept = client.put("/kept", Put::value("v").ttl(second)).await.unwrap();
+        // It is there yet when it is refreshed, also on a busy machine.
+        let kept = client.put("/kept", Put::value("v").ttl(5 * second)).await.unwrap();
         let refreshed = client.put("/kept", Put::refresh(Duration::from_secs(60))).await.unwrap();
         assert_eq!((refreshed.action, refreshed.node.ttl), (Action::Update, Some(60)));
         assert_eq!(refreshed.node.value.as_deref(), Some("v"), "a refresh keeps the value");

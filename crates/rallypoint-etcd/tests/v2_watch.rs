@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 fn client(endpoint: &str) -> Client {
     let mut settings = EtcdSettings::new(endpoint).unwrap();
-    settings.request_timeout = Duration::from_secs(1);
+    settings.request_timeout = Duration::from_secs(3);
     Client::connect_lazily(settings).unwrap()
 }
 

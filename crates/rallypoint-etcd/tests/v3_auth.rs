@@ -15,8 +15,12 @@ const TTL: Duration = Duration::from_secs(2);
 
 /// As the user that [`with_passwords`] makes, who may write what begins with `run/`.
 async fn connect(endpoints: &str) -> Client {
+    connect_within(endpoints, Duration::from_secs(2)).await
+}
+
+async fn connect_within(endpoints: &str, request_timeout: Duration) -> Client {
     let mut settings = EtcdSettings::new(endpoints).unwrap();
-    settings.request_timeout = Duration::from_secs(2);
+    settings.request_timeout = request_timeout;
     settings.credentials = Some(Credentials::new("trainer", "secret"));
     Client::connect(settings).await.unwrap()
 }
@@ -110,9 +114,9 @@ async fn one_who_shows_the_password_to_a_silent_server_holds_up_nobody_at_anothe
     // Several times, as the first endpoint to be asked is drawn by lot.
     for _ in 0..6 {
         let began = Instant::now();
-        let client = connect(&endpoints).await;
+        let client = connect_within(&endpoints, Duration::from_secs(30)).await;
         client.put("run/n", "v", None).await.unwrap();
-        assert!(began.elapsed() < Duration::from_secs(2), "took {:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(10), "took {:?}", began.elapsed());
     }
 }
 
@@ -143,12 +147,12 @@ async fn tokens_that_a_restarted_server_has_forgotten_cost_no_lease() {
     for version in Version::all() {
         let mut etcd = with_passwords(Etcd::start(version));
         let client = connect(&etcd.endpoint()).await;
-        let mut lease = client.lease(TTL).await.unwrap();
+        let mut lease = client.lease(TTL * 2).await.unwrap();
         put(&client, "run/a", &lease).await;
         etcd.terminate();
         block_in_place(|| etcd.restart());
         refreshed(&mut lease).await;
-        tokio::time::sleep(TTL * 2).await;
+        tokio::time::sleep(TTL * 3).await;
         assert!(is_there(&client, "run/a").await, "on {version:?}");
     }
 }
@@ -222,14 +226,14 @@ async fn a_permission_that_is_lost_for_a_while_costs_no_lease_and_disturbs_no_ot
         block_in_place(|| etcd.revoke_role("trainer"));
         assert_eq!(client.get("run/a", None).await.unwrap_err().kind(), ErrorKind::PermissionDenied);
         if version >= Version::V35 {
-            let state = tokio::time::timeout(Duration::from_secs(3), lease.changed()).await.unwrap();
+            let state = tokio::time::timeout(Duration::from_secs(20), lease.changed()).await.unwrap();
             assert!(matches!(state, LeaseState::Unsure { .. }), "{state:?}");
         }
         tokio::time::sleep(TTL * 2).await;
         assert!(others.iter().all(|other| other.state() != LeaseState::Lost), "on {version:?}");
         block_in_place(|| etcd.grant_role("trainer"));
         let took = refreshed(&mut lease).await;
-        assert!(took < Duration::from_secs(5), "{took:?}");
+        assert!(took < Duration::from_secs(10), "{took:?}");
         // As long again as it had to live: it is really refreshed.
         tokio::time::sleep(Duration::from_secs(9)).await;
         assert_eq!(lease.state(), LeaseState::Alive, "on {version:?}");
@@ -247,7 +251,7 @@ async fn a_lease_whose_keys_may_no_longer_be_written_ends_and_that_is_told() {
         let lease = client.lease(TTL).await.unwrap();
         put(&client, "run/a", &lease).await;
         block_in_place(|| etcd.revoke_role("trainer"));
-        tokio::time::timeout(TTL * 4, lease.lost()).await.expect("it is told");
+        tokio::time::timeout(Duration::from_secs(20), lease.lost()).await.expect("it is told");
     }
 }
 
@@ -256,7 +260,7 @@ async fn passwords_that_are_asked_for_later_or_no_longer_disturb_nobody() {
     for version in Version::all() {
         let etcd = Etcd::start(version);
         let client = connect(&etcd.endpoint()).await;
-        let mut lease = client.lease(TTL).await.unwrap();
+        let mut lease = client.lease(TTL * 2).await.unwrap();
         put(&client, "run/a", &lease).await;
         let mut watch = client.watch(KeyRange::key("run/n"), 1);
         client.put("run/n", "open", None).await.unwrap();

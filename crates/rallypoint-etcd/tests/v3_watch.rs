@@ -219,7 +219,7 @@ async fn thousands_of_watches_share_a_stream_come_back_after_a_cut_and_end_when_
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), gone).await.expect("dropped watches end at the server");
+    tokio::time::timeout(Duration::from_secs(30), gone).await.expect("dropped watches end at the server");
     writer.put("go", "3", None).await.unwrap();
     for watch in &mut watches {
         assert_eq!(events(watch).await, ["go=3"]);
@@ -303,7 +303,7 @@ async fn a_permission_that_is_lost_is_told_once_a_second_and_one_that_comes_back
                 _ = ticks.tick() => {}
             }
         }
-        assert!(granted.elapsed() < Duration::from_secs(3), "{:?}", granted.elapsed());
+        assert!(granted.elapsed() < Duration::from_secs(15), "{:?}", granted.elapsed());
         let _ = root(&["put", "n", "2"]);
         assert_eq!(events(&mut watch).await, ["n=2"]);
     }

@@ -56,8 +56,16 @@ assert client.delete("/deep", recursive=True).action == "delete"
 started = time.monotonic()
 fails(etcd.EtcdWatchTimedOut, client.watch, "/d/a", timeout=1)
 assert 0.9 < time.monotonic() - started < 10
-threading.Timer(0.2, other.write, ("/d/a", "four")).start()
+# Again and again, until the watch has begun and is told.
+told = threading.Event()
+def write_until_told():
+    while not told.wait(0.2):
+        other.write("/d/a", "four")
+writer = threading.Thread(target=write_until_told)
+writer.start()
 assert client.watch("/d/a", timeout=20).value == "four"
+told.set()
+writer.join()
 index = client.read("/d/a").etcd_index
 def write_three():
     for value in ["w1", "w2", "w3"]:

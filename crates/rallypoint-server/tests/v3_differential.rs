@@ -25,7 +25,7 @@ const SEEDS: u64 = 2;
 /// Watches made along the way, their events compared at the end.
 const WATCHES: usize = 40;
 /// When a compaction is done.
-const COMPACTED_BY: Duration = Duration::from_secs(5);
+const COMPACTED_BY: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn random_requests_get_the_answers_of_etcd() {

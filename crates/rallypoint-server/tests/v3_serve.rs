@@ -270,8 +270,8 @@ async fn left_alone(server: &Server, sent: &[u8]) -> String {
 async fn who_is_slow_is_not_waited_for_and_who_is_idle_is() {
     let certs = Certs::generate();
     let quick = |mut config: Config| {
-        config.handshake_timeout = Duration::from_millis(200);
-        config.request_timeout = Duration::from_millis(400);
+        config.handshake_timeout = Duration::from_secs(1);
+        config.request_timeout = Duration::from_secs(2);
         Server::bind(config).unwrap()
     };
     let (server, secure) = (quick(anywhere()), quick(tls(&certs, false)));

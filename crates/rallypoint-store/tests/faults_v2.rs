@@ -64,6 +64,19 @@ async fn assert_counted_once(store: &EtcdV2Store, sums: &[i64]) {
     assert_eq!(distinct, (1..=total).collect());
 }
 
+/// Waits until the counter has come so far.
+async fn counted(store: &EtcdV2Store, least: i64) {
+    let began = Instant::now();
+    loop {
+        let count: i64 = String::from_utf8(store.get(b"c").await.unwrap()).unwrap().parse().unwrap();
+        if count >= least {
+            return;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "it stays at {count}, below {least}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wait_goes_on_when_the_server_does() {
     for version in Version::WITH_V2 {
@@ -121,12 +134,15 @@ async fn adds_while_the_server_is_killed_and_restarted_are_counted_once() {
         for _ in 0..4 {
             adders.push(tokio::spawn(adding(open(&etcd.endpoint()).await, Arc::clone(&stop))));
         }
-        for _ in 0..3 {
+        // Between two kills they get on, however long that takes.
+        let reader = open(&etcd.endpoint()).await;
+        for kill in 1..=3 {
             tokio::time::sleep(Duration::from_millis(400)).await;
+            counted(&reader, kill * 20).await;
             etcd.kill();
             etcd.restart();
         }
-        tokio::time::sleep(Duration::from_millis(400)).await;
+        counted(&reader, 4 * 20).await;
         stop.store(true, Ordering::Relaxed);
         let sums: Vec<i64> = join_all(adders).await.into_iter().flat_map(Result::unwrap).collect();
         assert!(sums.len() > 50, "it went on in between: {}", sums.len());
@@ -159,10 +175,13 @@ async fn adds_whose_replies_are_lost_are_counted_once_among_others() {
             adders.push(tokio::spawn(adding(open(&proxy.endpoint()).await, Arc::clone(&stop))));
         }
         for _ in 0..2 {
-            let client = Client::connect(settings(&etcd.endpoint())).await.unwrap();
+            // What it writes is not repeated.
+            let mut patient = settings(&etcd.endpoint());
+            patient.request_timeout = Duration::from_secs(30);
+            let client = Client::connect(patient).await.unwrap();
             adders.push(tokio::spawn(adding_as_pytorch(client, Arc::clone(&stop))));
         }
-        losing_replies(&proxy, tokio::time::sleep(Duration::from_millis(1500))).await;
+        losing_replies(&proxy, tokio::time::sleep(Duration::from_secs(4))).await;
         stop.store(true, Ordering::Relaxed);
         let sums: Vec<Vec<i64>> = join_all(adders).await.into_iter().map(Result::unwrap).collect();
         assert!(sums.iter().all(|sums| !sums.is_empty()), "both kinds took part");
@@ -377,5 +396,5 @@ async fn a_server_that_stays_away_is_an_error_at_the_timeout() {
     assert!(
         error.to_string().contains(&etcd.endpoint()) || matches!(error, StoreError::OutcomeUnknown { .. })
     );
-    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
 }

@@ -116,7 +116,8 @@ async fn a_reply_that_comes_while_the_wait_is_cancelled_counts() {
             number => panic!("{number}"),
         })
     });
-    let store = TcpStore::connect(&address, SHORT).await.unwrap();
+    let store = TcpStore::connect(&address, LONG).await.unwrap();
+    store.set_timeout(SHORT);
     assert_eq!(store.get(b"key").await.unwrap(), b"value");
     // The connection is in order after that.
     assert_eq!(store.get(b"key").await.unwrap(), b"value");
@@ -137,7 +138,8 @@ async fn a_server_that_answers_at_random_does_no_harm() {
             }
         };
         let address = pretend(answer);
-        let store = TcpStore::connect(&address, SHORT).await.unwrap();
+        let store = TcpStore::connect(&address, LONG).await.unwrap();
+        store.set_timeout(SHORT);
         tokio::time::pause();
         let _ = store.get(b"key").await;
         let _ = store.list_keys().await;

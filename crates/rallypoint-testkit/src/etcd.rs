@@ -273,8 +273,10 @@ impl Etcd {
     /// What it said, if it failed.
     pub fn try_etcdctl(&self, args: &[&str]) -> Result<String, String> {
         let mut command = self.command(&Version::V35.etcdctl());
-        // It gives up after 5 s unless told otherwise; machines that run tests stand still for longer.
-        command.env("ETCDCTL_API", "3").arg("--command-timeout=60s").arg("--endpoints").arg(self.url());
+        // It gives up after 5 s unless told otherwise, and after 2 s where it shows a password; machines that run tests stand
+        // still for longer.
+        command.env("ETCDCTL_API", "3").args(["--command-timeout=60s", "--dial-timeout=60s"]);
+        command.arg("--endpoints").arg(self.url());
         if let Some(tls) = &self.tls {
             command.arg("--cacert").arg(tls.certs.ca());
             if tls.mutual {

@@ -193,9 +193,9 @@ mod tests {
         for _ in 0..10 * WAITING {
             round.span("join", None, now, now, &[]);
         }
-        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
         tracer.flush(Duration::from_millis(300)).await;
-        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
     }
 
     #[tokio::test]
@@ -207,8 +207,8 @@ mod tests {
         let (round, now) = (Round::new(Some(tracer.clone()), "job", "plan"), SystemTime::now());
         round.root("rendezvous", now, now, &[]);
         let began = Instant::now();
-        tracer.flush(Duration::from_secs(10)).await;
-        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        tracer.flush(Duration::from_secs(60)).await;
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     }
 
     #[tokio::test]

@@ -84,7 +84,8 @@ async fn both_commands_serve_and_stop_in_good_order() {
         assert_eq!(store.add(b"c", 2).await.unwrap(), 4, "it goes on");
         let began = Instant::now();
         assert_eq!(serving.terminate(), Some(0));
-        assert!(began.elapsed() < Duration::from_secs(5));
+        // It waits for no client that keeps its connection.
+        assert!(began.elapsed() < Duration::from_secs(20));
     }
 }
 

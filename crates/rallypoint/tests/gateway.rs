@@ -142,6 +142,7 @@ async fn a_stream_gets_all_that_its_gateway_has_missed() {
     });
     // Until it is known to wait there.
     for turn in 0.. {
+        assert!(turn < 300, "it never waits there");
         let value = format!("turn {turn}");
         other.client().set("/w/a", &value).await.unwrap();
         let mut lines = std::iter::from_fn(|| told.recv_timeout(Duration::from_millis(200)).ok());

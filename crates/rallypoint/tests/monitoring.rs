@@ -60,14 +60,14 @@ fn a_prometheus_sees_workers_fail_and_nodes_die() {
     let over = folder.path().join("over");
     let pids = folder.path().display();
     let script = format!(
-        "echo hello; echo $$ >{pids}/$ROLE_NAME-$LOCAL_RANK; while [ ! -e {} ]; do sleep 0.05; done",
+        "echo $$ >{pids}/$ROLE_NAME-$LOCAL_RANK; echo hello; while [ ! -e {} ]; do sleep 0.05; done",
         over.display()
     );
     let endpoint = etcd.endpoint();
     let node = |role: &str| {
         let run =
             ["--nnodes", "2:3", "--nproc-per-node", "2", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint];
-        let conf = ["--rdzv-conf", "last_call_timeout=3,lease_timeout=3", "--metrics-listen", "127.0.0.1:0"];
+        let conf = ["--rdzv-conf", "last_call_timeout=10,lease_timeout=3", "--metrics-listen", "127.0.0.1:0"];
         let args = [&run[..], &conf[..], &["--max-restarts", "2", "--role", role, "--", "sh", "-c", &script]];
         Launcher::start(&args.concat())
     };
@@ -101,6 +101,7 @@ fn a_prometheus_sees_workers_fail_and_nodes_die() {
     expect(&prometheus, "rallypoint_worker_ends_total{state=\"terminated\"}", &of_a(1.0, 2.0));
     expect(&prometheus, "rallypoint_restarts_left", &of_a(1.0, 2.0));
     expect(&prometheus, "rallypoint_worker_starts_total", &all(4.0));
+    expect(&prometheus, "rallypoint_worker_output_bytes_total{stream=\"stdout\"}", &all(24.0));
     expect(&prometheus, "rallypoint_lost_members_total{why=\"died\"}", &all(0.0));
 
     // A whole node.

@@ -5,7 +5,8 @@ use rallypoint_testkit::{Etcd, Host, Network, Version};
 use super::processes::{Process, example, rounds};
 
 fn node(host: &Host, etcd: &Etcd) -> Process {
-    let options = "lease_timeout=2,last_call_timeout=0.3,read_timeout=1";
+    // They meet when all are there, however long one of them takes to come.
+    let options = "lease_timeout=2,last_call_timeout=20,read_timeout=1";
     Process::start_by(host.command(example()), &etcd.endpoint(), "cut", 2, 3, options)
 }
 

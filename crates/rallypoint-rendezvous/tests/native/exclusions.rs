@@ -104,7 +104,7 @@ async fn who_waits_out_an_exclusion_gets_in_when_it_expires() {
     let client = client(&settings).await;
     let status = native::status(&client, &settings.run_id).await.unwrap().unwrap();
     let b = Whom::Node("b".to_owned());
-    let time = Some(Duration::from_secs(4));
+    let time = Some(Duration::from_secs(8));
     let done = native::exclude(&client, &settings.run_id, b, "it is hot", time).await.unwrap();
     assert_eq!(done, ExclusionOutcome::Done);
     // A member of this host would be meant, too.

@@ -30,8 +30,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 fn settings(endpoint: &str, min: usize, max: usize) -> NativeSettings {
     let mut settings =
         NativeSettings::new(endpoint, &format!("run-{}", fastrand::u64(..)), min, max).unwrap();
-    settings.lease = Duration::from_secs(2);
-    settings.last_call = Duration::from_millis(300);
+    // So long that nobody misses it who only has to wait for a processor or a disk.
+    settings.lease = Duration::from_secs(3);
+    settings.last_call = Duration::from_secs(3);
     settings.etcd.request_timeout = Duration::from_secs(1);
     settings
 }

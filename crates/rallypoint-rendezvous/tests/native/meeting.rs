@@ -219,7 +219,7 @@ async fn a_spare_waits_for_as_long_as_the_run_lives() {
     let group = nodes(&settings, ["a", "b"]).await;
     round_of(&group).await;
     let mut hasty = settings.clone();
-    hasty.join_timeout = Duration::from_secs(2);
+    hasty.join_timeout = Duration::from_secs(4);
     let spare = node(&hasty, "spare").await;
     let waits = meet(&spare);
     within(spare.progress().wait_for(|progress| progress.spare)).await.unwrap();
@@ -256,7 +256,7 @@ async fn other_settings_are_refused_with_both_values_and_harm_nobody() {
 async fn nobody_waits_for_ever() {
     let etcd = Etcd::start(Version::V35);
     let mut settings = settings(&etcd.endpoint(), 2, 2);
-    settings.join_timeout = Duration::from_millis(500);
+    settings.join_timeout = Duration::from_secs(3);
     let alone = node(&settings, "alone").await;
     let error = within(alone.next_rendezvous()).await.unwrap_err();
     assert!(matches!(error, RendezvousError::NotMet { needed: 2, here: 1, .. }), "{error:?}");

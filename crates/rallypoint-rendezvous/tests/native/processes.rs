@@ -175,7 +175,9 @@ fn all_killed_at_once_and_started_again_meet_again() {
 #[test]
 fn processes_leave_and_close_in_good_order() {
     let etcd = Etcd::start(Version::V35);
-    let start = || Process::start(&etcd.endpoint(), "order", 1, 3, OPTIONS);
+    // They meet when all are there, however long one of them takes to come.
+    let options = "lease_timeout=2,last_call_timeout=20";
+    let start = || Process::start(&etcd.endpoint(), "order", 1, 3, options);
     let mut group = vec![start(), start(), start()];
     rounds(&group);
     group[2].order("leave");

@@ -130,7 +130,7 @@ async fn who_was_never_let_in_is_told_at_once_and_others_when_their_time_is_over
     let waiting = node(&settings, "a").await;
     let patient = meet(&waiting);
     until_there(&waiting, 1).await;
-    settings.join_timeout = Duration::from_secs(4);
+    settings.join_timeout = Duration::from_secs(6);
     let b = node(&settings, "b").await;
     etcd.revoke_role("trainer");
     let refused = within(meet(&b)).await.unwrap().unwrap_err();

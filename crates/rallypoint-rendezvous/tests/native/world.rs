@@ -8,8 +8,8 @@ use serde_json::Value;
 use super::processes::{Process, example, rounds_within};
 
 pub(super) const LEASE: Duration = Duration::from_secs(2);
-/// Within which a group takes note of whatever happens.
-pub(super) const SOON: Duration = Duration::from_secs(7);
+/// Within which a group takes note of whatever happens, also on a busy machine. No last call of [`PATIENT`] is over by then.
+pub(super) const SOON: Duration = Duration::from_secs(15);
 
 /// Machines for servers, then machines for nodes.
 pub(super) struct World {

@@ -11,7 +11,7 @@ pub(crate) mod node;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rallypoint_testkit::{Etcd, Program, Python};
 use rustix::process::{Pid, Signal, kill_process};
@@ -155,11 +155,13 @@ impl Node {
 
     /// Waits until it counts somebody who waits.
     pub(crate) fn sees_waiting(&mut self) -> u64 {
+        let began = Instant::now();
         loop {
             let waiting = self.waiting();
             if waiting > 0 {
                 return waiting;
             }
+            assert!(began.elapsed() < PATIENCE, "the {:?} node counts nobody", self.kind);
             std::thread::sleep(Duration::from_millis(20));
         }
     }

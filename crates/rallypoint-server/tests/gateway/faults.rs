@@ -16,7 +16,7 @@ use super::v2_support::{TIMEOUT, Target};
 async fn gateway(endpoints: &str) -> Server {
     let mut settings = EtcdSettings::new(endpoints).unwrap();
     settings.prefix = "/v2/".to_owned();
-    settings.request_timeout = Duration::from_millis(500);
+    settings.request_timeout = Duration::from_secs(1);
     Server::gateway(Config::on(([127, 0, 0, 1], 0).into()), GatewayConfig::to(settings)).await.unwrap()
 }
 
@@ -131,7 +131,8 @@ async fn a_full_etcd_is_told_as_that_until_there_is_room() {
     let etcd = tokio::task::spawn_blocking(start).await.unwrap();
     let target = Target::gateway_to(&etcd.endpoint()).await;
     target.put("/a", "value=1").await;
-    target.put("/d", "dir=true&ttl=2").await;
+    // It is there yet when etcd is full.
+    target.put("/d", "dir=true&ttl=10").await;
     let health = async || target.client.get(target.url("/health")).send().await.unwrap();
     assert_eq!(health().await.status(), 200);
     tokio::task::block_in_place(|| etcd.exhaust_space());
@@ -144,7 +145,7 @@ async fn a_full_etcd_is_told_as_that_until_there_is_room() {
         assert!(refused.body.contains("space"), "{}", refused.body);
     }
     // Its time is up, and it cannot be taken away.
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    tokio::time::sleep(Duration::from_secs(12)).await;
     assert_eq!(target.get("/d", "").await.status, 200);
     tokio::task::block_in_place(|| etcd.free_space());
     assert_eq!(health().await.status(), 200);

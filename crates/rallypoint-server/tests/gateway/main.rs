@@ -397,7 +397,7 @@ async fn an_etcd_that_hangs_is_ill_before_a_probe_gives_up() {
     let health = async || v2_support::client().get(format!("{}/health", server.url())).send().await.unwrap();
     assert_eq!(health().await.status(), 200);
     etcd.pause();
-    let ill = tokio::time::timeout(Duration::from_secs(4), health()).await;
+    let ill = tokio::time::timeout(Duration::from_secs(8), health()).await;
     etcd.resume();
     assert_eq!(ill.expect("it is told in time").status(), 503);
 }

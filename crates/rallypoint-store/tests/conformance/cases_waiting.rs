@@ -68,7 +68,7 @@ async fn a_wait_in_vain_ends_at_the_timeout_and_names_what_is_missing(on: Arc<Fi
         on.store.multi_get(&[b"there", b"missing"]).await.unwrap_err(),
     ];
     assert!(began.elapsed() >= Duration::from_millis(900), "{:?}", began.elapsed());
-    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     for error in errors {
         let text = error.to_string();
         assert!(text.contains("missing") && text.contains("0.300") && !text.contains("there"), "{text}");
@@ -81,7 +81,7 @@ async fn wait_takes_its_own_timeout(on: Arc<Fixture>) {
     let began = Instant::now();
     let error = on.store.wait(&[b"missing"], Some(Duration::from_millis(100))).await.unwrap_err();
     assert!(matches!(error, StoreError::Timeout { .. }), "{error:?}");
-    assert!(began.elapsed() < Duration::from_secs(5));
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
 }
 
 async fn wait_is_for_all_keys(on: Arc<Fixture>) {
@@ -159,7 +159,7 @@ async fn a_barrier_opens_for_the_last_and_stays_open(on: Arc<Fixture>) {
     })
     .await;
     assert!(opened.iter().all(|at| *at >= last_came), "nobody passes before the last has come");
-    on.store.barrier(b"four", 4, Some(Duration::from_secs(1))).await.unwrap();
+    on.store.barrier(b"four", 4, Some(Duration::from_secs(20))).await.unwrap();
 }
 
 async fn a_barrier_in_vain_is_a_timeout_of_the_barrier(on: Arc<Fixture>) {

@@ -227,9 +227,11 @@ impl Launcher {
     pub(crate) fn pull_the_plug(&mut self) {
         // First the one that could still tell the others.
         signal(self.working(), "KILL");
+        let deadline = Instant::now() + TIMEOUT;
         // Stopped first, so that nobody can act on another's death.
         for name in ["STOP", "KILL"] {
             while let Some(pids) = Some(self.marked()).filter(|pids| !pids.is_empty()) {
+                assert!(Instant::now() < deadline, "{name} has no effect on some of {pids:?}");
                 let still =
                     pids.iter().filter(|pid| name == "KILL" || !is_stopped(**pid)).collect::<Vec<_>>();
                 if still.is_empty() {

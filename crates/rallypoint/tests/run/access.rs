@@ -1,22 +1,17 @@
 //! Who gets in: users, tokens and certificates, and the server that a node starts for them.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 
 use etcd_client::{Client, ConnectOptions};
-use rallypoint_testkit::Certs;
+use rallypoint_testkit::{Certs, refused_endpoint as free_endpoint};
 
 use crate::launcher::{Ended, Launcher, RALLYPOINT, heeding};
 
 const TOKEN: &str = "correct horse battery staple";
 const WRONG: &str = "a token of somebody else";
 const CONF: &str = "last_call_timeout=1,lease_timeout=2";
-
-/// A free port that a launcher may start its server on.
-fn free_endpoint() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
-}
 
 /// A node of a run of two.
 fn node(endpoint: &str, more: &[&str], variables: &[(&str, &str)]) -> Launcher {

@@ -6,9 +6,15 @@ use crate::launcher::{Launcher, signal, wait_until};
 use rallypoint_testkit::{Etcd, Version};
 
 const QUICK: &str = "last_call_timeout=1,lease_timeout=3";
+/// Of one that is stopped for a while, and is not to be missed.
+const PATIENT: &str = "last_call_timeout=1,lease_timeout=60";
 
 fn node(endpoint: &str, name: &str, args: &[&str], script: &str) -> Launcher {
-    let conf = format!("{QUICK},node_id={name}");
+    node_with(QUICK, endpoint, name, args, script)
+}
+
+fn node_with(conf: &str, endpoint: &str, name: &str, args: &[&str], script: &str) -> Launcher {
+    let conf = format!("{conf},node_id={name}");
     let run = ["--rdzv-id", "job", "--rdzv-endpoint", endpoint, "--rdzv-conf", &conf];
     Launcher::start(&[&run[..], args, &["--", "sh", "-c", script]].concat())
 }
@@ -29,6 +35,8 @@ fn a_death_is_the_cause_also_where_another_node_leaves_before_it_is_noticed() {
     });
     nodes.iter_mut().for_each(|node| _ = node.wait_for("begins 3"));
     let [mut a, mut b, mut c] = nodes;
+    // It may have been stopped before, for the third one to get in.
+    b.forget();
     c.pull_the_plug();
     fs::write(format!("{}.a", fails.display()), "").unwrap();
     // It has heard of the failure.
@@ -228,7 +236,7 @@ fn a_failure_is_told_also_where_the_end_is_asked_for_before_it_is_settled() {
         fails.display()
     );
     let mut failing = node(&endpoint, "failing", &args, &script);
-    let mut deaf = node(&endpoint, "deaf", &args, "echo begins $WORLD_SIZE; exec sleep 600");
+    let mut deaf = node_with(PATIENT, &endpoint, "deaf", &args, "echo begins $WORLD_SIZE; exec sleep 600");
     [&mut failing, &mut deaf].into_iter().for_each(|node| _ = node.wait_for("begins 2"));
     let stopped = deaf.working();
     signal(stopped, "STOP");
@@ -254,7 +262,7 @@ fn those_who_wait_in_vain_together_end_in_the_same_words() {
     // Its worker takes a second to end.
     let script = "trap 'sleep 1; exit 0' TERM; echo begins; while :; do sleep 0.05; done";
     let start = |name: &str, script: &str| {
-        let conf = format!("{QUICK},join_timeout=5,node_id={name}");
+        let conf = format!("{QUICK},join_timeout=10,node_id={name}");
         let run = ["--nnodes", "3", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint, "--rdzv-conf", &conf];
         Launcher::start(&[&run[..], &["--", "sh", "-c", script]].concat())
     };
@@ -330,6 +338,8 @@ fn a_node_has_one_name_whatever_is_said_of_it() {
     goes.signal("TERM");
     server.wait_for("node 1 (the-second) is preempted by SIGTERM");
     goes.signal("TERM");
+    // Who comes under its name comes after it.
+    goes.ended();
     server.wait_for("node 1 (the-second) ");
     let mut again = node("goes", "the-second", works);
     again.wait_for("works");

@@ -135,7 +135,9 @@ fn a_thread_that_does_not_end_does_not_keep_the_command_from_ending() {
         );
         let launcher = start(&logs, &script, &[]);
         let working = launcher.working();
-        let thread = threads(working).into_iter().find(|(_, name)| name == "log file").unwrap().0;
+        // A thread has its name only when it runs.
+        let find = || threads(working).into_iter().find(|(_, name)| name == "log file");
+        let (thread, _) = wait_until("its log file has a thread", find);
         let mut tracer = hold_thread(thread);
         logs.go();
         let ended = launcher.ended().expect(code);

@@ -307,7 +307,7 @@ fn while_etcd_is_away_for_all_every_node_names_the_worker_that_failed_first() {
 
 /// One worker fails, and others after it.
 fn names_the_first(restarts: &str, code: i32, word: &str) {
-    let conf = ["--rdzv-conf", "last_call_timeout=1,lease_timeout=2,join_timeout=4"];
+    let conf = ["--rdzv-conf", "last_call_timeout=1,lease_timeout=2,join_timeout=12"];
     let mut site =
         Site::with(3, &[&["--nnodes", "3", "--max-restarts", restarts][..], &conf].concat(), WORKER);
     site.meet(1, 3, 0..3);

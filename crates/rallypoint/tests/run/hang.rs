@@ -9,7 +9,7 @@ use crate::launcher::{Launcher, RALLYPOINT, heeding, signal, wait_until};
 const PACKAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python");
 /// How long after the timeout who hangs is known, and what is left for a machine that has other things to do.
 const PROMISE: Duration = Duration::from_secs(2);
-const LATE: Duration = Duration::from_secs(3);
+const LATE: Duration = Duration::from_secs(10);
 
 /// Steps together with others, until one of them hangs in its way and the others wait for it. Started again, it ends.
 const TRAIN: &str = r#"
@@ -76,7 +76,7 @@ struct Server {
 
 impl Server {
     fn start() -> Self {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let free = format!("127.0.0.1:{}", rallypoint_testkit::closed_port());
         let mut command = Command::new(RALLYPOINT);
         let command = command.args(["serve", "--listen", &free]).stdout(Stdio::null()).stderr(Stdio::null());
         let server = Server { child: command.spawn().unwrap(), endpoint: free };
@@ -222,13 +222,14 @@ fn slow_workers_are_left_alone_and_an_operator_sees_what_they_do() {
         ["--nproc-per-node", "2"],
         ["--rdzv-id", "job"],
         ["--rdzv-endpoint", &server.endpoint],
-        ["--hang-timeout", "2"],
+        ["--hang-timeout", "4"],
         ["--log-dir", logs.to_str().unwrap()],
     ];
     let mut node = Launcher::start(
         &[&args.concat()[..], &[train.to_str().unwrap(), end.to_str().unwrap()][..]].concat(),
     );
-    node.wait_for("step 5");
+    // The other one has said nothing for longer than the timeout.
+    node.wait_for("step 12");
     let ask = |more: &[&str]| {
         let mut command = Command::new(RALLYPOINT);
         let output =
@@ -267,8 +268,7 @@ import rallypoint
 way, gone = sys.argv[1], sys.argv[2]
 rank = int(os.environ["RANK"])
 def slow():
-    # Several times as long as the timeout.
-    time.sleep(8)
+    time.sleep(float(sys.argv[3]))
 def until_told():
     while not os.path.exists(gone):
         time.sleep(0.05)
@@ -282,12 +282,13 @@ if way == "program" and rank == 0:
     until_told()
 "#;
 
-fn slow_end(server: &Server, way: &str, folder: &Path, more: &[&str]) -> Launcher {
+/// With a Python that takes so many seconds to end.
+fn slow_end(server: &Server, way: &str, folder: &Path, seconds: &str, more: &[&str]) -> Launcher {
     let train = folder.join("train.py");
     std::fs::write(&train, SLOW_END).unwrap();
     let args = [["--nproc-per-node", "2"], ["--rdzv-id", way], ["--rdzv-endpoint", &server.endpoint]];
     let told = folder.join("told");
-    let program = [train.to_str().unwrap(), way, told.to_str().unwrap()];
+    let program = [train.to_str().unwrap(), way, told.to_str().unwrap(), seconds];
     let args = [&args.concat()[..], &["--nnodes", "1", "--hang-timeout", "2"], more, &program[..]].concat();
     launcher(&Command::new(RALLYPOINT), &args)
 }
@@ -295,13 +296,13 @@ fn slow_end(server: &Server, way: &str, folder: &Path, more: &[&str]) -> Launche
 #[test]
 fn a_worker_that_is_slow_to_end_is_not_taken_to_hang() {
     let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
-    let mut node = slow_end(&server, "program", folder.path(), &[]);
+    let mut node = slow_end(&server, "program", folder.path(), "0", &[]);
     node.wait_for("rank 1 has ended, and rank 0, still there, waits for no other: that may be a slow end");
     std::fs::write(folder.path().join("told"), "").unwrap();
     let ended = node.ended().expect(0);
     assert!(ended.with(" hung: ").is_empty(), "{}", ended.text());
-    // Its Python says so itself, for all ranks.
-    let ended = slow_end(&server, "python", folder.path(), &[]).ended().expect(0);
+    // Its Python says so itself, for all ranks. It takes several times as long as the timeout.
+    let ended = slow_end(&server, "python", folder.path(), "8", &[]).ended().expect(0);
     assert!(ended.with(" hung: ").is_empty(), "{}", ended.text());
 }
 
@@ -310,7 +311,7 @@ fn a_worker_that_is_slow_to_end_hangs_when_its_time_for_that_is_over() {
     let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
     for way in ["program", "python"] {
         let more = ["--hang-end-timeout", "3", "--shutdown-timeout", "1"];
-        let ended = slow_end(&server, way, folder.path(), &more).ended().expect(1);
+        let ended = slow_end(&server, way, folder.path(), "600", &more).ended().expect(1);
         assert!(!ended.with("rank 0 on ").is_empty(), "{way}: {}", ended.text());
         assert!(!ended.with(" hung: no progress for ").is_empty(), "{way}: {}", ended.text());
     }
@@ -339,10 +340,10 @@ fn one_that_waits_in_the_kernel_is_named_in_time_though_a_node_does_not_answer()
         launcher(&Command::new(RALLYPOINT), &[&args.concat()[..], &program[..]].concat())
     };
     let mut nodes = [start(0), start(1), start(2)];
+    let silent = nodes[2].working();
     wait_until("all wait", || {
         (0..3).all(|rank| folder.path().join(format!("last.{rank}")).exists()).then_some(())
     });
-    let silent = nodes[2].working();
     signal(silent, "STOP");
     for node in &mut nodes[..2] {
         let said = node.wait_for(" hung: no progress for ");
@@ -393,16 +394,20 @@ fn one_that_may_not_be_looked_at_is_named_with_why() {
     assert!(report.contains("may not trace it") && report.contains("all_reduce ("), "{report}");
 }
 
-/// One fails on another node. What this one's worker did then is seen before it is stopped for that.
+/// One fails on another node, when this one's worker sleeps. What that did then is seen before it is stopped for that.
 const PEER: &str = r#"
 import os, sys, time
 def waits_for_the_other():
     print("step 7 of 9", file=sys.stderr, flush=True)
-    open(sys.argv[1], "w").close()
+    with open(sys.argv[1] + ".new", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(sys.argv[1] + ".new", sys.argv[1])
     time.sleep(600)
 if os.environ["RANK"] == "0":
     waits_for_the_other()
 while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+while "nanosleep" not in open(f"/proc/{open(sys.argv[1]).read()}/wchan").read():
     time.sleep(0.05)
 sys.exit(7)
 "#;

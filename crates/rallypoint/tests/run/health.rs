@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use crate::launcher::{Launcher, RALLYPOINT};
-use rallypoint_testkit::{Etcd, Version};
+use crate::launcher::{Launcher, RALLYPOINT, wait_until};
+use rallypoint_testkit::{Etcd, Version, refused_endpoint};
 
 fn node(etcd: &Etcd, nodes: &str, args: &[&str], script: &str) -> Launcher {
     let endpoint = etcd.endpoint();
@@ -33,8 +33,9 @@ fn a_node_that_fails_a_check_stays_away_until_it_passes() {
     second.wait_for("GPU 3 is lost");
     let is_named =
         |status: &str| status.lines().any(|line| line.starts_with("sick ") && line.contains("GPU 3 is lost"));
-    let status = asked(&etcd, "status");
-    assert!(is_named(&status) && status.contains("state    meeting\n"), "the first to come: {status}");
+    // It says so to its user before it has told etcd.
+    let status = wait_until("it is named", || Some(asked(&etcd, "status")).filter(|status| is_named(status)));
+    assert!(status.contains("state    meeting\n"), "the first to come: {status}");
     let in_table = |status: &str| {
         status
             .lines()
@@ -44,8 +45,9 @@ fn a_node_that_fails_a_check_stays_away_until_it_passes() {
     let mut first = node(&etcd, "2", &passes, "exit 0");
     first.wait_for("1 of 2 is here");
     // Who looks for why nothing begins finds it there, too.
-    let events = events(&etcd);
-    assert!(events.contains(" is unhealthy: ") && events.contains("GPU 3 is lost"), "{events}");
+    let events =
+        wait_until("it is told", || Some(events(&etcd)).filter(|events| events.contains(" is unhealthy: ")));
+    assert!(events.contains("GPU 3 is lost"), "{events}");
     let status = asked(&etcd, "status");
     assert!(is_named(&status) && in_table(&status), "{status}");
     assert!(!status.contains("no name is known"), "all of the two are named: {status}");
@@ -110,13 +112,16 @@ fn a_spare_that_falls_sick_steps_back_and_may_come_again() {
     spare.wait_for("spare");
     fs::remove_file(&well).unwrap();
     spare.wait_for("this node does not join");
-    let said = events(&etcd);
-    assert_eq!(said.matches(" is unhealthy: the health check ").count(), 1, "{said}");
+    let words = " is unhealthy: the health check ";
+    let said = wait_until("it is told", || Some(events(&etcd)).filter(|said| said.contains(words)));
+    assert_eq!(said.matches(words).count(), 1, "{said}");
     // Nobody is there to take its place.
     member.signal("TERM");
     member.ended().expect(143);
-    let keys = etcd.etcdctl(&["get", "--prefix", "--keys-only", ""]);
-    assert!(!keys.contains("job/node/"), "the spare has no key while it is away: {keys}");
+    wait_until("the spare, which is away, has no key", || {
+        let keys = etcd.etcdctl(&["get", "--prefix", "--keys-only", ""]);
+        (!keys.contains("job/node/")).then_some(())
+    });
     assert!(!spare.heard("took over"));
     fs::write(&well, "").unwrap();
     let ended = spare.ended().expect(0);
@@ -195,7 +200,7 @@ fn of_two_nodes_neither_begins_where_the_one_cannot_reach_the_other() {
 /// The others have not met it yet, and would wait for a server that is gone.
 #[test]
 fn who_waits_hears_it_when_the_node_with_the_server_goes() {
-    let endpoint = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let endpoint = refused_endpoint();
     let folder = tempfile::tempdir().unwrap();
     let sick = folder.path().join("sick");
     let check = format!("while ! [ -e {} ]; do sleep 0.05; done; exit 1", sick.display());

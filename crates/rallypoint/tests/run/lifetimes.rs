@@ -126,9 +126,13 @@ fn ctrl_c_twice_ends_at_once() {
 
 #[test]
 fn workers_that_do_not_end_are_killed_after_the_grace_period() {
-    let script = "trap '' TERM; echo ready; [ $RANK = 1 ] && exit 4; while :; do sleep 0.05; done";
+    // One fails when the other heeds no signal any more.
+    let script = "trap '' TERM; [ $RANK = 1 ] || : >$0; until [ -e $0 ]; do sleep 0.05; done; echo ready
+        [ $RANK = 1 ] && exit 4; while :; do sleep 0.05; done";
+    let folder = tempfile::tempdir().unwrap();
+    let deaf = folder.path().join("deaf");
     let args = ["--shutdown-timeout", "0.5", "--nproc-per-node", "2", "--", "sh", "-c", script];
-    let ended = Launcher::run(&args).expect(1);
+    let ended = Launcher::run(&[&args[..], &[deaf.to_str().unwrap()]].concat()).expect(1);
     assert!(ended.text().contains("killing what is left"), "{}", ended.text());
 }
 

@@ -2,12 +2,12 @@
 
 use std::process::{Command, Output};
 
-use crate::launcher::{self, Launcher, RALLYPOINT, wait_for_any};
-use rallypoint_testkit::{Certs, Etcd, Version};
+use crate::launcher::{self, Launcher, RALLYPOINT, wait_for_any, wait_until};
+use rallypoint_testkit::{Certs, Etcd, Version, closed_port};
 
-/// A free port that a launcher may start its server on.
+/// A port that a launcher may start its server on, and that the system gives to nobody else.
 fn free_endpoint() -> String {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+    format!("127.0.0.1:{}", closed_port())
 }
 
 fn node(endpoint: &str, nodes: &str, more: &[&str]) -> Launcher {
@@ -56,7 +56,7 @@ impl Server {
         let mut command = Command::new(RALLYPOINT);
         command.args(["serve", "--listen", endpoint]).stdout(std::process::Stdio::null());
         let server = Server(command.spawn().unwrap());
-        while std::net::TcpStream::connect(endpoint).is_err() {}
+        wait_until("it listens", || std::net::TcpStream::connect(endpoint).ok());
         server
     }
 }
@@ -94,16 +94,24 @@ fn nodes_meet_again_when_their_server_has_lost_its_data_and_work_that_is_done_en
 
 #[test]
 fn a_failure_on_one_node_restarts_all_and_the_last_one_ends_the_run_everywhere() {
-    let etcd = Etcd::builder(Version::V35).v2().start();
+    let (etcd, folder) = (Etcd::builder(Version::V35).v2().start(), tempfile::tempdir().unwrap());
     let endpoint = etcd.endpoint();
     for backend in ["rallypoint", "etcd"] {
-        let script = "echo attempt $TORCHELASTIC_RESTART_COUNT; [ $ROLE_NAME = good ] || { sleep 0.3; exit 9; }; sleep 600";
+        // The bad one fails when the good one has begun, each time.
+        let begun = folder.path().join(backend);
+        std::fs::write(&begun, "").unwrap();
+        let script = format!(
+            "echo attempt $TORCHELASTIC_RESTART_COUNT; [ $ROLE_NAME = good ] || {{ \
+             until [ $(wc -l <{0}) -gt $TORCHELASTIC_RESTART_COUNT ]; do sleep 0.05; done; exit 9; }}; \
+             echo begun >>{0}; exec sleep 600",
+            begun.display()
+        );
         let good =
-            node(&endpoint, "2", &["--rdzv-backend", backend, "--role", "good", "--", "sh", "-c", script]);
+            node(&endpoint, "2", &["--rdzv-backend", backend, "--role", "good", "--", "sh", "-c", &script]);
         let bad = node(
             &endpoint,
             "2",
-            &["--rdzv-backend", backend, "--role", "bad", "--max-restarts", "1", "--", "sh", "-c", script],
+            &["--rdzv-backend", backend, "--role", "bad", "--max-restarts", "1", "--", "sh", "-c", &script],
         );
         let bad = bad.ended().expect(1);
         assert!(!bad.with("attempt 0").is_empty() && !bad.with("attempt 1").is_empty(), "{}", bad.text());
@@ -125,10 +133,15 @@ fn a_failure_on_one_node_restarts_all_and_the_last_one_ends_the_run_everywhere()
 
 #[test]
 fn a_node_that_is_killed_is_missed_and_the_others_go_on() {
-    let etcd = Etcd::start(Version::V35);
+    let (etcd, folder) = (Etcd::start(Version::V35), tempfile::tempdir().unwrap());
     let endpoint = etcd.endpoint();
-    let script = "echo $WORLD_SIZE are here; while [ $WORLD_SIZE = 3 ]; do sleep 0.05; done";
-    let mut nodes: Vec<_> = (0..3).map(|_| node(&endpoint, "2:3", &["--", "sh", "-c", script])).collect();
+    // Two that begin without a third one wait until it has come.
+    let script = format!(
+        "echo $WORLD_SIZE are here; [ $WORLD_SIZE = 2 ] || : >{0}; \
+         while [ $WORLD_SIZE = 3 -o ! -e {0} ]; do sleep 0.05; done",
+        folder.path().join("all").display()
+    );
+    let mut nodes: Vec<_> = (0..3).map(|_| node(&endpoint, "2:3", &["--", "sh", "-c", &script])).collect();
     nodes.iter_mut().for_each(|node| {
         node.wait_for("3 are here");
     });
@@ -142,13 +155,16 @@ fn a_node_that_is_killed_is_missed_and_the_others_go_on() {
 }
 
 /// Workers that see each other's ends at once, as gloo's do: those that are connected to rank 0 fail with it, and it
-/// with them. With two of them left they are content.
+/// with them. With two of them left they are content; two that begin without a third one wait until it has come.
 const CONNECTED: &str = r#"
-import os, socket, sys
+import os, socket, sys, time
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+while size == 2 and not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
 print(f"{size} are here", flush=True)
 if size == 2:
     sys.exit(0)
+open(sys.argv[1], "w").close()
 if rank == 0:
     server = socket.create_server(("", int(os.environ["MASTER_PORT"])))
     peers = [server.accept()[0] for _ in range(size - 1)]
@@ -168,11 +184,14 @@ sys.exit("connection reset by peer")
 
 #[test]
 fn the_death_of_a_whole_node_costs_the_others_no_restart() {
-    let etcd = Etcd::start(Version::V35);
-    let endpoint = etcd.endpoint();
+    let (etcd, folder) = (Etcd::start(Version::V35), tempfile::tempdir().unwrap());
+    let (endpoint, all) = (etcd.endpoint(), folder.path().join("all"));
+    // On a busy machine the workers of the others take their time to fail, and are to have failed before the death is known.
+    let run = ["--nnodes", "2:3", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint];
+    let conf = ["--rdzv-conf", "last_call_timeout=1,lease_timeout=10", "--max-restarts", "0"];
     // The one with rank 0 listens at the master's port itself.
-    let args = ["--max-restarts", "0", "--worker-store", "rank0", "--", "python3", "-c", CONNECTED];
-    let start = |_| node(&endpoint, "2:3", &args);
+    let work = ["--worker-store", "rank0", "--", "python3", "-c", CONNECTED, all.to_str().unwrap()];
+    let start = |_| Launcher::start(&[&run[..], &conf, &work].concat());
     let mut nodes: Vec<_> = (0..3).map(start).collect();
     wait_for_any(&mut nodes, "all are connected");
     nodes.pop().unwrap().pull_the_plug();

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::launcher::{Launcher, RALLYPOINT, wait_until};
-use rallypoint_testkit::{Etcd, Version, torch_python};
+use rallypoint_testkit::{Etcd, Version, refused_endpoint, torch_python};
 
 const PACKAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python");
 const TRAIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/preemption.py");
@@ -199,7 +199,7 @@ fn who_wants_to_get_in_waits_until_all_have_saved() {
     std::fs::write(&wait, "").unwrap();
     let etcd = Etcd::start(Version::V35);
     let start = || {
-        let args = ["--nnodes", "1:3", "--rdzv-id", "job", "--rdzv-conf", "last_call_timeout=2"];
+        let args = ["--nnodes", "1:3", "--rdzv-id", "job", "--rdzv-conf", "last_call_timeout=6"];
         let more = ["--rdzv-endpoint", &etcd.endpoint(), "--", "sh", "-c", SAVES];
         Launcher::start_with(&[&args[..], &more[..]].concat(), |command| {
             command.env("WAIT", &wait);
@@ -227,7 +227,7 @@ fn who_wants_to_get_in_waits_until_all_have_saved() {
 
 #[test]
 fn all_that_are_warned_at_once_save_and_end_with_the_code_of_the_warning() {
-    let endpoint = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let endpoint = refused_endpoint();
     // The server is in one of them.
     let signal = ["--preempt-signal", "SIGUSR1"];
     let mut nodes: Vec<Launcher> = (0..2).map(|_| saves(&endpoint, "2", &signal)).collect();

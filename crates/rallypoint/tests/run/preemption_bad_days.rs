@@ -22,14 +22,14 @@ while :; do sleep 0.05; done
 
 fn node(etcd: &Etcd, run: &str, args: &[&str], script: &str, wait: &str) -> Launcher {
     let meet = ["--rdzv-id", run, "--rdzv-endpoint", &etcd.endpoint()];
-    let conf = ["--rdzv-conf", "last_call_timeout=3,lease_timeout=2", "--shutdown-timeout", "1"];
+    let conf = ["--rdzv-conf", "last_call_timeout=8,lease_timeout=5", "--shutdown-timeout", "1"];
     Launcher::start_with(&[&meet[..], &conf[..], args, &["--", "sh", "-c", script]].concat(), |command| {
         command.env("WAIT", wait);
     })
 }
 
 /// What is left of the deadline on a machine that has other things to do.
-const LATE: Duration = Duration::from_millis(1500);
+const LATE: Duration = Duration::from_secs(8);
 
 #[test]
 fn the_deadline_holds_where_workers_are_stopped_already_and_while_etcd_is_silent() {
@@ -116,8 +116,8 @@ fn a_worker_that_fails_while_it_saves_is_named_and_in_the_events() {
     let fails = r#"f=$RALLYPOINT_PREEMPTION_FILE; : >$f.listening; echo works
         while ! [ -e $f ]; do sleep 0.05; done; [ $RANK = 0 ] || { echo "no space left" >&2; exit 3; }; sleep 600"#;
     let mut fails = node(&etcd, "job", &["--nnodes", "1", "--nproc-per-node", "2"], fails, "");
-    fails.wait_for("works");
-    std::thread::sleep(Duration::from_millis(200));
+    fails.wait_for("[0]: works");
+    fails.wait_for("[1]: works");
     fails.signal("TERM");
     let ended = fails.ended().expect(143);
     let said = ended.with("before all had saved: this node leaves");

@@ -1,13 +1,13 @@
 //! The restarts of a node: those that come back, and what happens when there is none left.
 
-use crate::launcher::{Launcher, runs, signal, wait_for_any, wait_until};
+use crate::launcher::{Launcher, is_stopped, runs, signal, wait_for_any, wait_until};
 use rallypoint_testkit::{Etcd, Version};
 
 fn node(etcd: &Etcd, nodes: &str, args: &[&str], script: &str) -> Launcher {
     let endpoint = etcd.endpoint();
-    // Nobody waits for a lease or a last call here.
+    // Nobody waits for a lease here, and all are in before the last call is over.
     let run = ["--nnodes", nodes, "--rdzv-id", "job", "--rdzv-endpoint", &endpoint];
-    let conf = ["--rdzv-conf", "last_call_timeout=2,lease_timeout=60"];
+    let conf = ["--rdzv-conf", "last_call_timeout=6,lease_timeout=60"];
     Launcher::start(&[&run[..], &conf[..], args, &["--", "sh", "-c", script]].concat())
 }
 
@@ -69,6 +69,7 @@ fn what_fails_because_another_node_meets_again_or_leaves_costs_nothing() {
         let worker = wait_until("it works", worker);
         let deaf = nodes[1].working();
         signal(deaf, "STOP");
+        wait_until("it is stopped", || is_stopped(deaf).then_some(()));
         std::fs::write(folder.path().join("over"), "").unwrap();
         if leaves {
             nodes[0].signal("TERM");
@@ -137,7 +138,7 @@ fn a_node_that_fails_too_often_is_kept_out_also_when_it_is_started_again() {
     let endpoint = etcd.endpoint();
     let bad = || {
         let run = ["--nnodes", "2:3", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint];
-        let conf = ["--rdzv-conf", "last_call_timeout=2,lease_timeout=60,node_id=bad"];
+        let conf = ["--rdzv-conf", "last_call_timeout=6,lease_timeout=60,node_id=bad"];
         let fails = ["--max-restarts", "1", "--when-exhausted", "exclude", "--", "sh", "-c", "exit 9"];
         Launcher::start(&[&run[..], &conf[..], &fails[..]].concat())
     };

@@ -1,12 +1,13 @@
 //! Commands written for torchrun's `static` and `c10d` backends, as they stand.
 
-use crate::launcher::{self, Ended, Launcher};
-use rallypoint_testkit::{Etcd, Version, torch_python};
+use crate::launcher::{self, Ended, Launcher, wait_until};
+use rallypoint_testkit::{Etcd, Version, closed_port, torch_python};
 
 const SCRIPT: &str = "echo rank $RANK of $WORLD_SIZE on node $GROUP_RANK of $ROLE_NAME in $TORCHELASTIC_RUN_ID at $MASTER_ADDR";
 
+/// A port that the system gives to nobody else.
 fn free_port() -> String {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
+    closed_port().to_string()
 }
 
 fn said(ended: &Ended) -> Vec<&str> {
@@ -267,7 +268,7 @@ fn a_job_is_not_taken_for_the_one_before_it() {
     let mut serve = std::process::Command::new(launcher::RALLYPOINT);
     serve.args(["serve", "--listen", &format!("127.0.0.1:{port}")]).stderr(std::process::Stdio::null());
     let mut server = serve.spawn().unwrap();
-    while std::net::TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {}
+    wait_until("it listens", || std::net::TcpStream::connect(format!("127.0.0.1:{port}")).ok());
     for ended in [node("0"), node("1")].map(Launcher::ended) {
         ended.expect(0);
     }

@@ -1,9 +1,11 @@
 //! `rallypoint run` on a terminal.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 
-use crate::launcher::{Launcher, RALLYPOINT, heeding};
+use crate::launcher::{Launcher, RALLYPOINT, TIMEOUT, heeding};
+use rallypoint_testkit::closed_port;
 
 /// A command line on a terminal of its own, which `script` makes.
 fn on_a_terminal(line: &str) -> Command {
@@ -35,31 +37,21 @@ fn a_terminal_that_stops_writers_in_the_background_does_not_stop_it() {
 
 #[test]
 fn while_it_waits_one_line_tells_who_is_missing_and_ctrl_c_ends_it() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = closed_port();
     let line = format!("{RALLYPOINT} run --nnodes 3 --rdzv-id job --rdzv-endpoint 127.0.0.1:{port} true");
-    let mut command = on_a_terminal(&line);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut script = command.spawn().unwrap();
-    let mut terminal = script.stdin.take().unwrap();
-    let mut seen = String::new();
-    let mut out = script.stdout.take().unwrap();
-    let mut buffer = [0; 4096];
-    while !seen.contains("waiting for 2 nodes: 1 of 3 is here (") {
-        let length = std::io::Read::read(&mut out, &mut buffer).unwrap();
-        assert!(length > 0, "it ended: {seen}");
-        seen.push_str(&String::from_utf8_lossy(&buffer[..length]));
-    }
+    let mut terminal = Typist::start(&line, |_| {});
+    terminal.see("waiting for 2 nodes: 1 of 3 is here (");
     // What the key does: the terminal sends the signal to whoever is in the foreground.
-    terminal.write_all(&[3]).unwrap();
-    std::io::Read::read_to_string(&mut out, &mut seen).unwrap();
-    assert_eq!(script.wait().unwrap().code(), Some(130), "{seen}");
+    terminal.press(&[3]);
+    let (code, seen) = terminal.ended();
+    assert_eq!(code, Some(130), "{seen}");
     assert!(seen.contains("ending in good order"), "{seen}");
     assert!(seen.contains(&format!(" s left), run job at 127.0.0.1:{port}")), "{seen}");
 }
 
 #[test]
 fn the_last_call_counts_down_and_nobody_seems_to_go_when_it_is_over() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = closed_port();
     let endpoint = format!("127.0.0.1:{port}");
     let args = ["--nnodes", "2:3", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint];
     let args = [&args[..], &["--rdzv-conf", "last_call_timeout=4", "true"]].concat();
@@ -97,11 +89,11 @@ fn a_progress_bar_is_overwritten_there_and_lines_elsewhere() {
     assert_eq!(ended.with("[0]:"), ["[0]:  10%", "[0]:  55%", "[0]: 100%", "[0]: next"]);
 }
 
-/// A terminal with a command on it: what is typed, and all that was seen.
+/// A terminal with a command on it: what is typed, and all that was seen. Dropped, it is closed.
 struct Typist {
     script: std::process::Child,
     keys: std::process::ChildStdin,
-    out: std::process::ChildStdout,
+    out: Receiver<Vec<u8>>,
     seen: String,
 }
 
@@ -111,16 +103,32 @@ impl Typist {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         change(&mut command);
         let mut script = command.spawn().unwrap();
-        let (keys, out) = (script.stdin.take().unwrap(), script.stdout.take().unwrap());
+        let (keys, mut stdout) = (script.stdin.take().unwrap(), script.stdout.take().unwrap());
+        let (sender, out) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(length @ 1..) = stdout.read(&mut buffer)
+                && sender.send(buffer[..length].to_vec()).is_ok()
+            {}
+        });
         Typist { script, keys, out, seen: String::new() }
     }
 
+    /// Reads on; none at the end.
+    #[track_caller]
+    fn read(&mut self) -> Option<()> {
+        match self.out.recv_timeout(TIMEOUT) {
+            Ok(bytes) => self.seen.push_str(&String::from_utf8_lossy(&bytes)),
+            Err(RecvTimeoutError::Disconnected) => return None,
+            Err(RecvTimeoutError::Timeout) => panic!("nothing more is seen: {}", self.seen),
+        }
+        Some(())
+    }
+
+    #[track_caller]
     fn see(&mut self, part: &str) {
-        let mut buffer = [0; 4096];
         while !self.seen.contains(part) {
-            let length = std::io::Read::read(&mut self.out, &mut buffer).unwrap();
-            assert!(length > 0, "it ended without {part:?}: {}", self.seen);
-            self.seen.push_str(&String::from_utf8_lossy(&buffer[..length]));
+            assert!(self.read().is_some(), "it ended without {part:?}: {}", self.seen);
         }
     }
 
@@ -129,8 +137,16 @@ impl Typist {
     }
 
     fn ended(mut self) -> (Option<i32>, String) {
-        std::io::Read::read_to_string(&mut self.out, &mut self.seen).unwrap();
-        (self.script.wait().unwrap().code(), self.seen)
+        while self.read().is_some() {}
+        (self.script.wait().unwrap().code(), std::mem::take(&mut self.seen))
+    }
+}
+
+impl Drop for Typist {
+    fn drop(&mut self) {
+        // Both fail only for one that has ended.
+        let _ = self.script.kill();
+        let _ = self.script.wait();
     }
 }
 
@@ -181,7 +197,7 @@ fn ctrl_c_is_that_ranks_and_the_launchers_when_it_does_not_run() {
     assert!(seen.contains("shell goes on: 0") && !seen.contains("ending in good order"), "{seen}");
 
     // While it waits for other nodes, nobody has the terminal.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = closed_port();
     let line = format!(
         "{RALLYPOINT} run --interactive-rank 0 --nnodes 2 --rdzv-id job --rdzv-endpoint 127.0.0.1:{port} true"
     );

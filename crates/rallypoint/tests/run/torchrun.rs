@@ -17,9 +17,17 @@ fn events(lines: &[&str]) -> Vec<(String, String, Value)> {
 
 #[test]
 fn events_are_torchruns_and_go_to_the_console_where_that_is_asked_for() {
-    let script = "[ $RANK = 0 ] && exec sleep 600; [ $RANK = 1 ] && exit 0; sleep 0.5; exit 7";
+    // Rank 2 fails a moment after rank 1 has ended, whose number stays taken for a while.
+    let script = "[ $RANK = 0 ] && exec sleep 600
+        [ $RANK = 1 ] && { echo $$ >$0.new; mv $0.new $0; exit 0; }
+        until [ -e $0 ]; do sleep 0.05; done
+        while [ -e /proc/$(cat $0) ] && ! grep -q 'State:.Z' /proc/$(cat $0)/status; do sleep 0.05; done
+        sleep 0.3; exit 7";
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("pid");
     let args = ["--nproc-per-node=3", "--role", "trainer", "--event-log-handler", "console"];
-    let ended = Launcher::run(&[&args[..], &["--", "sh", "-c", script]].concat()).expect(1);
+    let worker = ["--", "sh", "-c", script, other.to_str().unwrap()];
+    let ended = Launcher::run(&[&args[..], &worker].concat()).expect(1);
     let lines = ended.with("torchelastic.worker.status.");
     let mut seen: Vec<(String, String)> = Vec::new();
     for (source, state, event) in events(&lines) {
@@ -191,7 +199,7 @@ fn a_worker_that_is_not_done_in_time_is_ended() {
                 timer.configure(timer.FileTimerClient(os.environ['TORCHELASTIC_TIMER_FILE']))\n\
                 first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n\
                 with timer.expires(after=0.2 if first else 600, scope='a step'):\n    time.sleep(600 if first else 0)\n\
-                with timer.expires(after=0.1):\n    pass\ntime.sleep(0.5)\nprint('done')\n";
+                with timer.expires(after=2):\n    pass\ntime.sleep(3)\nprint('done')\n";
     std::fs::write(&script, text).unwrap();
     let start = |restarts: &str| {
         Launcher::start_with(&["--max-restarts", restarts, script.to_str().unwrap()], |command| {
@@ -272,7 +280,7 @@ fn start_stuck(folder: &std::path::Path, limit: &str, args: &[&str]) -> Launcher
 #[test]
 fn a_node_with_a_worker_that_is_stuck_in_the_kernel_leaves() {
     let folder = tempfile::tempdir().unwrap();
-    let ended = start_stuck(folder.path(), "0.3", &["--nproc-per-node=2"]).ended().expect(6);
+    let ended = start_stuck(folder.path(), "2", &["--nproc-per-node=2"]).ended().expect(6);
     assert_eq!(ended.with("rank 1 (process ").len(), 1, "{}", ended.text());
     assert!(ended.text().contains("stuck in the kernel"), "{}", ended.text());
     let ended = start_stuck(folder.path(), "soon", &["--nproc-per-node=2"]).ended().expect(2);
@@ -286,7 +294,7 @@ fn all_nodes_are_told_of_a_worker_that_is_stuck_in_the_kernel() {
     let args = ["--nnodes=1:2", "--rdzv-id=job", "--rdzv-endpoint", &endpoint];
     let args = [&args[..], &["--rdzv-conf=last_call_timeout=1,lease_timeout=60"]].concat();
     // Which of the two has the worker that is stuck is not known before.
-    let mut nodes: Vec<_> = (0..2).map(|_| start_stuck(folder.path(), "0.3", &args)).collect();
+    let mut nodes: Vec<_> = (0..2).map(|_| start_stuck(folder.path(), "2", &args)).collect();
     let (other, said) = wait_for_any(&mut nodes, "; meeting again");
     let why = said.split_once("leaves: rank 1 (process ").map(|(_, why)| why.strip_suffix("; meeting again"));
     assert!(why.flatten().is_some_and(|why| why.contains(") is stuck in the kernel for ")), "{said}");

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 
 use crate::launcher::{Launcher, RALLYPOINT, signal, wait_for_any, wait_until};
-use rallypoint_testkit::{Etcd, Version};
+use rallypoint_testkit::{Etcd, Version, closed_port};
 
 /// A server of a process of its own, which can be stopped.
 struct Server {
@@ -59,17 +59,24 @@ impl Drop for Server {
     }
 }
 
+/// A port that the system gives to nobody else.
 fn free_endpoint() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+    format!("127.0.0.1:{}", closed_port())
 }
 
 const QUICK: &str = "last_call_timeout=1,lease_timeout=2";
+/// Where somebody is killed after somebody else, before anybody is missed.
+const PATIENT: &str = "last_call_timeout=1,lease_timeout=6";
 
 #[test]
 fn a_death_that_leaves_too_few_nodes_is_named_as_the_cause() {
     let server = Server::start();
     let start = || {
-        server.node("3", &format!("{QUICK},join_timeout=8"), &["--", "sh", "-c", "echo at work; sleep 600"])
+        server.node(
+            "3",
+            &format!("{PATIENT},join_timeout=15"),
+            &["--", "sh", "-c", "echo at work; sleep 600"],
+        )
     };
     let mut nodes = [start(), start(), start()];
     nodes.iter_mut().for_each(|node| drop(node.wait_for("at work")));
@@ -89,7 +96,7 @@ fn a_death_that_leaves_too_few_nodes_is_named_as_the_cause() {
         ended.text()
     );
     assert!(last.contains(") and node ") && !last.contains("more"), "both are named: {last}");
-    assert!(last.contains("3 nodes are needed, and 1 node is here after 8 s"), "{}", ended.text());
+    assert!(last.contains("3 nodes are needed, and 1 node is here after 15 s"), "{}", ended.text());
     assert!(last.contains("--nnodes MIN:MAX") && !last.contains("--rdzv"), "no flag is to blame: {last}");
 }
 
@@ -97,7 +104,8 @@ fn a_death_that_leaves_too_few_nodes_is_named_as_the_cause() {
 fn nodes_that_are_killed_process_by_process_are_all_named_once() {
     let server = Server::start();
     let start = |_| {
-        server.node("3", &format!("{QUICK},join_timeout=6"), &["--", "sh", "-c", "echo at work; sleep 600"])
+        // The other one dies, and is missed, before their time to meet again is over.
+        server.node("3", &format!("{QUICK},join_timeout=18"), &["--", "sh", "-c", "echo at work; sleep 600"])
     };
     let mut nodes: Vec<_> = (0..3).map(start).collect();
     nodes.iter_mut().for_each(|node| drop(node.wait_for("at work")));
@@ -127,7 +135,7 @@ fn nodes_that_are_killed_process_by_process_are_all_named_once() {
 #[test]
 fn a_spare_whose_members_have_died_has_its_time_and_names_them() {
     let server = Server::start();
-    let conf = format!("{QUICK},join_timeout=4");
+    let conf = format!("{PATIENT},join_timeout=8");
     let start = |_| server.node("2", &conf, &["--", "sh", "-c", "echo at work; sleep 600"]);
     let mut nodes: Vec<_> = (0..3).map(start).collect();
     let (spare, _) = wait_for_any(&mut nodes, "standing by as a spare");
@@ -170,7 +178,8 @@ fn nodes_that_meet_again_are_not_lost() {
     let start = |role: &str| {
         server.node(
             "2:3",
-            "last_call_timeout=2,lease_timeout=60",
+            // They wait for the slow one for as long as the test looks at them.
+            "last_call_timeout=10,lease_timeout=60",
             &["--role", role, "--", "sh", "-c", &script],
         )
     };
@@ -284,9 +293,11 @@ fn while_etcd_is_full_all_nodes_end_with_the_failure_that_came_first() {
     let etcd = Etcd::builder(Version::V35).arg("--quota-backend-bytes=2000000").unsafe_no_fsync().start();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("fail");
-    // Rank 0 fails because of it, rank 2 waits for ever.
+    // Rank 0 fails because of it, a moment after rank 1 has ended, whose number stays taken for a while; rank 2 waits for ever.
     let script = format!(
-        "echo at work; until [ $RANK != 2 -a -e {} ]; do sleep 0.05; done; [ $RANK = 1 ] || sleep 0.2; exit 3",
+        "[ $RANK != 1 ] || echo $$ >{0}.pid; echo at work; until [ $RANK != 2 -a -e {0} ]; do sleep 0.05; done; \
+         [ $RANK != 1 ] || exit 3; first=/proc/$(cat {0}.pid); \
+         while [ -e $first ] && ! grep -q 'State:.Z' $first/status; do sleep 0.05; done; sleep 0.3; exit 3",
         file.display()
     );
     let args =
