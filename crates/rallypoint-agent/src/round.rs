@@ -208,12 +208,17 @@ pub(crate) async fn run(
             tokio::time::sleep(TO_BE_TOLD).await;
             signal
         };
-        tokio::select! {
+        let reason = first.as_ref().map(Notice::in_short);
+        let (verdict, untold) = tokio::select! {
             biased;
             settled = round.settle(first, &mut fence, stop) => settled,
             signal = limit.gone() => (Verdict::Stop(signal), None),
             signal = in_vain => (Verdict::Stop(signal), None),
+        };
+        if let (Verdict::Close, Some(reason)) = (&verdict, reason) {
+            round.close(&reason, untold.is_some(), &fence).await;
         }
+        (verdict, untold)
     };
     let ((verdict, untold), ()) = tokio::join!(settle, async {
         let before_stop = async {

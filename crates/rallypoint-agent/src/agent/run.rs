@@ -320,9 +320,6 @@ impl Agent {
                 Verdict::Close => {
                     if let Some(report) = self.report(None, over.failures) {
                         self.untold = over.untold.zip(board).map(|(notice, board)| (board, notice));
-                        if self.untold.is_some() {
-                            fence.spread_close().await;
-                        }
                         return Ok(failed(report.used_up(Some(self.spec.max_restarts))));
                     }
                 }

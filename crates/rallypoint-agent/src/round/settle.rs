@@ -118,6 +118,17 @@ impl Round<'_> {
         (verdict, own.filter(|_| !told.load(Ordering::Relaxed)))
     }
 
+    /// Closes the run, for this reason, while the workers of this node may take long to end: the others could meet again
+    /// without it, and go on. Where etcd has not taken the reason itself, they are told directly.
+    pub(super) async fn close(&self, reason: &str, is_untold: bool, fence: &Fence) {
+        if is_untold {
+            fence.spread_close().await;
+            return;
+        }
+        let closed = tokio::time::timeout(LOSS_IS_TOLD, self.handler().set_closed(reason)).await;
+        debug!(?closed, "the run is closed");
+    }
+
     async fn find_out(
         &mut self,
         own: Option<&Notice>,

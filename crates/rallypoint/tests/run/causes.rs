@@ -50,6 +50,30 @@ fn a_death_is_the_cause_also_where_another_node_leaves_before_it_is_noticed() {
     assert!(ended.with("failed first").is_empty(), "{}", ended.text());
 }
 
+/// Its others are told to end long before its last worker has, and may not go on without it meanwhile.
+#[test]
+fn a_run_without_restarts_is_closed_before_slow_workers_have_ended() {
+    let (etcd, folder) = (Etcd::start(Version::V35), tempfile::tempdir().unwrap());
+    let (endpoint, fails) = (etcd.endpoint(), folder.path().join("fails"));
+    let args = ["--nnodes", "1:2", "--nproc-per-node", "2", "--max-restarts", "0", "--shutdown-timeout", "8"];
+    let mut good = node(&endpoint, "good", &args, "echo begins $WORLD_SIZE; exec sleep 600");
+    let script = format!(
+        "[ $WORLD_SIZE = 4 ] || exec sleep 600; trap '' TERM; echo begins $WORLD_SIZE; while :; do sleep 0.1; [ $LOCAL_RANK = 0 ] && [ -e {} ] && exit 7; done",
+        fails.display()
+    );
+    let mut slow = node(&endpoint, "slow", &args, &script);
+    slow.wait_for("begins 4");
+    good.wait_for("begins 4");
+    good.forget();
+    fs::write(&fails, "").unwrap();
+    let ended = good.ended().expect(1);
+    assert!(ended.with("begins").is_empty(), "{}", ended.text());
+    assert!(ended.text().contains("on slow failed with exit code 7"), "{}", ended.text());
+    assert!(ended.text().contains("failed first"), "{}", ended.text());
+    let ended = slow.ended().expect(1);
+    assert!(ended.text().contains("failed first"), "{}", ended.text());
+}
+
 /// However long the message of a worker is, the run is closed for all, and all say the same.
 #[test]
 fn a_message_without_end_closes_the_run_for_all_nodes_in_the_same_words() {
