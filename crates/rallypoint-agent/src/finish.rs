@@ -1,5 +1,6 @@
 //! The wait for all nodes of a round to finish, and what is said meanwhile of a server that is gone.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ pub(crate) async fn finished(
 ) -> Result<(), StoreError> {
     let writes = store.clone_store();
     writes.set_timeout(timeout);
-    let here = format!("{HERE}{rank}").into_bytes();
+    let here = here(rank);
     let every = LOOK_AGAIN.max(LOOK_AGAIN_PER_NODE.saturating_mul(u32::try_from(nodes).unwrap_or(u32::MAX)));
     let passed = patience::until_taken(timeout, async || patience::wait(store, PASSED).await);
     tokio::pin!(passed);
@@ -61,6 +62,38 @@ async fn arrive(writes: &dyn Store, here: &[u8], nodes: usize, timeout: Duration
         patience::until_taken(timeout, async || writes.set(PASSED, b"1").await).await?;
     }
     Ok(())
+}
+
+/// Waits until all have finished, where these are gone and had: they are counted in, and cannot say so themselves.
+pub(crate) async fn finished_without(store: &dyn Store, nodes: usize, gone: &BTreeSet<usize>) {
+    if gone.is_empty() {
+        return std::future::pending().await;
+    }
+    let all: Vec<Vec<u8>> = (0..nodes).map(here).collect();
+    let all: Vec<&[u8]> = all.iter().map(Vec::as_slice).collect();
+    loop {
+        let counting = async {
+            for rank in gone {
+                store.set(&here(*rank), b"1").await?;
+            }
+            let there = store.check(&all).await?;
+            if there {
+                store.set(PASSED, b"1").await?;
+            }
+            Ok::<bool, StoreError>(there)
+        };
+        match counting.await {
+            Ok(true) => return,
+            Ok(false) => {}
+            Err(error) => debug!(%error, "those who had finished and are gone cannot be counted in yet"),
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// Where a node says that it has finished.
+pub(crate) fn here(rank: usize) -> Vec<u8> {
+    format!("{HERE}{rank}").into_bytes()
 }
 
 /// Waits until etcd has not answered for so long, counted from now at the earliest. Never where that is not known.

@@ -339,6 +339,12 @@ impl Board {
         self.said_if(&[&answered(node)]).await.filter(Notice::is_failure)
     }
 
+    /// Whether this is in the round's store.
+    pub(crate) async fn has(&self, key: &[u8]) -> bool {
+        let there = tokio::time::timeout(TO_READ, self.store.check(&[key])).await;
+        there.is_ok_and(|there| there.unwrap_or(false))
+    }
+
     /// What was told first, if these keys are there too.
     async fn said_if(&self, keys: &[&[u8]]) -> Option<Notice> {
         let read = async {

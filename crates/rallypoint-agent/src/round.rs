@@ -7,13 +7,14 @@ mod fit;
 mod settle;
 mod start;
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rallypoint_core::endpoint::host_and_port;
 use rallypoint_core::round::What;
-use rallypoint_rendezvous::{GroupChange, Rendezvous, RendezvousHandler, Whom};
+use rallypoint_rendezvous::{GroupChange, Rendezvous, RendezvousHandler, Standing, Whom};
 use rallypoint_store::Store;
 use rustix::process::Signal;
 use tokio::sync::oneshot;
@@ -27,7 +28,7 @@ use crate::environment::WorkerRanks;
 use crate::error::AgentError;
 use crate::failure::{Exit, Failure};
 use crate::fence::Fence;
-use crate::finish::server_gone;
+use crate::finish::{here, server_gone};
 use crate::group::Group;
 use crate::hang::HangWatch;
 use crate::notice::{Board, Notice};
@@ -107,6 +108,7 @@ pub(crate) async fn run(
         preemption: Watch::new(agent),
         heard: None,
         put_off: None,
+        gone: BTreeSet::new(),
         told_by_etcd: true,
         serving: served.as_ref().map_or(Serving::Rank0, ServedStore::serving),
         entrance: Entrance::Master,
@@ -283,6 +285,8 @@ struct Round<'a> {
     heard: Option<GroupChange>,
     /// One that waits while workers save.
     put_off: Option<GroupChange>,
+    /// Who is gone after it had finished: nobody misses them.
+    gone: BTreeSet<usize>,
     /// What other nodes told came through etcd, and not from themselves.
     told_by_etcd: bool,
     /// Who serves the store that the workers meet at: this node, or as the one with rank 0 says.
@@ -350,7 +354,7 @@ impl Round<'_> {
 
     /// The next change of the group that is not the last one again.
     async fn change(&mut self) -> GroupChange {
-        next_change(self.agent.handler(), &mut self.heard, &mut self.put_off, None).await
+        next_change(self.agent.handler(), &self.gone, &mut self.heard, &mut self.put_off, None).await
     }
 
     /// The round's store has failed. Where etcd has lost it with the rest of the round, the group is told.
@@ -385,7 +389,10 @@ impl Round<'_> {
                     None => continue,
                 },
                 notice = &mut told, if !saving.as_ref().is_some_and(Saving::is_here) => Event::Notice(notice),
-                change = next_change(self.agent.handler(), &mut self.heard, &mut self.put_off, saving) => {
+                change = next_change(self.agent.handler(), &self.gone, &mut self.heard, &mut self.put_off, saving) => {
+                    if self.had_finished(&change, fence).await {
+                        continue;
+                    }
                     if self.preemption.lets_save(&change) {
                         // To be told again when they have.
                         self.heard = None;
@@ -441,6 +448,19 @@ impl Round<'_> {
         said.unwrap_or(Event::Changed(change))
     }
 
+    /// Whether that is the death of a node whose workers had succeeded, as it has said through etcd or directly. It has done
+    /// its part, and this round goes on without it.
+    async fn had_finished(&mut self, change: &GroupChange, fence: &Fence) -> bool {
+        let GroupChange::Died { rank: Some(rank), .. } = change else { return false };
+        let finished = (*rank == self.rank && *self.decision.stage() == Stage::Finishing)
+            || fence.has_finished(*rank)
+            || self.board.has(&here(*rank)).await;
+        if finished && self.gone.insert(*rank) && *rank != self.rank {
+            info!("{}; its workers had finished, and the others go on", words::change(change));
+        }
+        finished
+    }
+
     /// Where that is the death of a node that had answered a failure.
     async fn died_after(&self, change: &GroupChange) -> Option<Event> {
         let GroupChange::Died { rank: Some(rank), .. } = change else { return None };
@@ -452,12 +472,16 @@ impl Round<'_> {
 /// that was said.
 async fn next_change(
     handler: &dyn RendezvousHandler,
+    gone: &BTreeSet<usize>,
     heard: &mut Option<GroupChange>,
     put_off: &mut Option<GroupChange>,
     saving: Option<Saving>,
 ) -> GroupChange {
     loop {
-        let change = handler.changed().await;
+        let Some(change) = besides(handler, gone, handler.changed().await).await else {
+            tokio::time::sleep(ASK_AGAIN).await;
+            continue;
+        };
         let later = saving.is_some_and(|saving| saving.puts_off(&change));
         if !later && heard.as_ref() != Some(&change) {
             *heard = Some(change.clone());
@@ -470,6 +494,22 @@ async fn next_change(
         }
         tokio::time::sleep(ASK_AGAIN).await;
     }
+}
+
+/// A change of the group, or another one where it is the loss of those who had finished.
+async fn besides(
+    handler: &dyn RendezvousHandler,
+    gone: &BTreeSet<usize>,
+    change: GroupChange,
+) -> Option<GroupChange> {
+    let is_known = |change: &GroupChange| matches!(change, GroupChange::Died { rank: Some(rank), .. } if gone.contains(rank));
+    if !is_known(&change) {
+        return Some(change);
+    }
+    let Standing { lost, over, .. } = handler.standing().await.ok()?;
+    let other = lost.into_iter().find(|change| !is_known(change));
+    // A member that asks for another round waits for the others there.
+    other.or_else(|| over.then_some(GroupChange::Waiting { count: 1 }))
 }
 
 /// Says that restarts are there again, at the moment when they are.

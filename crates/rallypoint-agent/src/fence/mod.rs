@@ -138,7 +138,25 @@ impl Fence {
         telling.join_all().await;
     }
 
-    /// The same, and that the run is closed because of it.
+    /// Tells the other nodes directly that this one, with this rank, has finished: etcd may not be able to.
+    pub(crate) async fn say_finished(&self, rank: usize) {
+        let rank = u32::try_from(rank).unwrap_or(u32::MAX);
+        let mut telling = JoinSet::new();
+        for peer in self.peers.borrow().iter() {
+            if let Peer::At(reach) = peer {
+                let reach = Arc::clone(reach);
+                telling.spawn(async move { reach.tell_finish(rank).await });
+            }
+        }
+        telling.join_all().await;
+    }
+
+    /// Whether the node with this rank has said so.
+    pub(crate) fn has_finished(&self, rank: usize) -> bool {
+        self.notes.as_ref().is_some_and(|notes| notes.has_finished(rank))
+    }
+
+    /// Tells them the same as [`spread`](Self::spread), and that the run is closed because of it.
     pub(crate) async fn spread_close(&self) {
         if let Some(notes) = &self.notes {
             notes.close();

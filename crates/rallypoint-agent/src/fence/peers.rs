@@ -98,10 +98,18 @@ impl Reach {
 
     /// Tells the member what this node knows, unasked.
     pub(super) async fn tell(&self, news: &News) {
+        self.send(&[&self.question.write_telling()[..], &news.write()].concat()).await;
+    }
+
+    /// Tells the member that the node with this rank has finished.
+    pub(super) async fn tell_finish(&self, rank: u32) {
+        self.send(&self.question.write_finish(rank)).await;
+    }
+
+    async fn send(&self, text: &[u8]) {
         let telling = async {
             let mut stream = TcpStream::connect(&self.addresses[..]).await?;
-            let text = [&self.question.write_telling()[..], &news.write()].concat();
-            stream.write_all(&text).await?;
+            stream.write_all(text).await?;
             stream.shutdown().await?;
             // It hangs up when it has read it.
             stream.read_to_end(&mut Vec::new()).await

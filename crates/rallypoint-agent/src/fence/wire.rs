@@ -8,9 +8,11 @@
 //!
 //! telling    "RPF" 2  key(16)   seat(16)
 //! news       JSON up to the end of the connection
+//!
+//! finish     "RPF" 3  key(16)   seat(16)  rank of who has finished, big endian(4)
 //! ```
 //!
-//! An agent that knows no news sends none and reads none: the answer alone is whole. One that does not know a telling hangs up.
+//! An agent that knows no news sends none and reads none: the answer alone is whole. One that does not know a telling or a finish hangs up.
 //!
 //! Key, seat and proof are random. Each node writes its own to the round's store, so that only who can read that may ask,
 //! and nobody else can answer in its place. They keep strangers out, and not those who can read along.
@@ -27,6 +29,8 @@ use crate::notice::Notice;
 const MAGIC: [u8; 4] = *b"RPF\x01";
 /// The first bytes of a telling.
 const TELLS: [u8; 4] = *b"RPF\x02";
+/// The first bytes of a finish.
+const FINISHES: [u8; 4] = *b"RPF\x03";
 pub(super) const QUESTION: usize = 36;
 pub(super) const ANSWER: usize = 25;
 /// More than any notice has.
@@ -50,6 +54,11 @@ impl Question {
         self.after(TELLS)
     }
 
+    /// That the node with this rank has finished, for the same node in the same place.
+    pub(super) fn write_finish(self, rank: u32) -> Vec<u8> {
+        [&self.after(FINISHES)[..], &rank.to_be_bytes()].concat()
+    }
+
     fn after(self, magic: [u8; 4]) -> [u8; QUESTION] {
         let mut bytes = [0; QUESTION];
         bytes[..4].copy_from_slice(&magic);
@@ -66,6 +75,8 @@ pub(super) enum Request {
     Ask(Question),
     /// To tell what it knows of the round of this question.
     Tell(Question),
+    /// To tell that it has finished its part of that round; its rank follows.
+    Finish(Question),
 }
 
 impl Request {
@@ -76,6 +87,7 @@ impl Request {
         match [bytes[0], bytes[1], bytes[2], bytes[3]] {
             MAGIC => Some(Request::Ask(question)),
             TELLS => Some(Request::Tell(question)),
+            FINISHES => Some(Request::Finish(question)),
             _ => None,
         }
     }

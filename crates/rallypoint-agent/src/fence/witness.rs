@@ -1,5 +1,6 @@
 //! Answers the other agents' questions about the round that this node is in.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -46,6 +47,8 @@ struct Standing {
     state: State,
     /// What it knows of that round's end.
     news: Option<News>,
+    /// Who has said directly that it has finished, by rank.
+    finished: BTreeSet<usize>,
 }
 
 impl Standing {
@@ -82,7 +85,8 @@ impl Witness {
         };
         let port = listener.local_addr()?.port();
         let (key, proof) = (Uuid::new_v4(), Uuid::new_v4());
-        let nowhere = Standing { seat: None, state: State::Out { known: true }, news: None };
+        let nowhere =
+            Standing { seat: None, state: State::Out { known: true }, news: None, finished: BTreeSet::new() };
         let standing = watch::Sender::new(nowhere);
         let desk = Desk { key, proof, standing: standing.clone(), handler: Arc::clone(&handler) };
         let task = tokio::spawn(answer_all(listener, desk));
@@ -92,7 +96,8 @@ impl Witness {
     /// This node is in a round, for as long as the seat is held.
     pub(super) fn sit(&self) -> (Seat, Whereabouts) {
         let seat = Uuid::new_v4();
-        self.standing.send_replace(Standing { seat: Some(seat), state: State::In, news: None });
+        let finished = BTreeSet::new();
+        self.standing.send_replace(Standing { seat: Some(seat), state: State::In, news: None, finished });
         let question = Question { key: self.key, seat };
         let whereabouts = Whereabouts::new(&self.address, self.port, question, self.proof);
         (Seat { known: true, notes: Notes { seat, standing: self.standing.clone() } }, whereabouts)
@@ -182,6 +187,18 @@ impl Notes {
     pub(super) fn all(&self) -> Option<News> {
         let standing = self.standing.borrow();
         standing.news.clone().filter(|_| standing.seat == Some(self.seat))
+    }
+
+    /// The node with this rank has finished its part of the round.
+    pub(super) fn finish(&self, rank: usize) {
+        self.change(|standing| {
+            standing.finished.insert(rank);
+        });
+    }
+
+    pub(super) fn has_finished(&self, rank: usize) -> bool {
+        let standing = self.standing.borrow();
+        standing.seat == Some(self.seat) && standing.finished.contains(&rank)
     }
 
     pub(super) fn has_any(&self) -> bool {
@@ -275,6 +292,12 @@ impl Desk {
                     // Of a round that is over for this node it is nothing new.
                     Notes { seat: question.seat, standing: self.standing.clone() }.learn(news);
                 }
+                Ok(())
+            }
+            Some(Request::Finish(question)) if question.key == self.key => {
+                let rank = stream.read_u32().await?;
+                Notes { seat: question.seat, standing: self.standing.clone() }
+                    .finish(usize::try_from(rank).unwrap_or(usize::MAX));
                 Ok(())
             }
             // A stranger is told nothing, and tells nothing.

@@ -1,28 +1,30 @@
 //! The end of a round whose workers on this node have succeeded: it waits for those of the other nodes.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use rallypoint_core::time::bounded;
-use rallypoint_rendezvous::{FINISHED, GroupChange};
+use rallypoint_rendezvous::{FINISHED, GroupChange, RendezvousHandler};
 use rallypoint_store::{Store, StoreError};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use super::{LOSS_IS_TOLD, Round, next_change};
+use super::{ASK_AGAIN, LOSS_IS_TOLD, Round, next_change};
 use crate::decision::{Event, Stage};
 use crate::fence::Fence;
-use crate::finish::{PASSED, finished, silent_for};
+use crate::finish::{PASSED, finished, finished_without, silent_for};
 use crate::stop::StopListener;
 
 impl Round<'_> {
     /// Waits until all nodes of the round have finished, so that nobody who still works misses anybody.
     pub(super) async fn finish(&mut self, store: &dyn Store, fence: &Fence, stop: &mut StopListener) {
-        let (board, nodes, agent) = (self.board.clone(), self.nodes, self.agent);
+        let (board, nodes, agent, rank) = (self.board.clone(), self.nodes, self.agent, self.rank);
         let timeout = agent.spec().exit_barrier_timeout;
         let place = (self.rank, nodes);
         let (done, silent) = (finished(store, place, timeout), silent_for(agent.handler(), timeout));
         let told = board.told();
-        tokio::pin!(done, silent, told);
+        let saying = say_finished(agent.handler(), fence, rank);
+        tokio::pin!(done, silent, told, saying);
         let began = Instant::now();
         // Once this node cannot tell its end: until then a change of the group may say why.
         let mut gives_up: Option<Instant> = None;
@@ -47,6 +49,8 @@ impl Round<'_> {
                         continue;
                     }
                 },
+                () = finished_without(store, nodes, &self.gone) => Event::AllSucceeded,
+                never = &mut saying => match never {},
                 () = &mut silent => self.no_word(None, fence, stop).await,
                 () = tokio::time::sleep_until(gives_up.unwrap_or(began)), if gives_up.is_some() => {
                     self.no_word(refusal.as_ref(), fence, stop).await
@@ -57,7 +61,7 @@ impl Round<'_> {
                 },
                 notice = &mut told => Event::Notice(notice),
                 notice = fence.closed() => self.closed_by(notice),
-                change = next_change(self.agent.handler(), &mut self.heard, &mut self.put_off, saving) => match change {
+                change = next_change(agent.handler(), &self.gone, &mut self.heard, &mut self.put_off, saving) => match change {
                     // Whoever closed it so had passed the barrier, which needs all. torchrun gives no reason, and
                     // what it closed may be heard of before the end of the barrier is.
                     GroupChange::Closed { reason }
@@ -65,6 +69,7 @@ impl Round<'_> {
                     {
                         Event::AllSucceeded
                     }
+                    change if self.had_finished(&change, fence).await => continue,
                     change => self.with_reason(change, stop).await,
                 },
             };
@@ -89,10 +94,23 @@ impl Round<'_> {
                 "this node's workers have finished; for {seconds} s etcd has not said whether those of other nodes have, and is not waited for any longer (--exit-barrier-timeout)"
             );
         }
+        let telling = async {
+            fence.say_finished(self.rank).await;
+            fence.done().await;
+        };
         tokio::select! {
-            () = fence.done() => {}
+            () = telling => {}
             _ = stop.asked() => {}
         }
         Event::NoWord
+    }
+}
+
+/// Tells the others directly that this node has finished, while etcd is silent for it: its lease may end, and they would miss it.
+async fn say_finished(handler: &dyn RendezvousHandler, fence: &Fence, rank: usize) -> Infallible {
+    loop {
+        silent_for(handler, Duration::ZERO).await;
+        fence.say_finished(rank).await;
+        tokio::time::sleep(ASK_AGAIN).await;
     }
 }

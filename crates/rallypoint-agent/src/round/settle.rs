@@ -235,6 +235,9 @@ impl Round<'_> {
                     {
                         self.decision.handle(Event::Notice(notice));
                     }
+                    if self.had_finished(&change, fence).await {
+                        continue;
+                    }
                     self.died_after(&change).await.unwrap_or(Event::Changed(change))
                 }
                 () = &mut time => Event::TimeUp,

@@ -348,6 +348,51 @@ fn who_has_finished_while_etcd_is_away_is_not_taken_for_lost() {
     site.end(1);
 }
 
+/// Its lease ends before etcd can be told that it has finished, whether etcd was away for all or for itself alone.
+#[test]
+fn who_has_finished_and_gone_meanwhile_is_not_missed_by_those_whom_etcd_answers() {
+    for alone in [false, true] {
+        let args = ["--nnodes", "1:3", "--fence-timeout", "60", "--exit-barrier-timeout", "3"];
+        let mut site = Site::of_members(3, &args);
+        let host = site.network.host(2);
+        if alone {
+            host.cut_from(&site.etcd);
+        } else {
+            site.server.pause();
+        }
+        site.nodes[2].wait_for("asking other nodes");
+        std::fs::write(site.folder.path().join("node2.end"), "").unwrap();
+        site.nodes.pop().unwrap().ended().expect(0);
+        if !alone {
+            site.server.resume();
+        }
+        for node in &mut site.nodes {
+            node.wait_for("its workers had finished, and the others go on");
+            node.forget();
+        }
+        // Another one dies after it: that is told as ever.
+        site.nodes.pop().unwrap().pull_the_plug();
+        site.nodes[0].wait_for("died; meeting again");
+        site.nodes[0].wait_for("1 are here");
+        site.end(1);
+    }
+}
+
+/// Nor by those who have finished too, and wait for it.
+#[test]
+fn all_who_have_finished_end_well_without_the_one_that_could_not_say_so() {
+    let args = ["--nnodes", "1:3", "--fence-timeout", "60", "--exit-barrier-timeout", "4"];
+    let mut site = Site::of_members(3, &args);
+    let host = site.network.host(2);
+    host.cut_from(&site.etcd);
+    site.nodes[2].wait_for("asking other nodes");
+    std::fs::write(site.folder.path().join("end"), "").unwrap();
+    for node in site.nodes {
+        let ended = node.ended().expect(0);
+        assert!(ended.with("start 2").is_empty(), "{}", ended.text());
+    }
+}
+
 #[test]
 fn a_group_whose_etcd_is_away_for_longer_than_it_may_makes_room_for_the_spares() {
     let mut site = Site::new(4, &["--nnodes", "2", "--max-etcd-outage", "4"], WORKER);

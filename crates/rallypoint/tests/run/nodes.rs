@@ -237,17 +237,17 @@ fn the_others_are_told_of_a_failure_before_the_workers_have_stopped() {
     let (endpoint, file) = (etcd.endpoint(), folder.path().join("end"));
     let script = stubborn(&file);
     let args = ["--nnodes", "2", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint, "--nproc-per-node", "2"];
-    let args = [&args[..], &["--", "sh", "-c", &script]].concat();
-    let bad = Launcher::start_with(&args, |command| {
+    let bad = Launcher::start_with(&[&args[..], &["--", "sh", "-c", &script]].concat(), |command| {
         command.env("FAILS", "1");
     });
-    let mut good = Launcher::start(&args);
-    // Its own workers do not end either.
-    good.wait_for("failed with exit code 7");
+    let script = format!(": > {}.$RANK; echo $WORLD_SIZE are here; exec sleep 600", file.display());
+    let good = Launcher::start(&[&args[..], &["--", "sh", "-c", &script]].concat());
+    // Its own workers end at once, and so does it, while those of the other one run on.
+    let good = good.ended().expect(1);
     std::fs::write(&file, "").unwrap();
-    let (good, bad) = (good.ended().expect(1), bad.ended().expect(1));
-    for ended in [good, bad] {
+    for ended in [good, bad.ended().expect(1)] {
         assert!(!ended.with("failed first").is_empty(), "{}", ended.text());
+        assert!(ended.with("killing what is left").is_empty(), "{}", ended.text());
     }
 }
 
