@@ -7,6 +7,8 @@
 //! Nodes tell each other of failures through etcd. While that is silent, an agent for whom the round is over also says what
 //! it knows of the reason, its own or heard from others, so that all who can reach each other name the same one. An etcd that
 //! answers and takes nothing, since it is full, is another matter: nobody asks then, so who knows something tells the others.
+//! So does one that goes. One that is cut off alone answers directly what it has heard so, and whoever hears that passes it on
+//! to etcd: it lived then, and its death, of which etcd will tell, came after.
 
 mod judge;
 mod pace;
@@ -14,6 +16,7 @@ mod peers;
 mod wire;
 mod witness;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -121,13 +124,30 @@ impl Fence {
     /// Whoever asks why the round is over is told this, unless something earlier is known.
     pub(crate) fn tell(&self, notice: Notice) {
         if let Some(notes) = &self.notes {
-            notes.learn(News { notice, closes: false });
+            notes.learn(News { notice, closes: false, answered: None });
         }
     }
 
     /// Tells the other nodes directly what is known to have come first: etcd has not taken it.
     pub(crate) async fn spread(&self) {
-        let Some(news) = self.notes.as_ref().and_then(Notes::all) else { return };
+        if let Some(news) = self.notes.as_ref().and_then(Notes::all) {
+            self.tell_directly(&news).await;
+        }
+    }
+
+    /// The same, and that this node, in this place, has heard of it.
+    pub(crate) async fn answer(&self, node: usize) {
+        if let Some(news) = self.notes.as_ref().and_then(Notes::all) {
+            self.tell_directly(&News { answered: Some(node), ..news }).await;
+        }
+    }
+
+    /// Tells the other nodes directly that somebody leaves or meets again. This node, in this place, gives no other answer.
+    pub(crate) async fn say(&self, node: usize, notice: &Notice) {
+        self.tell_directly(&News { notice: notice.clone(), closes: false, answered: Some(node) }).await;
+    }
+
+    async fn tell_directly(&self, news: &News) {
         let mut telling = JoinSet::new();
         for peer in self.peers.borrow().iter() {
             if let Peer::At(reach) = peer {
@@ -152,6 +172,19 @@ impl Fence {
             Some(notes) => notes.other_than(known).await,
             None => std::future::pending().await,
         }
+    }
+
+    /// Waits until a node other than these has answered this one directly.
+    pub(crate) async fn answered_by_other_than(&self, known: &BTreeSet<usize>) -> usize {
+        match &self.notes {
+            Some(notes) => notes.answered_by_other_than(known).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The failure that came first, if this node has answered it directly.
+    pub(crate) fn answered_by(&self, node: usize) -> Option<Notice> {
+        self.notes.as_ref()?.answered_by(node).filter(Notice::is_failure)
     }
 
     /// Waits until another node says that it has closed the run; because of what.
