@@ -358,8 +358,16 @@ impl Board {
 
     /// Says that this node is there and has said all it has to say.
     pub(crate) async fn answer(&self) -> Result<(), StoreError> {
-        // Whoever counts all answers knows whose they are.
-        self.store.set(&answered(self.node), b"1").await?;
+        self.answer_for(self.node).await
+    }
+
+    /// The same of another node, which has told this one so.
+    pub(crate) async fn answer_for(&self, node: usize) -> Result<(), StoreError> {
+        // Whoever counts all answers knows whose they are. Several may pass on one, and one of them counts it.
+        let by = self.node.to_string().into_bytes();
+        if self.store.compare_set(&answered(node), &[], &by).await? != by {
+            return Ok(());
+        }
         let answers = self.store.add(ANSWERS, 1).await?;
         if usize::try_from(answers).is_ok_and(|answers| answers >= self.nodes) {
             self.store.set(ALL_ANSWERED, b"1").await?;
@@ -483,6 +491,23 @@ mod tests {
         assert!(wait.await.is_err());
         board.answer().await.unwrap();
         board.all_answered().await;
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_others_pass_on_counts_once() {
+        let store = Arc::new(MemoryStore::new());
+        let [first, second, third] = [0, 1, 2].map(|node| Board::new(Arc::clone(&store) as _, (node, 3)));
+        first.tell(&failed(0, 1)).await.unwrap();
+        first.answer().await.unwrap();
+        first.answer_for(2).await.unwrap();
+        // It is there again itself.
+        third.answer().await.unwrap();
+        assert_eq!(first.answered_by(2).await, Some(failed(0, 1)));
+        let wait = tokio::time::timeout(Duration::from_millis(50), first.all_answered());
+        assert!(wait.await.is_err(), "one has not answered");
+        second.answer_for(2).await.unwrap();
+        second.answer().await.unwrap();
+        assert_eq!(first.all_answered().await, failed(0, 1));
     }
 
     #[tokio::test]

@@ -1,6 +1,7 @@
 //! One round on one node: from the moment the nodes have met until they meet again, or never.
 
 mod crew;
+mod directly;
 mod entrance;
 mod finish;
 mod fit;
@@ -137,7 +138,7 @@ pub(crate) async fn run(
     if round.decision.verdict().is_none()
         && let Err(error) = round.enter_store(&met, served.as_ref(), stop).await
     {
-        return Err(round.cannot_start(error).await);
+        return Err(round.cannot_start(error, &fence).await);
     }
     if let Some(verdict) = round.decision.verdict() {
         fence.over(round.decision.is_known_to_be_over());
@@ -168,7 +169,7 @@ pub(crate) async fn run(
     round.crew(&met, &places);
     let mut group = match round.start(&met, &places, attempt, stop) {
         Ok(group) => group,
-        Err(error) => return Err(round.cannot_start(error).await),
+        Err(error) => return Err(round.cannot_start(error, &fence).await),
     };
     round.preemption.started();
     agent.enter(Phase::Running);
@@ -378,6 +379,7 @@ impl Round<'_> {
         tokio::pin!(told, restarts_return, server_gone);
         while *self.decision.stage() == Stage::Working {
             let saving = self.preemption.saving();
+            let saves_here = saving.as_ref().is_some_and(Saving::is_here);
             let event = tokio::select! {
                 biased;
                 ends = self.preemption.turn(stop) => match ends {
@@ -388,7 +390,7 @@ impl Round<'_> {
                     Some(event) => event,
                     None => continue,
                 },
-                notice = &mut told, if !saving.as_ref().is_some_and(Saving::is_here) => Event::Notice(notice),
+                notice = &mut told, if !saves_here => Event::Notice(notice),
                 change = next_change(self.agent.handler(), &self.gone, &mut self.heard, &mut self.put_off, saving) => {
                     if self.had_finished(&change, fence).await {
                         continue;
@@ -400,10 +402,9 @@ impl Round<'_> {
                     }
                     self.with_reason(change, stop).await
                 }
-                notice = fence.told(None) => {
+                notice = fence.told(None), if !saves_here => {
                     self.told_by_etcd = false;
-                    let silent = self.agent.handler().contact().is_some_and(|contact| contact.is_silent());
-                    let why = if silent { "etcd does not answer" } else { "etcd has not taken it" };
+                    let why = if is_silent(self.agent) { "etcd does not answer" } else { "etcd has not taken it" };
                     warn!("{why}, and another node says: {}; stopping the workers", notice.in_short());
                     Event::Notice(notice)
                 }
@@ -510,6 +511,11 @@ async fn besides(
     let other = lost.into_iter().find(|change| !is_known(change));
     // A member that asks for another round waits for the others there.
     other.or_else(|| over.then_some(GroupChange::Waiting { count: 1 }))
+}
+
+/// Whether etcd does not answer this node.
+fn is_silent(agent: &Agent) -> bool {
+    agent.handler().contact().is_some_and(|contact| contact.is_silent())
 }
 
 /// Says that restarts are there again, at the moment when they are.

@@ -7,6 +7,8 @@
 //! Nodes tell each other of failures through etcd. While that is silent, an agent for whom the round is over also says what
 //! it knows of the reason, its own or heard from others, so that all who can reach each other name the same one. An etcd that
 //! answers and takes nothing, since it is full, is another matter: nobody asks then, so who knows something tells the others.
+//! So does one that goes. One that is cut off alone answers directly what it has heard so, and whoever hears that passes it on
+//! to etcd: it lived then, and its death, of which etcd will tell, came after.
 
 mod judge;
 mod pace;
@@ -14,6 +16,7 @@ mod peers;
 mod wire;
 mod witness;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,7 +29,7 @@ use tracing::{debug, info, warn};
 pub(crate) use self::judge::{CutOff, Limits};
 use self::judge::{Judge, Member};
 use self::pace::pace;
-use self::peers::{ALL, Peer, TO_WRITE, asked_by, find, tell};
+use self::peers::{ALL, Peer, Reach, TO_WRITE, asked_by, find, tell};
 use self::wire::News;
 pub(crate) use self::witness::Witness;
 use self::witness::{Notes, Seat};
@@ -121,34 +124,52 @@ impl Fence {
     /// Whoever asks why the round is over is told this, unless something earlier is known.
     pub(crate) fn tell(&self, notice: Notice) {
         if let Some(notes) = &self.notes {
-            notes.learn(News { notice, closes: false });
+            notes.learn(News { notice, closes: false, answered: None });
         }
     }
 
     /// Tells the other nodes directly what is known to have come first: etcd has not taken it.
     pub(crate) async fn spread(&self) {
-        let Some(news) = self.notes.as_ref().and_then(Notes::all) else { return };
-        let mut telling = JoinSet::new();
-        for peer in self.peers.borrow().iter() {
-            if let Peer::At(reach) = peer {
-                let (reach, news) = (Arc::clone(reach), news.clone());
-                telling.spawn(async move { reach.tell(&news).await });
-            }
+        if let Some(news) = self.notes.as_ref().and_then(Notes::all) {
+            self.tell_directly(&news).await;
         }
-        telling.join_all().await;
+    }
+
+    /// The same, and that this node, in this place, has heard of it.
+    pub(crate) async fn answer(&self, node: usize) {
+        if let Some(news) = self.notes.as_ref().and_then(Notes::all) {
+            self.tell_directly(&News { answered: Some(node), ..news }).await;
+        }
+    }
+
+    /// Tells the other nodes directly that somebody leaves or meets again. This node, in this place, gives no other answer.
+    pub(crate) async fn say(&self, node: usize, notice: &Notice) {
+        self.tell_directly(&News { notice: notice.clone(), closes: false, answered: Some(node) }).await;
+    }
+
+    async fn tell_directly(&self, news: &News) {
+        self.to_all(|reach| {
+            let news = news.clone();
+            async move { reach.tell(&news).await }
+        })
+        .await;
     }
 
     /// Tells the other nodes directly that this one, with this rank, has finished: etcd may not be able to.
     pub(crate) async fn say_finished(&self, rank: usize) {
         let rank = u32::try_from(rank).unwrap_or(u32::MAX);
-        let mut telling = JoinSet::new();
+        self.to_all(|reach| async move { reach.tell_finish(rank).await }).await;
+    }
+
+    /// To all at the same time, as far as it is known how they are reached.
+    async fn to_all<T: Future<Output = ()> + Send + 'static>(&self, say: impl Fn(Arc<Reach>) -> T) {
+        let mut saying = JoinSet::new();
         for peer in self.peers.borrow().iter() {
             if let Peer::At(reach) = peer {
-                let reach = Arc::clone(reach);
-                telling.spawn(async move { reach.tell_finish(rank).await });
+                saying.spawn(say(Arc::clone(reach)));
             }
         }
-        telling.join_all().await;
+        saying.join_all().await;
     }
 
     /// Whether the node with this rank has said so.
@@ -170,6 +191,19 @@ impl Fence {
             Some(notes) => notes.other_than(known).await,
             None => std::future::pending().await,
         }
+    }
+
+    /// Waits until a node other than these has answered this one directly.
+    pub(crate) async fn answered_by_other_than(&self, known: &BTreeSet<usize>) -> usize {
+        match &self.notes {
+            Some(notes) => notes.answered_by_other_than(known).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The failure that came first, if this node has answered it directly.
+    pub(crate) fn answered_by(&self, node: usize) -> Option<Notice> {
+        self.notes.as_ref()?.answered_by(node).filter(Notice::is_failure)
     }
 
     /// Waits until another node says that it has closed the run; because of what.

@@ -12,7 +12,8 @@
 //! finish     "RPF" 3  key(16)   seat(16)  rank of who has finished, big endian(4)
 //! ```
 //!
-//! An agent that knows no news sends none and reads none: the answer alone is whole. One that does not know a telling or a finish hangs up.
+//! An agent that knows no news sends none and reads none: the answer alone is whole. One that does not know a telling or a finish
+//! hangs up. A telling may also be the answer to what it repeats, of a node that etcd does not let answer.
 //!
 //! Key, seat and proof are random. Each node writes its own to the round's store, so that only who can read that may ask,
 //! and nobody else can answer in its place. They keep strangers out, and not those who can read along.
@@ -133,6 +134,10 @@ pub(super) struct News {
     pub(super) notice: Notice,
     /// The run was closed because of it.
     pub(super) closes: bool,
+    /// The place of the node that tells it, if that answers it by this: it has heard of it, and lived then. Earlier versions do
+    /// not know that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) answered: Option<usize>,
 }
 
 impl News {
@@ -150,7 +155,7 @@ impl News {
         match (self.closes, other.closes) {
             (true, false) => self,
             (false, true) => other,
-            (closes, _) => News { notice: self.notice.earlier(other.notice), closes },
+            (closes, _) => News { notice: self.notice.earlier(other.notice), closes, answered: None },
         }
     }
 }

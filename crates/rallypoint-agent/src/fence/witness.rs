@@ -49,9 +49,15 @@ struct Standing {
     news: Option<News>,
     /// Who has said directly that it has finished, by rank.
     finished: BTreeSet<usize>,
+    /// The nodes that have answered this one directly: they lived after that.
+    answered: BTreeSet<usize>,
 }
 
 impl Standing {
+    fn new(seat: Option<Uuid>, state: State) -> Self {
+        Standing { seat, state, news: None, finished: BTreeSet::new(), answered: BTreeSet::new() }
+    }
+
     /// The run is closed because of what came first, where something is known to have.
     fn close(&mut self) {
         if let Some(news) = &mut self.news {
@@ -85,9 +91,7 @@ impl Witness {
         };
         let port = listener.local_addr()?.port();
         let (key, proof) = (Uuid::new_v4(), Uuid::new_v4());
-        let nowhere =
-            Standing { seat: None, state: State::Out { known: true }, news: None, finished: BTreeSet::new() };
-        let standing = watch::Sender::new(nowhere);
+        let standing = watch::Sender::new(Standing::new(None, State::Out { known: true }));
         let desk = Desk { key, proof, standing: standing.clone(), handler: Arc::clone(&handler) };
         let task = tokio::spawn(answer_all(listener, desk));
         Ok(Some(Witness { address, port, key, proof, standing, handler, task }))
@@ -96,8 +100,7 @@ impl Witness {
     /// This node is in a round, for as long as the seat is held.
     pub(super) fn sit(&self) -> (Seat, Whereabouts) {
         let seat = Uuid::new_v4();
-        let finished = BTreeSet::new();
-        self.standing.send_replace(Standing { seat: Some(seat), state: State::In, news: None, finished });
+        self.standing.send_replace(Standing::new(Some(seat), State::In));
         let question = Question { key: self.key, seat };
         let whereabouts = Whereabouts::new(&self.address, self.port, question, self.proof);
         (Seat { known: true, notes: Notes { seat, standing: self.standing.clone() } }, whereabouts)
@@ -167,9 +170,11 @@ pub(super) struct Notes {
 }
 
 impl Notes {
-    /// Takes note of what somebody knows. What came first stays.
-    pub(super) fn learn(&self, news: News) {
+    /// Takes note of what somebody knows. What came first stays, and who lived after something lived after what came before
+    /// that, too.
+    pub(super) fn learn(&self, mut news: News) {
         self.change(|standing| {
+            standing.answered.extend(news.answered.take());
             standing.news = Some(match standing.news.take() {
                 Some(known) => known.and(news),
                 None => news,
@@ -210,16 +215,39 @@ impl Notes {
         self.wait(|news| known != Some(&news.notice)).await
     }
 
+    /// Waits until a node other than these has answered directly.
+    pub(super) async fn answered_by_other_than(&self, known: &BTreeSet<usize>) -> usize {
+        let other = |standing: &Standing| {
+            let mut others = standing.answered.iter().filter(|node| !known.contains(node));
+            others.next().copied().filter(|_| standing.seat == Some(self.seat))
+        };
+        self.first_that(other).await
+    }
+
+    /// What came first, if this node has answered it, or something after it, directly.
+    pub(super) fn answered_by(&self, node: usize) -> Option<Notice> {
+        let standing = self.standing.borrow();
+        let has_answered = standing.seat == Some(self.seat) && standing.answered.contains(&node);
+        standing.news.as_ref().filter(|_| has_answered).map(|news| news.notice.clone())
+    }
+
     /// Waits until the run is known to be closed; because of what.
     pub(super) async fn closed(&self) -> Notice {
         self.wait(|news| news.closes).await
     }
 
     async fn wait(&self, wanted: impl Fn(&News) -> bool) -> Notice {
+        self.first_that(|standing| self.news_of(standing, &wanted)).await
+    }
+
+    /// Waits until there is something.
+    async fn first_that<T>(&self, look: impl Fn(&Standing) -> Option<T>) -> T {
         let mut changes = self.standing.subscribe();
         loop {
-            if let Some(notice) = self.news(&wanted) {
-                return notice;
+            // Nobody may hold on to it beyond this line.
+            let found = look(&self.standing.borrow());
+            if let Some(found) = found {
+                return found;
             }
             if changes.changed().await.is_err() {
                 return std::future::pending().await;
@@ -228,7 +256,10 @@ impl Notes {
     }
 
     fn news(&self, wanted: impl Fn(&News) -> bool) -> Option<Notice> {
-        let standing = self.standing.borrow();
+        self.news_of(&self.standing.borrow(), wanted)
+    }
+
+    fn news_of(&self, standing: &Standing, wanted: impl Fn(&News) -> bool) -> Option<Notice> {
         let news = standing.news.as_ref().filter(|_| standing.seat == Some(self.seat));
         news.filter(|news| wanted(news)).map(|news| news.notice.clone())
     }
@@ -382,7 +413,7 @@ mod tests {
 
         let news = |at, closes| {
             let at = SystemTime::UNIX_EPOCH + Duration::from_secs(at);
-            News { notice: Notice { at, ..Notice::leaves(0, "a", Leaving::Asked) }, closes }
+            News { notice: Notice { at, ..Notice::leaves(0, "a", Leaving::Asked) }, closes, answered: None }
         };
         let notes = second.notes();
         notes.learn(news(3, false));
@@ -405,6 +436,15 @@ mod tests {
         let (third, later) = witness.sit();
         notes.learn(news(0, true));
         assert!(!third.notes().has_any(), "that was another round");
+
+        let notes = third.notes();
+        notes.learn(news(3, false));
+        let Peer::At(reach) = Reach::read(&later.write()).await else { panic!("it is somewhere") };
+        reach.tell(&News { answered: Some(2), ..news(4, false) }).await;
+        let known = BTreeSet::from([1]);
+        assert_eq!(notes.answered_by_other_than(&known).await, 2);
+        assert_eq!(notes.answered_by(2), Some(news(3, false).notice), "it lived after what came before that");
+        assert_eq!(notes.answered_by(1), None);
 
         let stranger = Question { key: Uuid::new_v4(), seat: later.question().unwrap().seat };
         let stranger = Whereabouts::new(&later.address, later.port, stranger, later.proof().unwrap());

@@ -9,6 +9,7 @@ use rallypoint_rendezvous::{GroupChange, Whom};
 use rustix::process::Signal;
 use tracing::{debug, warn};
 
+use super::directly::{pass_on_answers, say};
 use super::{ASK_AGAIN, LOSS_IS_TOLD, Round};
 use crate::decision::{Cause, Event, ServerIs, Stage, Verdict, WhenExhausted, may_leave};
 use crate::error::AgentError;
@@ -77,18 +78,17 @@ impl Round<'_> {
     }
 
     /// Tells the others why this node goes, if that is so.
-    async fn say_goodbye(&self) {
+    async fn say_goodbye(&self, fence: &Fence) {
         if let Some(notice) = self.goes() {
-            let told = tokio::time::timeout(LOSS_IS_TOLD, self.board.tell(&notice)).await;
-            debug!(?told, "the others were told");
+            self.tell_all(&notice, fence).await;
         }
     }
 
     /// Why this node cannot start its workers, which it has told the others before it leaves them.
-    pub(super) async fn cannot_start(&mut self, error: AgentError) -> AgentError {
+    pub(super) async fn cannot_start(&mut self, error: AgentError, fence: &Fence) -> AgentError {
         let why = error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}"));
         self.decision.handle(Event::CannotStart(why));
-        self.say_goodbye().await;
+        self.say_goodbye(fence).await;
         error
     }
 
@@ -136,18 +136,18 @@ impl Round<'_> {
         fence: &mut Fence,
         stop: &mut StopListener,
     ) -> Verdict {
-        let (board, fence) = (self.board.clone(), &*fence);
+        let (agent, board, fence) = (self.agent, self.board.clone(), &*fence);
         if let Some(Verdict::Stop(Signal::KILL)) = self.decision.verdict()
             && self.stop.stuck().is_none()
         {
             // The others see that it leaves in good order. Nobody else can tell the run why.
             self.agent.timeline().note(Keep::Run, self.number, What::Killed { rank: self.rank });
         }
-        self.say_goodbye().await;
+        self.say_goodbye(fence).await;
         // What another told through etcd was told while that was there.
         let was_there =
             self.told_by_etcd && matches!(self.decision.stage(), Stage::Settling { first: Some(_) });
-        let answered = AtomicBool::new(false);
+        let (answered, rank) = (AtomicBool::new(false), self.rank);
         let telling = async {
             if let Some(own) = own {
                 let mut is_said = false;
@@ -168,19 +168,25 @@ impl Round<'_> {
                 }
             }
             answered.store(true, Ordering::Relaxed);
-            if let Err(error) = board.answer().await {
+            // They may not have heard of it either.
+            if let Err(error) = say(agent, board.answer(), fence.answer(rank)).await {
                 debug!(%error, "the other nodes cannot be answered");
-                // They may not have heard of it either.
-                fence.spread().await;
             }
             board.all_answered().await
         };
         let time = tokio::time::sleep(self.handler().time_to_notice());
-        tokio::pin!(telling, time);
-        let mut all_answered = false;
+        let passing_on = pass_on_answers(&board, fence);
+        tokio::pin!(telling, time, passing_on);
+        let (mut all_answered, mut directly) = (false, !self.told_by_etcd);
         loop {
             let first = match self.decision.stage() {
-                Stage::Over(verdict) => return verdict.clone(),
+                Stage::Over(verdict) => {
+                    let verdict = verdict.clone();
+                    if directly {
+                        self.tell_on(fence).await;
+                    }
+                    return verdict;
+                }
                 Stage::Settling { first } => first.clone(),
                 Stage::Exhausted => {
                     let event = tokio::select! {
@@ -205,13 +211,17 @@ impl Round<'_> {
                             }
                             board.tell(&leaves).await
                         };
+                        let last_words = say(agent, last_words, fence.answer(rank));
                         let told = tokio::time::timeout(LOSS_IS_TOLD, last_words).await;
                         debug!(?told, "the others were told");
                     }
                     Event::Asked(signal)
                 }
                 notice = fence.closed() => self.closed_by(notice),
-                notice = fence.told(first.as_ref()) => Event::Notice(notice),
+                notice = fence.told(first.as_ref()) => {
+                    directly = true;
+                    Event::Notice(notice)
+                }
                 why = fence.cut_off() => {
                     warn!("{why}");
                     let is_told = own_is_told.load(Ordering::Relaxed);
@@ -238,9 +248,11 @@ impl Round<'_> {
                     if self.had_finished(&change, fence).await {
                         continue;
                     }
-                    self.died_after(&change).await.unwrap_or(Event::Changed(change))
+                    let died_after = self.died_after(&change).await;
+                    died_after.or_else(|| told_directly(&change, fence)).unwrap_or(Event::Changed(change))
                 }
                 () = &mut time => Event::TimeUp,
+                never = &mut passing_on => match never {},
             };
             self.decision.handle(event);
         }
@@ -301,4 +313,10 @@ impl Round<'_> {
         let departures = run_store.add(DEPARTURES, 1).await.map_err(|error| error.to_string())?;
         may_leave(departures, self.agent.spec().max_departures)
     }
+}
+
+/// Where that is the death of a node that had answered a failure directly, which etcd does not know yet.
+fn told_directly(change: &GroupChange, fence: &Fence) -> Option<Event> {
+    let GroupChange::Died { rank: Some(rank), .. } = change else { return None };
+    fence.answered_by(*rank).map(Event::DiedAfter)
 }

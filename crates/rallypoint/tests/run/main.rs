@@ -3,6 +3,7 @@
 
 mod access;
 mod causes;
+mod directly;
 mod disk;
 mod end;
 mod events;

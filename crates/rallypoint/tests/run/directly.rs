@@ -1,0 +1,116 @@
+//! What nodes tell each other directly, from agent to agent, where etcd does not take it.
+
+use std::fs;
+use std::time::Duration;
+
+use crate::launcher::Launcher;
+use rallypoint_testkit::{Etcd, Proxy, Version};
+
+const QUICK: &str = "last_call_timeout=1,lease_timeout=3";
+/// A node that etcd does not answer asks the others long before it is missed.
+const PATIENT: &str = "last_call_timeout=1,lease_timeout=15";
+/// Longer than any test takes.
+const HELD: Duration = Duration::from_secs(3600);
+const WORKS: &str = "echo begins $WORLD_SIZE; exec sleep 600";
+
+fn node(conf: &str, endpoint: &str, name: &str, script: &str) -> Launcher {
+    let (conf, endpoint) = (format!("{conf},node_id={name}"), format!("etcd://{endpoint}"));
+    let run = ["--nnodes", "2:3", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint, "--rdzv-conf", &conf];
+    Launcher::start(&[&run[..], &["--max-restarts", "0", "--", "sh", "-c", script]].concat())
+}
+
+/// Waits until all three work. Some may have begun without the last of them.
+fn three(nodes: &mut [Launcher; 3]) {
+    for node in nodes {
+        node.wait_for("begins 3");
+        node.forget();
+    }
+}
+
+/// The two that are left go on, and end as they are told to. No failure of theirs counts.
+fn go_on(mut nodes: [Launcher; 2]) {
+    nodes.iter_mut().for_each(|node| _ = node.wait_for("begins 2"));
+    nodes.iter().for_each(|node| node.signal("TERM"));
+    for node in nodes {
+        let ended = node.ended().expect(143);
+        assert!(ended.with("failed first").is_empty(), "{}", ended.text());
+        assert!(ended.with("starting again").is_empty(), "{}", ended.text());
+    }
+}
+
+#[test]
+fn a_node_that_leaves_while_etcd_is_full_tells_the_others_and_what_fails_with_it_costs_nothing() {
+    let etcd = Etcd::builder(Version::V35).arg("--quota-backend-bytes=2000000").unsafe_no_fsync().start();
+    let (endpoint, folder) = (etcd.endpoint(), tempfile::tempdir().unwrap());
+    let pid = folder.path().join("pid");
+    let pid = pid.display();
+    // The worker of the second one fails with that of the third.
+    let fails = format!(
+        "echo begins $WORLD_SIZE; [ $WORLD_SIZE = 3 ] || exec sleep 600; until [ -s {pid} ]; do sleep 0.05; done; \
+         while [ -e /proc/$(cat {pid}) ]; do sleep 0.02; done; exit 9"
+    );
+    let goes = format!("[ $WORLD_SIZE != 3 ] || echo $$ >{pid}; {WORKS}");
+    let mut nodes = [("a", WORKS), ("b", &fails), ("c", &goes)]
+        .map(|(name, script)| node(QUICK, &endpoint, name, script));
+    three(&mut nodes);
+    etcd.exhaust_space();
+    let [mut a, mut b, c] = nodes;
+    c.signal("TERM");
+    c.ended().expect(143);
+    for node in [&mut a, &mut b] {
+        node.wait_for("(c) leaves; meeting again");
+    }
+    etcd.free_space();
+    go_on([a, b]);
+}
+
+#[test]
+fn a_node_that_is_cut_off_and_leaves_is_not_taken_for_dead() {
+    let etcd = Etcd::start(Version::V35);
+    let (endpoint, proxy) = (etcd.endpoint(), Proxy::start(&etcd.endpoint()));
+    let held = proxy.endpoint();
+    // It takes its time to end, in which the others are told.
+    let slow = "trap 'sleep 2; exit 0' TERM; echo begins $WORLD_SIZE; while :; do sleep 0.1; done";
+    let mut nodes = [("a", &endpoint, WORKS), ("b", &endpoint, WORKS), ("c", &held, slow)]
+        .map(|(name, endpoint, script)| node(PATIENT, endpoint, name, script));
+    three(&mut nodes);
+    let [mut a, mut b, c] = nodes;
+    proxy.delay(HELD);
+    c.signal("TERM");
+    c.ended().expect(143);
+    for node in [&mut a, &mut b] {
+        let said = node.wait_for("; meeting again");
+        assert!(said.contains("(c) leaves; meeting again"), "{said}");
+    }
+    go_on([a, b]);
+}
+
+#[test]
+fn a_failure_is_the_cause_also_where_a_node_that_has_heard_of_it_is_cut_off_and_missed() {
+    let (etcd, folder) = (Etcd::start(Version::V35), tempfile::tempdir().unwrap());
+    let (endpoint, proxy) = (etcd.endpoint(), Proxy::start(&etcd.endpoint()));
+    let held = proxy.endpoint();
+    let file = folder.path().join("fails");
+    let fails = format!(
+        "echo begins $WORLD_SIZE; until [ -e {0} -a $WORLD_SIZE = 3 ]; do sleep 0.05; done; exit 7",
+        file.display()
+    );
+    let mut nodes = [("a", &endpoint, WORKS), ("b", &endpoint, &fails), ("c", &held, WORKS)]
+        .map(|(name, endpoint, script)| node(PATIENT, endpoint, name, script));
+    three(&mut nodes);
+    let [a, b, mut c] = nodes;
+    proxy.delay(HELD);
+    fs::write(&file, "").unwrap();
+    // It is told by one that it asks, and is missed after that.
+    c.wait_for("etcd does not answer, and another node says: rank ");
+    for node in [a, b] {
+        let ended = node.ended().expect(1);
+        assert_eq!(ended.with("failed first").len(), 1, "{}", ended.text());
+        assert!(ended.text().contains("ended with  exit code 7"), "{}", ended.text());
+        assert!(ended.with("died").is_empty(), "{}", ended.text());
+    }
+    proxy.delay(Duration::ZERO);
+    proxy.cut();
+    let ended = c.ended().expect(1);
+    assert_eq!(ended.with("failed first").len(), 1, "{}", ended.text());
+}
