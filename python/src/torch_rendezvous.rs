@@ -206,6 +206,11 @@ impl TorchRendezvous {
         Ok(change.map(|change| describe_change(&change)))
     }
 
+    /// How the other nodes know this one; none where the backend has no names.
+    fn node_name(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        Ok(self.handler(py)?.node_name().map(str::to_owned))
+    }
+
     /// Who of the run's round before the last one was there no more when that one was formed, in a few words.
     fn gone(&self, py: Python<'_>) -> PyResult<Option<String>> {
         Ok(gone(&self.handler(py)?.lost()))

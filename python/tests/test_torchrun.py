@@ -201,7 +201,7 @@ def test_a_failed_run_is_closed_in_the_words_of_the_failure(job, etcd, tmp_path,
     run.wait_until_all_end(agents)
     assert [agent.process.returncode for agent in agents] == [1, 1], run.report()
     closed = status(etcd, run.run_id)["closed"]
-    assert re.fullmatch(rf"rank [01] on {re.escape(socket.gethostname())} failed with {re.escape(words)}", closed), closed
+    assert re.fullmatch(rf"rank [01] on {re.escape(socket.gethostname())}-[0-9.]+(-\d+)? failed with {re.escape(words)}", closed), closed
     # What happened, for operators.
     failed = [event for event in events(etcd, run.run_id) if event["event"] == "failed"]
     assert [(event["round"], event["text"]) for event in failed] == [(1, closed)], failed
@@ -254,7 +254,7 @@ def test_all_nodes_name_the_first_failure_and_not_the_one_that_was_seen_first(jo
     run.wait_until_all_end(agents)
     assert [agent.process.returncode for agent in agents] == [1, 1], run.report()
     closed = status(etcd, run.run_id)["closed"]
-    assert re.fullmatch(rf"rank [01] on {re.escape(socket.gethostname())} failed with exit code 7", closed), closed
+    assert re.fullmatch(rf"rank [01] on {re.escape(socket.gethostname())}-[0-9.]+(-\d+)? failed with exit code 7", closed), closed
     words = f"what failed here followed from this: {closed}"
     assert [words in agent.errors() for agent in agents] == [False, True], run.report()
 

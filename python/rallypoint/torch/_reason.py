@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from types import FrameType
@@ -46,36 +45,35 @@ def _came_through(error: BaseException, frame: FrameType | None) -> bool:
     return False
 
 
-def of(error: BaseException) -> str:
+def of(error: BaseException, node: str) -> str:
     """An error that is no worker's, in a line."""
-    return f"torchrun on {socket.gethostname()} failed with {type(error).__name__}: {_first_line(str(error))}"
+    return f"torchrun on {node} failed with {type(error).__name__}: {_first_line(str(error))}"
 
 
-def failure_of(error: BaseException | None, ended: Ended) -> Failed | None:
+def failure_of(error: BaseException | None, node: str, ended: Ended) -> Failed | None:
     """The worker that failed first on this node, if it is that which ends torchrun."""
-    return _first(error.failures, ended) if isinstance(error, ChildFailedError) else None
+    return _first(error.failures, node, ended) if isinstance(error, ChildFailedError) else None
 
 
-def failure_before(frame: FrameType | None, ended: Ended) -> Failed | None:
+def failure_before(frame: FrameType | None, node: str, ended: Ended) -> Failed | None:
     """The worker that failed first on this node, if torchrun meets the others again for that. It says nothing of it, but
     what it knows is on the stack."""
     while frame is not None:
         if frame.f_code.co_name == "_invoke_run":
             failures = getattr(frame.f_locals.get("run_result"), "failures", None)
-            return _first(failures, ended) if failures else None
+            return _first(failures, node, ended) if failures else None
         frame = frame.f_back
     return None
 
 
-def _first(failures: Mapping[int, ProcessFailure], ended: Ended) -> Failed:
-    return min((_failed(rank, failure, ended) for rank, failure in failures.items()), key=lambda failed: failed.at)
+def _first(failures: Mapping[int, ProcessFailure], node: str, ended: Ended) -> Failed:
+    return min((_failed(rank, failure, node, ended) for rank, failure in failures.items()), key=lambda failed: failed.at)
 
 
-def _failed(rank: int, failure: ProcessFailure, ended: Ended) -> Failed:
+def _failed(rank: int, failure: ProcessFailure, node: str, ended: Ended) -> Failed:
     message, traceback = _recorded(failure)
-    host = socket.gethostname()
     at = _moment(failure, ended)
-    return Failed(rank, failure.local_rank, host, failure.pid, failure.exitcode, at, message, traceback)
+    return Failed(rank, failure.local_rank, node, failure.pid, failure.exitcode, at, message, traceback)
 
 
 def _moment(failure: ProcessFailure, ended: Ended) -> float:

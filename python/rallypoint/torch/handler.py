@@ -68,6 +68,11 @@ class RendezvousHandler(_RendezvousHandler):
         return self._run_id
 
     @property
+    def _node(self) -> str:
+        """How ``rallypoint status`` and the other nodes call this one: several may be on one machine."""
+        return self._rendezvous.node_name() or socket.gethostname()
+
+    @property
     def use_agent_store(self) -> bool:
         """Whether an agent serves the store that the workers meet at. The one with rank 0 decides, and says so."""
         # torchrun asks when it starts its workers: when nodes have agreed on ranks, the one with rank 0 is ready.
@@ -127,7 +132,7 @@ class RendezvousHandler(_RendezvousHandler):
     @translated
     def set_closed(self) -> None:
         """Ends the run for all nodes, for good."""
-        self._rendezvous.set_closed(f"{socket.gethostname()} closed it")
+        self._rendezvous.set_closed(f"{self._node} closed it")
 
     @translated
     def num_nodes_waiting(self) -> int:
@@ -141,7 +146,7 @@ class RendezvousHandler(_RendezvousHandler):
             waiting = self._rendezvous.num_nodes_waiting()
             if waiting and self._round is not None:
                 # It stops them for that; it does not say so.
-                self._round.stops(socket.gethostname())
+                self._round.stops(self._node)
                 self._tell_change()
             return waiting
         except errors.RendezvousConnectionError as error:
@@ -166,9 +171,9 @@ class RendezvousHandler(_RendezvousHandler):
 
     def _words_of(self, error: BaseException) -> str:
         """What ended the run: this error, or what came before it on another node, of which it is told, too."""
-        failure = _reason.failure_of(error, self._ends.of)
+        failure = _reason.failure_of(error, self._node, self._ends.of)
         if failure is None or self._round is None:
-            return _reason.of(error)
+            return _reason.of(error, self._node)
         first = self._round.first_failure(failure)
         if not first.startswith(f"rank {failure.rank} on {failure.host} "):
             _add(error, f"what failed here followed from this: {first}")
@@ -176,7 +181,7 @@ class RendezvousHandler(_RendezvousHandler):
 
     def _tell_why(self, round: TorchRound, frame: FrameType) -> None:
         """Why this node asks for another round."""
-        failure = _reason.failure_before(frame, self._ends.of)
+        failure = _reason.failure_before(frame, self._node, self._ends.of)
         if failure is not None:
             round.tell(failure)
         else:
@@ -195,8 +200,7 @@ class RendezvousHandler(_RendezvousHandler):
                 self._round.answer()
             if self._server is not None:
                 # Nobody can go on without it.
-                host = socket.gethostname()
-                self._rendezvous.set_closed(f"{host} ended, and with it the server that the nodes had met on")
+                self._rendezvous.set_closed(f"{self._node} ended, and with it the server that the nodes had met on")
             self._rendezvous.leave(_TO_SAY_GOODBYE)
         except errors.RallypointError as error:
             logger.info("run %r: cannot leave in good order: %s", self._run_id, error)
