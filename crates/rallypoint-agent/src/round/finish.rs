@@ -60,6 +60,10 @@ impl Round<'_> {
                     None => continue,
                 },
                 notice = &mut told => Event::Notice(notice),
+                notice = fence.told(None) => {
+                    self.told_by_etcd = false;
+                    Event::Notice(notice)
+                }
                 notice = fence.closed() => self.closed_by(notice),
                 change = next_change(agent.handler(), &self.gone, &mut self.heard, &mut self.put_off, saving) => match change {
                     // Whoever closed it so had passed the barrier, which needs all. torchrun gives no reason, and
