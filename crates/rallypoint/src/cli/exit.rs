@@ -145,7 +145,7 @@ impl EndpointFlags {
     fn who(self) -> &'static str {
         match self {
             EndpointFlags::Torchrun => {
-                "; this server asks for a token or a password: give token_file in --rdzv-conf or RALLYPOINT_TOKEN, or user and password"
+                "; this server asks for a token or a password: give token_file in --rdzv-conf, or RALLYPOINT_TOKEN, or user and password"
             }
             _ => {
                 "; this server asks for a token or a password: give --token-file FILE (in dashboard --etcd-token-file), or --user NAME with a password"
