@@ -96,6 +96,7 @@ def test_a_run_forms_loses_a_node_to_a_kill_takes_the_spare_and_is_closed(cluste
     nodes = [Launcher(cluster.endpoint, run, f"node-{number}", "3:3", tmp_path) for number in (0, 2)]
     try:
         wait_for_text(page, "#missing-title", "1 of 3 nodes is missing: node-1")
+        assert "guessed from gaps in the names" in page.locator(".card.missing").inner_text()
         nodes.append(Launcher(cluster.endpoint, run, "node-1", "3:3", tmp_path))
         wait_for_text(page, ".badge", "running")
         wait_until("all are at work", lambda: sum("at work" in state for state in states(page)) == 3)
@@ -138,6 +139,7 @@ def close_it(page, nodes):
     """With no token, a wrong one, and the right one."""
     page.get_by_role("button", name="Close run").click()
     dialog = page.get_by_role("dialog")
+    assert dialog.get_by_role("heading").inner_text().startswith("Close run ")
     dialog.get_by_label("Reason").fill("maintenance & <i>rest</i>")
     confirm = dialog.get_by_role("button", name="Close the run for all its nodes")
     confirm.click()
@@ -164,6 +166,8 @@ def test_a_node_is_excluded_with_the_token_and_included_again(cluster, dashboard
     assert page.locator(".card.excluded").is_hidden()
     page.locator(".cell", has_text="gpu-001").click()
     assert "machine-7" in page.locator(".detail").inner_text()
+    facts, button = page.locator(".detail dl").bounding_box(), page.get_by_role("button", name="Exclude").bounding_box()
+    assert button["y"] >= facts["y"] + facts["height"] + 6, "they do not touch"
     page.get_by_role("button", name="Exclude").click()
     dialog = page.get_by_role("dialog")
     assert dialog.get_by_label("Whom").locator("option").all_inner_texts() == ["node gpu-001", "host machine-7, with all its nodes"]
@@ -311,6 +315,129 @@ def test_which_of_64_nodes_is_missing_and_why_the_last_round_ended(cluster, dash
     assert "node 17 (gpu-017) died" in page.locator(".ended .cause").first.text_content()
     assert page.title() == f"meeting again · {run} – Rallypoint"
     assert page.locator(".picture .bar").count() == 3 and "meeting again" in page.locator(".picture").get_attribute("aria-label")
+
+
+def asks(name, rank):
+    """Of a member that merely follows the others into the next round."""
+    return [{"node": name, "rank": rank, "why": "again"}]
+
+
+def test_a_round_ended_for_who_joined_or_left_and_not_for_who_asks_for_the_next(cluster, dashboard, open_page, run):
+    records = Records(cluster, run, 10, 13)
+    names = records.group(12)
+    page = open_page(dashboard.page(run))
+    wait_until("it is drawn", lambda: page.locator(".cell").count() == 12)
+    # One more comes.
+    records.event("waiting", 1, 500, waiting=1, spares=0)
+    wait_until("it is told", lambda: page.locator(".events li.waiting").count() == 1)
+    assert page.locator(".card.ended").is_hidden(), "it is at work"
+    records.event("lost", 1, 499, lost=asks(names[2], 2), count=1)
+    records.event("stopped", 1, 498, why="1 more node waits to get in")
+    wait_for_text(page, ".ended .cause", "1 more node waits to get in")
+    new = [{"node": "gpu-014", "rank": 12}]
+    records.event("formed", 2, 490, world_size=13, members=names[:8], joined=new, joined_count=1)
+    wait_for_text(page, ".ended .cause", "1 node joined (gpu-014)")
+    assert page.locator("#ended-title").text_content().startswith("Why round 1 ended") and page.locator(".ended.loud").count() == 0
+    # One is told to end: the others ask for a new round first.
+    records.event("lost", 2, 300, lost=asks(names[10], 10), count=1)
+    records.event("stopped", 2, 299, why="node 10 (gpu-010) left or asks for a new round")
+    records.event("lost", 2, 298, lost=[*asks(names[5], 5), {"node": names[8], "rank": 8, "why": "left"}], count=2)
+    wait_for_text(page, ".ended .cause", "node 8 (gpu-008) left")
+    records.event("formed", 3, 290, world_size=12, members=names[:8])
+    # Of the last one only the next round tells.
+    records.event("lost", 3, 200, lost=asks(names[1], 1), count=1)
+    records.event("formed", 4, 190, world_size=11, members=names[:8], gone=[{"node": names[3], "rank": 3, "why": "left"}])
+    wait_for_text(page, ".ended .cause", "node 3 (gpu-003) left")
+    # Rank 0 leaves, and says so itself.
+    records.event("stopped", 4, 100, by=names[0], why="node 0 was asked to end by SIGTERM")
+    records.event("lost", 4, 99, lost=asks(names[1], 1), count=1)
+    wait_for_text(page, ".ended .cause", "node 0 (gpu-000) was asked to end by SIGTERM")
+    page.locator("details.rounds summary").click()
+    why = lambda: [row.split("\t")[-1] for row in page.locator("table.rounds tbody tr").all_inner_texts()]
+    told = ["node 0 (gpu-000) was asked to end by SIGTERM", "node 3 (gpu-003) left", "node 8 (gpu-008) left", "1 node joined (gpu-014)"]
+    wait_until("the table says the same", lambda: why()[-4:] == told)
+
+
+def test_who_was_lost_in_any_round_is_named_until_it_is_back(cluster, dashboard, open_page, run):
+    records = Records(cluster, run, 10, 12)
+    names = records.group(12)
+
+    def lose(round: int, rank: int, ago: float, why: str = "died") -> None:
+        lost = [{"node": names[rank], "rank": rank, "why": why}]
+        records.event("lost", round, ago, lost=lost, count=1)
+        records.delete(f"node/{names[rank]}")
+        records.round(round, len(names), names[0], news={"lost": lost, "lost_count": 1})
+        records.write()
+
+    def form(round: int, ranks: list[int]) -> None:
+        for rank in ranks:
+            records.node(names[rank], rank, round, "stay")
+        records.round(round, len(ranks), names[0])
+        records.event("formed", round, 50, world_size=len(ranks), members=names[:8])
+
+    lose(1, 9, 300)
+    form(2, [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11])
+    page = open_page(dashboard.page(run))
+    wait_for_text(page, ".headline", "Round 2 is at work on 11 nodes.")
+    wait_for_text(page, ".notback", "Not back: gpu-009 since ")
+    assert "(died)" in page.locator(".title .notback").inner_text()
+    lose(2, 4, 40, "left")
+    form(3, [0, 1, 2, 3, 5, 6, 7, 8, 10, 11])
+    wait_for_text(page, ".title .notback", "gpu-004 since ")
+    lose(3, 11, 10)
+    records.write()
+    wait_for_text(page, "#missing-title", "Waits for 1 more node (9 of 10)")
+    assert page.locator(".title .notback").is_hidden()
+    card = page.locator(".card.missing").inner_text()
+    places = [card.index(f"gpu-{number:03} since ") for number in (11, 4, 9)]
+    assert places == sorted(places) and "(left)" in card and "9 of 10 are here" in card, card
+    shown = subprocess.run([*RALLYPOINT, "status", run, "--endpoint", cluster.endpoint], capture_output=True, text=True, timeout=60).stdout
+    assert "died     node 11 (gpu-011)" in shown and "not back gpu-004: node 4 of round 2 left, " in shown and "not back gpu-009: node 9 of round 1 died, 5 min ago" in shown, shown
+    # One of them comes back.
+    records.node(names[9])
+    records.write()
+    wait_until("it is none of them any more", lambda: "gpu-009 since" not in page.locator("main").inner_text())
+
+
+def test_who_is_excluded_before_the_first_round_is_not_missing_without_a_name(cluster, dashboard, open_page, run):
+    records = Records(cluster, run, 12)
+    for number in range(12):
+        if number != 11:
+            records.node(f"gpu-{number:03}")
+    records.round(0, 0, "gpu-000")
+    records.write()
+    for number in (1, 3):
+        exclude = [*RALLYPOINT, "exclude", run, "--node", f"gpu-{number:03}", "--reason", "sick", "--for", "1h"]
+        subprocess.run([*exclude, "--endpoint", cluster.endpoint], check=True, timeout=60)
+    page = open_page(dashboard.page(run))
+    wait_for_text(page, "#missing-title", "3 more nodes are needed; 2 are excluded: gpu-001, gpu-003")
+
+
+def test_the_end_of_a_run_does_not_cover_its_last_failure(cluster, dashboard, open_page, run):
+    records = Records(cluster, run, 2)
+    names = records.group(2)
+    reason = "rank 1 on gpu-001 failed with exit code 1"
+    records.event("failed", 1, 1, by=names[1], rank=1, local_rank=0, host=names[1], exit="exit code 1", message="", traceback="")
+    records.event("closed", 1, 0.5, reason=reason)
+    for name in names:
+        records.delete(f"node/{name}")
+    records.round(1, 2, names[0], closed=reason)
+    records.write()
+    page = open_page(dashboard.page(run))
+    wait_until("both are drawn", lambda: page.locator(".picture .mark").count() == 2)
+    failed, closed = (page.locator(f".picture .mark.{kind}").bounding_box() for kind in ("failed", "closed"))
+    assert failed["x"] + failed["width"] <= closed["x"] and closed["x"] + closed["width"] <= 1280
+
+
+def test_a_run_that_all_have_left_says_since_when(cluster, dashboard, open_page, run):
+    records = Records(cluster, run, 2)
+    for name in records.group(2):
+        records.delete(f"node/{name}")
+    records.write()
+    page = open_page(dashboard.url)
+    row = page.locator("tr", has_text=run)
+    wait_until("it is in the list", lambda: row.locator(".badge.abandoned").count() == 1)
+    wait_until("it says when", lambda: "last event 10 min ago" in " ".join(row.inner_text().split()))
 
 
 def lose_one(records, names, at=11):

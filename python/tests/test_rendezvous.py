@@ -470,9 +470,11 @@ def test_a_node_that_is_not_the_host_waits_for_the_one_that_is():
 
 def test_options_are_checked_and_the_unknown_one_is_named(etcd):
     for backend in ("rallypoint", "rallypoint-etcd", "rallypoint-etcd-v2"):
-        meant = f"'{backend}' has no option 'last_cal_timeout'; did you mean 'last_call_timeout'[?] there are: .*cert"
+        meant = f"'{backend}' has no option 'last_cal_timeout'; did you mean 'last_call_timeout'[?]$"
         with pytest.raises(ValueError, match=meant):
             create_rdzv_handler(parameters(backend, etcd, last_cal_timeout="1"))
+        with pytest.raises(ValueError, match="has no option 'zzz'; there are: .*cert"):
+            create_rdzv_handler(parameters(backend, etcd, zzz="1"))
     with pytest.raises(ValueError, match="at least 2 s"):
         create_rdzv_handler(parameters("rallypoint", etcd, lease_timeout="1"))
     with pytest.raises(ValueError, match="The etcd protocol must be HTTP or HTTPS."):

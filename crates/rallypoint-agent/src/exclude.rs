@@ -86,7 +86,7 @@ pub(crate) async fn exclude(
         }
         Ok(outcome) => {
             let why = match outcome {
-                ExclusionOutcome::NoRun => "there is no run yet: nobody has met",
+                ExclusionOutcome::NoRun => "there is no run yet: no other node has joined",
                 ExclusionOutcome::RunClosed => "the run is closed",
                 ExclusionOutcome::TooMany => "too many are excluded already",
                 _ => "etcd does not take it",

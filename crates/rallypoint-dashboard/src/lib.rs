@@ -2,7 +2,7 @@
 //!
 //! - [`Dashboard`]: a running one; [`Config`]: what it can be told.
 //! - `source`: what is read from etcd. `view` makes of it what the page shows, with `missing`, `exclusion`, `away`,
-//!   `past`, `text` and `timeline`; all are pure.
+//!   `past`, `cause`, `not_back`, `text` and `timeline`; all are pure.
 //!   `change` tells two views apart.
 //! - `feed`: one task for each run that somebody looks at, whose views all viewers share.
 //! - `http`: what is asked and answered, and who is turned away. `token`: who may change a run.
@@ -11,6 +11,7 @@
 
 mod absent;
 mod away;
+mod cause;
 mod change;
 mod config;
 mod exclusion;
@@ -18,6 +19,7 @@ mod feed;
 mod gone;
 mod http;
 mod missing;
+mod not_back;
 mod outcome;
 mod past;
 mod serve;

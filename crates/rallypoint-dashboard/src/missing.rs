@@ -2,10 +2,13 @@
 
 use std::collections::HashSet;
 
-use rallypoint_core::text::count;
+use rallypoint_core::text::{are, count};
 use serde::Serialize;
 
+use rallypoint_rendezvous::Whom;
+
 use crate::absent::lost_at;
+use crate::not_back::waits_for_any;
 use crate::source::{Missing, Seen};
 use crate::text::{line, name};
 
@@ -52,7 +55,34 @@ pub(crate) fn missing(seen: &Seen) -> Option<WhoIsMissing> {
     absent.extend(sick.iter().take(lack.saturating_sub(absent.len())));
     let of = if seen.round == 0 { needed.max(seen.present() + lack) } else { seen.world_size.max(lack) };
     let (mut lead, mut rest, mut named) = (String::new(), String::new(), Vec::new());
-    if lack > 0 {
+    if waits_for_any(seen) {
+        // Any of those who were lost would do, in whichever round that was.
+        let (here, names) = (seen.present(), seen.not_back.iter().map(|lost| name(&lost.node)));
+        let more = count(needed.saturating_sub(here), "more node");
+        lead = format!("Waits for {more} ({here} of {needed})");
+        return Some(WhoIsMissing {
+            text: format!("{lead}. Not back: {}", short(names.collect())),
+            lead,
+            named,
+            rest,
+            since_ms: None,
+            here: self::here(seen, here, needed),
+            why: String::new(),
+            nodes: Vec::new(),
+        });
+    }
+    if lack > 0 && absent.is_empty() && !seen.excluded.is_empty() {
+        let out = seen.excluded.iter().map(|it| match &it.whom {
+            Whom::Node(node) => name(node),
+            Whom::Host(host) => format!("host {}", name(host)),
+        });
+        let out = short(out.collect());
+        lead = format!(
+            "{}; {} excluded: {out}",
+            are(lack, "more node", "needed"),
+            if seen.excluded.len() == 1 { "1 is".to_owned() } else { format!("{} are", seen.excluded.len()) }
+        );
+    } else if lack > 0 {
         let verb = if lack == 1 { "is" } else { "are" };
         lead = format!("{lack} of {} {verb} missing", count(of, "node"));
         named = absent.iter().take(NAMED_IN_A_LINE).map(|missing| name(&missing.node)).collect();
@@ -87,6 +117,14 @@ pub(crate) fn missing(seen: &Seen) -> Option<WhoIsMissing> {
         why,
         nodes: absent.iter().take(NAMED).map(shown).collect(),
     })
+}
+
+/// Of many names the first few.
+fn short(mut names: Vec<String>) -> String {
+    let more = names.len().saturating_sub(NAMED_IN_A_LINE);
+    names.truncate(NAMED_IN_A_LINE);
+    let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{}{rest}", names.join(", "))
 }
 
 /// How many of the members are there, and who could take the places of the others.
@@ -203,6 +241,43 @@ mod tests {
         assert_eq!(told.text, "1 of 4 nodes is missing: gpu-003");
         assert_eq!(told.here, "3 of 4 are here, 1 node waits to get in, 1 spare");
         assert_eq!(told.since_ms, Some(70));
+    }
+
+    #[test]
+    fn where_any_of_several_would_do_all_who_have_not_come_back_are_named() {
+        let lost = |numbers: &[usize]| -> Vec<_> {
+            numbers
+                .iter()
+                .map(|n| json!({"node": format!("gpu-{n:03}"), "why": "died", "at_ms": 100 - n}))
+                .collect()
+        };
+        let run = |not_back: &[usize], missing: serde_json::Value| {
+            json!({"state": "meeting again", "round": 2, "world_size": 10, "nodes": nodes(0..9), "missing": missing,
+                "settings": {"min_nodes": 10, "max_nodes": 12}, "not_back": lost(not_back)})
+        };
+        let eleven = json!([{"node": "gpu-011", "why": "node 9 of round 2 died"}]);
+        let told = of(run(&[11, 4 + 10, 19], eleven.clone())).unwrap();
+        assert_eq!(told.text, "Waits for 1 more node (9 of 10). Not back: gpu-011, gpu-014, gpu-019");
+        assert_eq!((&*told.here, told.since_ms), ("9 of 10 are here, no spares", None));
+        assert_eq!(
+            of(run(&[11], eleven)).unwrap().text,
+            "1 of 10 nodes is missing: gpu-011",
+            "there is no other"
+        );
+        let unknown = json!([{"node": "gpu-013", "why": "node 9 of round 2 is gone"}]);
+        assert_eq!(
+            of(run(&[11], unknown)).unwrap().text,
+            "1 of 10 nodes is missing: gpu-013",
+            "it must be named"
+        );
+    }
+
+    #[test]
+    fn who_is_excluded_before_the_first_round_is_not_said_to_be_unknown() {
+        let out = |node: &str| json!({"node": node, "reason": "sick", "by": "", "at_ms": 1});
+        let run = json!({"state": "meeting", "settings": {"min_nodes": 12, "max_nodes": 12}, "nodes": nodes(4..13),
+            "excluded": [out("gpu-001"), out("gpu-003")]});
+        assert_eq!(of(run).unwrap().text, "3 more nodes are needed; 2 are excluded: gpu-001, gpu-003");
     }
 
     #[test]

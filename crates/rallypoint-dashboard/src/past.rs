@@ -6,6 +6,7 @@ use rallypoint_core::text::count;
 use rallypoint_rendezvous::native::SpanKind;
 use serde::Serialize;
 
+use crate::cause::{cause, harm_in_words};
 use crate::outcome::Outcome;
 use crate::source::{Event, Seen};
 use crate::text::{duration, line, lines, name};
@@ -141,25 +142,15 @@ pub(crate) fn shown(event: &Event) -> ShownEvent {
     }
 }
 
-/// Why a round ended: the first cause that was told of it, and a failure or a loss before all that follows from it.
-pub(crate) fn cause(events: &[Event], round: u64) -> Option<&Event> {
-    let of_round = events.iter().filter(|event| event.round == round);
-    of_round
-        .filter_map(|event| Some((weight(event)?, event)))
-        .min_by_key(|(weight, _)| *weight)
-        .map(|it| it.1)
-}
-
-fn weight(event: &Event) -> Option<u8> {
-    match look(event) {
-        _ if event.round == 0 => None,
-        "failed" => Some(0),
-        "died" | "left" => Some(1),
-        "asked" => Some(2),
-        "closed" => Some(3),
-        "stopped" => Some(4),
-        _ => None,
-    }
+/// The round that ended, if this tells of an end.
+fn ends(event: &Event) -> Option<u64> {
+    let tells = ["failed", "died", "left", "asked", "closed", "stopped"].contains(&look(event));
+    let round = match event.kind.as_str() {
+        "formed" => event.round.saturating_sub(1),
+        _ if tells => event.round,
+        _ => 0,
+    };
+    (round > 0).then_some(round)
 }
 
 fn is_harm(event: &Event) -> bool {
@@ -172,8 +163,8 @@ pub(crate) fn ended(seen: &Seen) -> Option<Ended> {
     if outcome == Outcome::Finished {
         return None;
     }
-    let round = seen.events.iter().rev().find(|event| weight(event).is_some())?.round;
-    let cause = cause(&seen.events, round)?;
+    let mut last = seen.events.iter().rev().filter_map(ends);
+    let (round, cause) = last.find_map(|round| Some((round, cause(&seen.events, round)?)))?;
     let time = |kind, of: u64| {
         let part = seen.parts.iter().find(|part| part.span.kind == kind && part.span.round == of)?;
         Some(duration(part.to_ms?.saturating_sub(part.span.from_ms)))
@@ -185,19 +176,23 @@ pub(crate) fn ended(seen: &Seen) -> Option<Ended> {
     if let Some(regained) = time(SpanKind::Regaining, round + 1).filter(|_| outcome == Outcome::GoesOn) {
         title.push_str(&format!("; {regained} to meet again"));
     }
-    let is_other = |event: &&Event| event.round == round && event.id != cause.id && is_harm(event);
+    let is_other = |event: &&Event| event.round == round && event.id != cause.event && is_harm(event);
     let others: Vec<&Event> = seen.events.iter().filter(is_other).collect();
-    let told = |event: &&Event| OtherCause { text: line(&event.text, WORDS), at_ms: event.at_ms };
+    let told = |event: &&Event| OtherCause {
+        text: line(&harm_in_words(&seen.events, event), WORDS),
+        at_ms: event.at_ms,
+    };
+    let any_harm = seen.events.iter().any(|event| event.round == round && is_harm(event));
     let more = others.len().saturating_sub(TOLD);
     Some(Ended {
         round,
         title,
-        text: line(&cause.text, WORDS),
+        text: cause.text,
         at_ms: cause.at_ms,
         also: others.iter().take(TOLD).map(told).collect(),
         more: if more > 0 { format!("and {} more", count(more, "such event")) } else { String::new() },
         loud: outcome == Outcome::Failed
-            || (["meeting again", "abandoned"].contains(&&*seen.state) && is_harm(cause)),
+            || (["meeting again", "abandoned"].contains(&&*seen.state) && any_harm),
     })
 }
 

@@ -10,7 +10,7 @@ use rallypoint_rendezvous::{Exclusion, native};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Of so many runs in the list the past is read, for the time they have been meeting again.
+/// Of so many runs in the list the past is read, for the time since which they have been as they are.
 const MOST_TIMED: usize = 32;
 /// A moment that no run sees.
 const FOR_EVER: u64 = u64::MAX;
@@ -31,6 +31,7 @@ pub(crate) struct Seen {
     pub(crate) waiting: usize,
     pub(crate) spares: usize,
     pub(crate) missing: Vec<Missing>,
+    pub(crate) not_back: Vec<NotBack>,
     pub(crate) excluded: Vec<Exclusion>,
     pub(crate) unhealthy: Vec<Unhealthy>,
     pub(crate) unreadable: Vec<Unreadable>,
@@ -94,6 +95,15 @@ pub(crate) struct Missing {
     pub(crate) why: String,
 }
 
+/// A node that was lost in any round, and has not come back.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct NotBack {
+    pub(crate) node: String,
+    pub(crate) why: String,
+    pub(crate) at_ms: u64,
+}
+
 /// A node that stays away because it fails its health checks.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -147,6 +157,18 @@ pub(crate) struct Event {
     pub(crate) traceback: String,
     pub(crate) left_ms: Option<u64>,
     pub(crate) world_size: Option<usize>,
+    pub(crate) why: String,
+    pub(crate) waiting: usize,
+    pub(crate) gone: Vec<Lost>,
+    pub(crate) joined: Vec<Newcomer>,
+    pub(crate) joined_count: usize,
+}
+
+/// A node that was not in the round before.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Newcomer {
+    pub(crate) node: String,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -180,7 +202,7 @@ pub(crate) struct Row {
     pub(crate) waiting: usize,
     pub(crate) spares: usize,
     pub(crate) closed: Option<String>,
-    /// Since when its nodes meet again.
+    /// Since when its nodes meet again; of one that all have left, when the last that is known of it happened.
     pub(crate) since_ms: Option<u64>,
 }
 
@@ -201,11 +223,16 @@ impl From<native::NodeStatus> for Node {
     }
 }
 
-/// All runs. Of those whose nodes meet again, the first few, it is known since when.
+/// All runs. Of those whose nodes meet again or are all gone, the first few, it is known since when.
 pub(crate) async fn runs(client: &Client) -> Result<Vec<Row>> {
     let mut rows: Vec<Row> = understood(serde_json::to_value(native::list(client).await?))?;
-    for row in rows.iter_mut().filter(|row| row.state == "meeting again").take(MOST_TIMED) {
+    let is_timed = |row: &&mut Row| ["meeting again", "abandoned"].contains(&&*row.state);
+    for row in rows.iter_mut().filter(is_timed).take(MOST_TIMED) {
         let events = native::events(client, &row.run_id).await?;
+        if row.state == "abandoned" {
+            row.since_ms = events.iter().map(|event| event.record.at_ms).max();
+            continue;
+        }
         let open = native::spans(&events, Some(FOR_EVER)).pop();
         row.since_ms = open.filter(|span| span.to_ms == FOR_EVER).map(|span| span.from_ms);
     }

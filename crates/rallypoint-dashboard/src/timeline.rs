@@ -3,10 +3,10 @@
 use rallypoint_rendezvous::native::SpanKind;
 use serde::Serialize;
 
+use crate::cause::cause;
 use crate::missing::missing;
-use crate::past::{cause, look};
+use crate::past::look;
 use crate::source::Seen;
-use crate::text::line;
 
 /// A longer picture could not be read.
 const MOST_BARS: usize = 400;
@@ -89,12 +89,12 @@ pub(crate) fn timeline(seen: &Seen) -> Timeline {
     let worked = bars.iter().rev().filter(|bar| bar.kind == SpanKind::Working);
     let rounds = worked.take(MOST_ROUNDS).map(|bar| {
         let cause = cause(&seen.events, bar.round);
-        let why = match (cause, bar.to_ms) {
-            (Some(cause), _) => line(&cause.text, 300),
+        let why = match (&cause, bar.to_ms) {
+            (Some(cause), _) => cause.text.clone(),
             (None, None) => "it is at work".to_owned(),
             (None, Some(_)) => "not known".to_owned(),
         };
-        let event = cause.map(|cause| cause.id.clone());
+        let event = cause.map(|cause| cause.event);
         let formed = seen.events.iter().find(|event| event.kind == "formed" && event.round == bar.round);
         let is_after = |after: &&Bar| after.kind == SpanKind::Regaining && after.round == bar.round + 1;
         Worked {
@@ -122,7 +122,7 @@ pub(crate) fn timeline(seen: &Seen) -> Timeline {
     let rounds: Vec<Worked> = next.into_iter().chain(rounds).collect();
     let note = match (over, seen.round) {
         (true, 0) => "No round was ever formed.",
-        _ if bars.is_empty() => "Nothing has been told yet.",
+        _ if bars.is_empty() => "No events yet.",
         _ => "",
     };
     Timeline { marks: marks.collect(), rounds, note, bars }

@@ -10,6 +10,7 @@ use crate::absent::{self, Absent, absent};
 use crate::away::{self, Preempted, Sick};
 use crate::exclusion::{self, Excluded};
 use crate::missing::{Waits, WhoIsMissing, missing, waits};
+use crate::not_back::{NotBack, not_back};
 use crate::outcome::badge;
 use crate::past::{self, Ended, Failure, ShownEvent};
 use crate::source::{Node, Row, Seen, Summary, Unreadable};
@@ -61,6 +62,8 @@ pub(crate) struct Head {
     unhealthy: Vec<Sick>,
     preempted: Vec<Preempted>,
     absent: Vec<Absent>,
+    /// Lost in any round, while others would have room for them.
+    pub(crate) not_back: Vec<NotBack>,
     /// For how many nodes the others wait, and since when.
     waits: Option<Waits>,
     ended: Option<Ended>,
@@ -194,6 +197,7 @@ fn head(seen: &Seen) -> Head {
         unhealthy: away::sick(seen),
         preempted: away::preempted(seen),
         absent: absent(seen),
+        not_back: not_back(seen),
         waits: waits(seen),
         ended: past::ended(seen),
         failure: past::failure(seen),

@@ -30,7 +30,9 @@ impl Sick {
     pub(crate) fn of_command(check: &Check, failed: Failed) -> Self {
         let Failed { why, code, output } = failed;
         let why = match code {
-            Some(NOT_FOUND) => format!("{why}; the checks that are built in are {}", names()),
+            Some(NOT_FOUND) => {
+                format!("command not found: {why}; the checks that are built in are {}", names())
+            }
             _ => why,
         };
         Sick { output, ..Sick::new(check, why) }

@@ -215,11 +215,13 @@ impl RendezvousParameters {
                 let launchers = LAUNCHERS.iter().chain(&HEALTH_OPTIONS).filter(|name| **name != key);
                 let known: Vec<&str> = known.iter().chain(launchers).copied().collect();
                 let meant = nearest(key, known.iter().copied());
-                let meant = meant.map_or_else(String::new, |name| format!(" did you mean '{name}'?"));
+                let instead = match meant {
+                    Some(name) => format!("did you mean '{name}'?"),
+                    None => format!("there are: {}", known.join(", ")),
+                };
                 return refused(format!(
-                    "the rendezvous backend '{}' has no option '{key}';{meant} there are: {}",
-                    self.backend,
-                    known.join(", ")
+                    "the rendezvous backend '{}' has no option '{key}'; {instead}",
+                    self.backend
                 ));
             }
         }
@@ -230,10 +232,8 @@ impl RendezvousParameters {
     pub fn seconds(&self, key: &str) -> Result<Option<Duration>, ParameterError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let refused = || {
-            let separate = if value.contains('=') { " Several options are separated by commas." } else { "" };
-            ParameterError(format!(
-                "The rendezvous configuration option '{key}' does not represent a valid number of seconds: '{value}'.{separate}"
-            ))
+            let separate = if value.contains('=') { "; several options are separated by commas" } else { "" };
+            ParameterError(format!("the option '{key}' takes seconds, as in 10, and not '{value}'{separate}"))
         };
         seconds(value).map(Some).ok_or_else(refused)
     }

@@ -219,14 +219,28 @@ fn a_mistake_is_told_with_the_next_step() {
         (&["run", "--bogus", "train.py"], 2, "those of the program itself go after its name"),
         (&["run", "--nnode", "2", "train.py"], 2, "--nnodes"),
         (&["run", "--master-port", "99999", "train.py"], 2, "the number of a port, at most 65535"),
-        (&["status", "--endpoint", &ssh], 4, "is no etcd"),
+        (&["status", "--endpoint", &ssh], 4, "does not speak plain etcd: if it uses TLS give --cacert FILE"),
         // A file that is there, and is no certificate.
         (
             &["status", "--endpoint", &endpoint, "--cacert", "Cargo.toml"],
             2,
             "Cargo.toml: no certificate in it",
         ),
-        (&["status", "--endpoint", &web], 4, "is no etcd"),
+        (&["status", "--endpoint", &web], 4, "does not speak plain etcd"),
+        (&["close"], 2, "name the run and a reason: rallypoint close RUN --reason TEXT --endpoint HOST:PORT"),
+        (&["status", "job", "--filter", "sate=spare"], 2, "did you mean state=spare?"),
+        (
+            &["run", "--standalone", "--rdzv-conf", "last_call_timeout=ten", "true"],
+            2,
+            "takes seconds, as in 10",
+        ),
+        (&["serve", "--listen", &web], 1, "or choose another --listen"),
+        (
+            &["serve", "--log-level", "error", "--listen", "127.0.0.1:0", "--dashboard", &web],
+            1,
+            "or choose another --dashboard",
+        ),
+        (&["dashboard", "--endpoint", &endpoint, "--listen", &web], 1, "or choose another --listen"),
         (&v2, 4, "leave the option out on all nodes, which then meet on the v3 API"),
     ];
     for (args, code, word) in cases {

@@ -95,9 +95,9 @@ def checked(params: RendezvousParameters, known: tuple[str, ...] | None) -> dict
     for name in config:
         if known is not None and name not in known and name not in _ALWAYS:
             names = (*known, "is_host")
-            meant = "".join(f" did you mean {near!r}?" for near in difflib.get_close_matches(name, names, 1))
-            there = f"{meant} there are: {', '.join(names)}"
-            raise ValueError(f"the rendezvous backend {params.backend!r} has no option {name!r};{there}")
+            meant = "".join(f"did you mean {near!r}?" for near in difflib.get_close_matches(name, names, 1))
+            there = meant or f"there are: {', '.join(names)}"
+            raise ValueError(f"the rendezvous backend {params.backend!r} has no option {name!r}; {there}")
     config.pop("is_host", None)
     return config
 

@@ -29,7 +29,7 @@ export function askToClose(run, shown, nodes, heading) {
     heading,
     path: "close",
     not: "Not closed",
-    title: `Close ${shown}?`,
+    title: `Close run ${shown}?`,
     what: `${many} their workers and end. So do nodes that are started with its name in the next 10 minutes. This cannot be undone.`,
     act: "Close the run for all its nodes",
     why: "Reason, which each node says when it ends",

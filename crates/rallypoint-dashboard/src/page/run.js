@@ -11,6 +11,8 @@ import { TimelinePicture } from "./timeline.js";
 
 /** Events that are in the page at first. */
 const EVENTS = 60;
+/** Nodes that are named in a line. */
+const NAMED = 8;
 
 export class RunPage {
   #id;
@@ -26,6 +28,7 @@ export class RunPage {
   #badge = el("span", { class: "state" });
   #name = el("h1", { tabIndex: -1 }, el("bdi"));
   #headline = el("p", { class: "headline" }, "Asking etcd …");
+  #notBack = el("p", { class: "notback" });
   #close = el("button", { type: "button", class: "danger quiet" }, "Close run …");
   #missing = el("section", { class: "card missing", "aria-labelledby": "missing-title" });
   #unhealthy = el("section", { class: "card unhealthy", "aria-labelledby": "unhealthy-title" });
@@ -55,7 +58,7 @@ export class RunPage {
   constructor(id) {
     this.#id = id;
     this.#name.firstChild.textContent = id.length > 120 ? `${id.slice(0, 120)}…` : id;
-    for (const section of [this.#missing, this.#unhealthy, this.#preempted, this.#excluded, this.#ended, this.#unreadable, this.#close, this.#table.root, this.#nobody]) section.hidden = true;
+    for (const section of [this.#notBack, this.#missing, this.#unhealthy, this.#preempted, this.#excluded, this.#ended, this.#unreadable, this.#close, this.#table.root, this.#nobody]) section.hidden = true;
     this.#close.addEventListener("click", () => askToClose(this.#id, this.#name.textContent, this.#nodes.size, this.#name));
     this.#search.value = asked("filter");
     this.#search.addEventListener("input", () => {
@@ -75,7 +78,7 @@ export class RunPage {
     this.root = el(
       "div",
       { class: "run" },
-      el("div", { class: "title" }, el("div", { class: "words" }, el("div", { class: "named" }, this.#name, this.#badge), this.#headline), this.#close),
+      el("div", { class: "title" }, el("div", { class: "words" }, el("div", { class: "named" }, this.#name, this.#badge), this.#headline, this.#notBack), this.#close),
       this.#missing,
       this.#unhealthy,
       this.#preempted,
@@ -161,7 +164,8 @@ export class RunPage {
     say(this.#headline, head.headline);
     document.title = `${head.word} · ${head.run_id.slice(0, 60)} – Rallypoint`;
     this.#showClose();
-    this.#showMissing(head.missing);
+    this.#showMissing(head.missing, head.not_back ?? []);
+    this.#showNotBack(head.missing ? [] : (head.not_back ?? []));
     this.#showUnhealthy(head.unhealthy ?? []);
     this.#showPreempted(head.preempted ?? []);
     this.#showExcluded(head);
@@ -201,9 +205,9 @@ export class RunPage {
     this.#close.hidden = !this.#writable || !this.#head || this.#head.is_over;
   }
 
-  #showMissing(missing) {
+  #showMissing(missing, lost) {
     this.#missing.hidden = !missing;
-    const text = JSON.stringify(missing);
+    const text = JSON.stringify([missing, lost]);
     // What is there stays, with the button that has the focus.
     if (!missing || this.#missing.dataset.text === text) return;
     this.#missing.dataset.text = text;
@@ -219,9 +223,19 @@ export class RunPage {
     ].filter(Boolean);
     this.#missing.replaceChildren(
       el("h2", { id: "missing-title" }, missing.lead, ...names, missing.rest),
+      lost.length ? el("p", { class: "notback" }, ...notBack(lost)) : "",
       known.length ? el("p", { class: "known" }, ...known.flatMap((part, index) => [index ? "; " : "", part])) : "",
       rows.length ? el("ul", { class: missing.why ? "names" : "" }, ...rows) : "",
     );
+  }
+
+  /** Who was lost in any round and could come, while the others work without. */
+  #showNotBack(lost) {
+    this.#notBack.hidden = !lost.length;
+    const text = JSON.stringify(lost);
+    if (this.#notBack.dataset.text === text) return;
+    this.#notBack.dataset.text = text;
+    this.#notBack.replaceChildren(...notBack(lost));
   }
 
   /** Who stays away by itself, and why. */
@@ -457,7 +471,7 @@ export class RunPage {
     const there = new Map([...this.#list.children].map((item) => [item.dataset.event, item]));
     this.#list.replaceChildren(...wanted.map((event) => there.get(event.id) ?? item(event)));
     this.#earlier.hidden = this.#events.length <= this.#shown;
-    if (!wanted.length) this.#list.replaceChildren(el("li", { class: "empty" }, "Nothing has been told yet."));
+    if (!wanted.length) this.#list.replaceChildren(el("li", { class: "empty" }, "No events yet."));
   }
 
   /** Newest first; what has one time, in the order of etcd. */
@@ -477,6 +491,13 @@ export class RunPage {
     item.focus();
     item.scrollIntoView({ block: "center" });
   }
+}
+
+/** `Not back: gpu-011 since 04:49:24 (died)`, those that were lost last first. */
+function notBack(lost) {
+  const shown = lost.slice(0, NAMED);
+  const parts = shown.flatMap(({ node, words, at_ms }, index) => [index ? ", " : "Not back: ", el("strong", {}, el("bdi", {}, node)), " since ", el("time", { title: exact(at_ms) }, clock(at_ms)), ` (${words})`]);
+  return lost.length > shown.length ? [...parts, ` and ${lost.length - shown.length} more`] : parts;
 }
 
 function trace(text) {

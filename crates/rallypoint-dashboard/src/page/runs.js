@@ -1,7 +1,7 @@
 // All runs, one row for each.
 
 import { asked, keep } from "./address.js";
-import { el, lasting, now, say } from "./dom.js";
+import { el, lasting, moment, now, say } from "./dom.js";
 import { Order } from "./order.js";
 
 /** Nodes that meet again mostly do so within some seconds. */
@@ -98,11 +98,12 @@ function row(run) {
   };
   const anchor = el("a", { href: `./?run=${encodeURIComponent(run.id)}`, "data-link": "" }, el("bdi", {}, run.run_id));
   anchor.dataset.run = run.id;
+  const last = run.look === "abandoned" && run.since_ms ? el("span", { class: "reason" }, "last event ", moment(run.since_ms)) : null;
   const why = run.closed ? el("span", { class: "reason" }, el("bdi", {}, run.closed)) : null;
   return el(
     "tr",
     {},
-    el("th", { scope: "row" }, anchor, why),
+    el("th", { scope: "row" }, anchor, why ?? last),
     el("td", {}, badge(run)),
     number("round", run.round, "–"),
     number("nodes", run.here),

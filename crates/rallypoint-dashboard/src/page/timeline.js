@@ -5,6 +5,8 @@ import { clock, el, exact, lasting, now, say, span, svg } from "./dom.js";
 const HEIGHT = 64;
 const TOP = 22;
 const BAR = 24;
+/** From one mark to another that does not cover it. */
+const BESIDE = 16;
 const WORDS = { forming: "forming", working: "at work", regaining: "meeting again" };
 const MARKS = { died: "a node died or was killed", failed: "a worker failed", left: "a node left", closed: "closed" };
 /** Up to so many times in which the nodes met again are told one by one. */
@@ -142,7 +144,9 @@ export class TimelinePicture {
     if (!width || !bars.length) return;
     const from = bars[0]?.from_ms ?? 0;
     const to = Math.max(...bars.map((bar) => bar.to_ms ?? now()), ...marks.map((mark) => mark.at_ms), from + 1000);
-    const x = (ms) => 1 + ((ms - from) / (to - from)) * (width - 2);
+    // The end has room beside what happened just before.
+    const room = marks.some((mark) => mark.kind === "closed") ? BESIDE + 6 : 0;
+    const x = (ms) => 1 + ((ms - from) / (to - from)) * (width - 2 - room);
     const parts = [];
     for (const bar of bars) {
       const end = bar.to_ms ?? now();
@@ -159,7 +163,9 @@ export class TimelinePicture {
     const focused = this.#picture.contains(document.activeElement) && document.activeElement.dataset.event;
     for (const mark of marks) {
       const symbol = shape(mark.kind, false);
-      symbol.setAttribute("transform", `translate(${Math.min(width - 8, Math.max(8, x(mark.at_ms)))} 11)`);
+      const isCovered = mark.kind === "closed" && marks.some((other) => other !== mark && Math.abs(x(other.at_ms) - x(mark.at_ms)) < BESIDE);
+      const at = x(mark.at_ms) + (isCovered ? BESIDE : 0);
+      symbol.setAttribute("transform", `translate(${Math.min(width - 8, Math.max(8, at))} 11)`);
       const text = `${this.#texts.get(mark.event) ?? MARKS[mark.kind]}, ${exact(mark.at_ms)}`;
       for (const [name, value] of Object.entries({ role: "button", "aria-label": text, tabindex: mark.event === stop ? 0 : -1, "data-event": mark.event })) symbol.setAttribute(name, value);
       symbol.append(title(text));

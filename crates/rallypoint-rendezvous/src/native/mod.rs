@@ -20,7 +20,7 @@ mod translate;
 pub use handler::NativeHandler;
 pub(crate) use identity::local_address;
 pub use operator::{
-    LastRound, Missing, NodeState, NodeStatus, RunRow, RunState, RunStatus, Unhealthy, Unreadable,
+    LastRound, Missing, NodeState, NodeStatus, NotBack, RunRow, RunState, RunStatus, Unhealthy, Unreadable,
     ask_leases, close, events, events_prefix, exclude, excluded, include, last_round, list, node_at, row,
     runs, status,
 };

@@ -1,5 +1,6 @@
 //! The command `rallypoint`.
 
+use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -18,7 +19,7 @@ use super::gateway::{self, Gateway};
 use super::operator::{self, Close, Events, Exclude, Excluded, Include, Stacks, Status};
 use super::run::{self, Run};
 use super::variables::{self, Variable};
-use super::{LogFormat, advertised_url, failed, listen_address, serve, start_log};
+use super::{LogFormat, advertised_url, failed, failed_to_serve, listen_address, serve, start_log};
 use crate::server::{Config, Server, Tls};
 
 /// Brings the nodes of a distributed training job together, on etcd.
@@ -143,8 +144,10 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, python: Option<Os
                 say(format!("error: {text}\n"));
             } else if let Some(text) = part.as_deref().and_then(|part| in_full(part, &problem)) {
                 say(format!("error: {text}\n"));
-            } else if lacks_program(&problem) {
+            } else if lacks(&problem, "PROGRAM") {
                 say("error: no program: name it after the flags, as in rallypoint run --standalone --nproc-per-node 2 train.py; rallypoint run --help has more\n".to_owned());
+            } else if part.as_deref() == Some(OsStr::new("close")) && lacks(&problem, "RUN") {
+                say("error: name the run and a reason: rallypoint close RUN --reason TEXT --endpoint HOST:PORT\n".to_owned());
             } else if problem.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
                 // All that there is to choose from.
                 let _ = problem.print();
@@ -244,11 +247,11 @@ fn next_step(part: &OsStr, text: &str, problem: &clap::Error) -> Option<&'static
     )
 }
 
-/// Whether `run` was not told what to run.
-fn lacks_program(problem: &clap::Error) -> bool {
+/// Whether an argument of that name was not given.
+fn lacks(problem: &clap::Error, what: &str) -> bool {
     let missing = problem.get(ContextKind::InvalidArg);
     problem.kind() == ErrorKind::MissingRequiredArgument
-        && matches!(missing, Some(ContextValue::Strings(names)) if names.iter().any(|name| name.contains("PROGRAM")))
+        && matches!(missing, Some(ContextValue::Strings(names)) if names.iter().any(|name| name.contains(what)))
 }
 
 /// What to write instead of a flag that is the beginning of some. torchrun takes such a one as long as there is only one
@@ -340,13 +343,15 @@ fn run_server(options: Serve) -> u8 {
     };
     // It ends with the runtime.
     let mut beside = None;
+    let flag = Cell::new("--listen");
     let starting = async {
         let server = Server::bind(config)?;
+        flag.set("--dashboard");
         beside = options.dashboard.start(server.address(), token.as_ref(), page_token)?;
         Ok(server)
     };
     match runtime.block_on(serve(starting)) {
         Ok(()) => 0,
-        Err(error) => failed(&*error),
+        Err(error) => failed_to_serve(&*error, flag.get()),
     }
 }

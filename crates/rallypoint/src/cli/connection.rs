@@ -10,7 +10,7 @@ use rallypoint_etcd::v3::Client;
 use rallypoint_etcd::{ErrorKind, read_secret};
 use tracing::warn;
 
-use super::exit::{EndpointFlags, Problem, advice, chain, no_etcd, of_etcd};
+use super::exit::{EndpointFlags, Problem, advice, chain, no_etcd, of_etcd, who_is_this};
 use crate::server::{Config, Tls};
 
 /// No server is started at an endpoint that begins so.
@@ -186,6 +186,9 @@ impl Connection {
             let endpoint = self.endpoints();
             if self.is_plain() && error.hangs_up() {
                 return no_etcd(endpoint, EndpointFlags::Operator);
+            }
+            if error.shows_nobody() {
+                return who_is_this(endpoint, EndpointFlags::Operator);
             }
             let text = match error.kind() {
                 ErrorKind::Timeout => format!(

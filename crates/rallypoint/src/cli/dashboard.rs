@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
 use super::connection::{Connection, check_file};
-use super::exit::{EndpointFlags, Problem, advice, chain, of_etcd};
+use super::exit::{EndpointFlags, Problem, advice, chain, of_etcd, with_flag};
 use super::{LogFormat, listen_address, start_log};
 use crate::server::{ServerError, Tls, raise_file_limit};
 
@@ -171,7 +171,8 @@ pub(crate) fn dashboard(options: Dashboard) -> Result<u8, Problem> {
         raise_file_limit();
         let client =
             Client::connect_lazily(etcd).map_err(|error| Problem::new(of_etcd(&error), chain(&error)))?;
-        let page = Page::bind(&config, &client).map_err(|error| cannot(&error))?;
+        let page = Page::bind(&config, &client)
+            .map_err(|error| Problem::new(1, with_flag(&chain(&error), "--listen")))?;
         let served = async {
             look(&client, options.connection.endpoints()).await?;
             announce(&page, &config);

@@ -145,10 +145,10 @@ impl EndpointFlags {
     fn who(self) -> &'static str {
         match self {
             EndpointFlags::Torchrun => {
-                "; it asks who this is: give the token of its nodes (token_file in --rdzv-conf, or RALLYPOINT_TOKEN), or user and password"
+                "; this server asks for a token or a password: give token_file in --rdzv-conf, or RALLYPOINT_TOKEN, or user and password"
             }
             _ => {
-                "; it asks who this is: give the token of its nodes (--token-file, in dashboard --etcd-token-file, or RALLYPOINT_TOKEN), or --user and its password"
+                "; this server asks for a token or a password: give --token-file FILE (in dashboard --etcd-token-file), or --user NAME with a password"
             }
         }
     }
@@ -177,7 +177,7 @@ impl EndpointFlags {
 
     /// What says that the etcd has TLS.
     fn tls(self) -> &'static str {
-        if self == EndpointFlags::Torchrun { "cacert in --rdzv-conf" } else { "--cacert" }
+        if self == EndpointFlags::Torchrun { "cacert in --rdzv-conf" } else { "--cacert FILE" }
     }
 
     /// What to look at where too few have come.
@@ -242,6 +242,11 @@ impl Problem {
             && source.to_string().contains(NO_V2)
         {
             return Problem::new(NO_SERVER, without_v2(endpoint, place));
+        }
+        if let RendezvousError::Connection { endpoint, .. } = error
+            && cause(error).is_some_and(rallypoint_etcd::Error::shows_nobody)
+        {
+            return who_is_this(endpoint, place);
         }
         if let RendezvousError::Mismatch { run_id, setting, ours, theirs } = error
             && let Some((_, bound)) =
@@ -422,11 +427,24 @@ pub(crate) fn cause(error: &RendezvousError) -> Option<&rallypoint_etcd::Error> 
     source.downcast_ref()
 }
 
+/// What is said where the etcd asks who this is, and nothing was given.
+pub(crate) fn who_is_this(endpoint: &str, place: EndpointFlags) -> Problem {
+    Problem::new(NO_SERVER, format!("etcd at {endpoint}{}", place.who().replacen("; ", ": ", 1)))
+}
+
+/// With the flag that names another address, where that is to be chosen.
+pub(crate) fn with_flag(text: &str, flag: &str) -> String {
+    text.replace(
+        "stop what listens there, or choose another",
+        &format!("stop what listens there, or choose another {flag}"),
+    )
+}
+
 /// What is said of one that takes connections and speaks something else than an etcd does.
 pub(crate) fn no_etcd(endpoint: &str, place: EndpointFlags) -> Problem {
     let (tls, flags) = (place.tls(), place.flags());
     let text = format!(
-        "what listens at {endpoint} is no etcd (a gateway for the v2 API is none), or one that wants TLS ({tls}); check {flags}"
+        "{endpoint} does not speak plain etcd: if it uses TLS give {tls}, otherwise check {flags} (a gateway for the v2 API is no etcd)"
     );
     Problem::new(NO_SERVER, text)
 }

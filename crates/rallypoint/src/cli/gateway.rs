@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use super::connection::Connection;
-use super::exit::{Problem, chain, of_etcd};
+use super::exit::{Problem, chain, of_etcd, with_flag};
 use super::variables::yes_or_no;
 use super::{LogFormat, advertised_url, listen_address, serve, start_log};
 use crate::server::{Config, GatewayConfig, Server, ServerError, Tls};
@@ -100,7 +100,7 @@ pub(crate) fn gateway(options: Gateway) -> Result<u8, Problem> {
     runtime.block_on(serve(Server::gateway(config, gateway))).map(|()| 0).map_err(|error| {
         match error.downcast_ref() {
             Some(ServerError::Etcd { source }) => Problem::new(of_etcd(source), chain(source)),
-            _ => cannot(&*error),
+            _ => Problem::new(1, with_flag(&chain(&*error), "--listen")),
         }
     })
 }

@@ -143,6 +143,13 @@ pub fn server_token(file: Option<&std::path::Path>) -> Result<Option<rallypoint_
     connection::token(file).map_err(|problem| problem.text)
 }
 
+/// The same where a server cannot listen: `flag` says where it does.
+#[must_use]
+pub fn failed_to_serve(error: &(dyn Error + 'static), flag: &str) -> u8 {
+    exit::say(format!("error: {}\n", exit::with_flag(&exit::chain(error), flag)));
+    1
+}
+
 /// One line with the causes, and the exit code of a failure.
 #[must_use]
 pub fn failed(error: &(dyn Error + 'static)) -> u8 {

@@ -92,7 +92,7 @@ fn a_node_that_is_told_to_ends_with_6_and_one_sentence() {
     let ended = Launcher::run(&["--standalone", "--health-check", "gpus", "--when-unhealthy", "end", "true"])
         .expect(6);
     assert!(
-        ended.text().contains("the checks that are built in are clock, disk, gpu, port"),
+        ended.text().contains("failed: command not found: it ended with exit code 127; the checks that are built in are clock, disk, gpu, port"),
         "{}",
         ended.text()
     );

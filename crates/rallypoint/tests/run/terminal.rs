@@ -40,6 +40,8 @@ fn while_it_waits_one_line_tells_who_is_missing_and_ctrl_c_ends_it() {
     let port = closed_port();
     let line = format!("{RALLYPOINT} run --nnodes 3 --rdzv-id job --rdzv-endpoint 127.0.0.1:{port} true");
     let mut terminal = Typist::start(&line, |_| {});
+    terminal.see(&format!("if an etcd should be there, check the port, or write etcd://127.0.0.1:{port}"));
+    terminal.see("127.0.0.1 is each machine's own: nodes on other machines cannot reach that");
     terminal.see("waiting for 2 nodes: 1 of 3 is here (");
     // What the key does: the terminal sends the signal to whoever is in the foreground.
     terminal.press(&[3]);
@@ -47,6 +49,19 @@ fn while_it_waits_one_line_tells_who_is_missing_and_ctrl_c_ends_it() {
     assert_eq!(code, Some(130), "{seen}");
     assert!(seen.contains("ending in good order"), "{seen}");
     assert!(seen.contains(&format!(" s left), run job at 127.0.0.1:{port}")), "{seen}");
+}
+
+#[test]
+fn on_a_narrow_terminal_the_line_keeps_the_endpoint() {
+    let endpoint = format!("127.0.0.1:{}", closed_port());
+    let run = format!(
+        "{RALLYPOINT} run --nnodes 3 --rdzv-id a-run-with-a-long-name --rdzv-endpoint {endpoint} true"
+    );
+    let mut terminal = Typist::start(&format!("stty cols 80 rows 24; {run}"), |_| {});
+    terminal.see(&format!(" s left), at {endpoint}"));
+    terminal.press(&[3]);
+    let (_, seen) = terminal.ended();
+    assert!(!seen.contains("a-run-with-a-long-name"), "{seen}");
 }
 
 #[test]

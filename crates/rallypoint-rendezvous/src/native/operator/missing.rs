@@ -79,7 +79,7 @@ fn newcomers(min_nodes: usize, nodes: &[NodeStatus]) -> Vec<Missing> {
         return Vec::new();
     }
     let gaps = (names.first()..names.last()).filter(|number| !names.numbers.contains(number)).take(MOST);
-    let why = "by the numbers in the names of those that are there";
+    let why = "guessed from gaps in the names of those that are there";
     gaps.map(|number| Missing { node: names.name(number), why: why.to_owned() }).collect()
 }
 

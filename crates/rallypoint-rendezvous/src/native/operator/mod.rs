@@ -3,7 +3,8 @@
 //! - [`list`]: all runs, in a few words each. [`status`]: one, with its nodes. [`events`]: what happened in it.
 //! - [`close()`]: ends it. [`exclude`], [`include()`]: keep somebody out of it, or let them in again.
 //! - [`last_round`]: where its nodes can be asked something. [`node_at`]: what one of them said of itself that is gone.
-//! - `state`: what a run and its nodes are doing. `missing`: who is waited for. `round`: what a node asks of its last round.
+//! - `state`: what a run and its nodes are doing. `missing`: who is waited for. `not_back`: who
+//!   could be. `round`: what a node asks of its last round.
 
 mod before;
 mod close;
@@ -11,6 +12,7 @@ mod events;
 mod exclusions;
 mod list;
 mod missing;
+mod not_back;
 mod round;
 mod round_store;
 mod state;
@@ -33,6 +35,7 @@ pub(super) use self::exclusions::change;
 pub use self::exclusions::{exclude, excluded, include};
 pub use self::list::{RunRow, list, row};
 pub use self::missing::Missing;
+pub use self::not_back::NotBack;
 pub(super) use self::round::{Gone, gone, members, others_than, standing};
 pub(super) use self::round_store::run_store;
 pub use self::round_store::{LastRound, last_round};

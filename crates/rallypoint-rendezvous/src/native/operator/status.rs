@@ -15,6 +15,7 @@ use serde::Serialize;
 use super::super::settings::run_prefix;
 use super::super::translate::read_all;
 use super::missing::{self, Missing};
+use super::not_back::{NotBack, not_back};
 use super::round::{MOST_LOOKED_FOR, look_for};
 use super::state::{NodeState, NodeStatus, RunState};
 use super::unhealthy::{self, Unhealthy};
@@ -57,6 +58,8 @@ pub struct RunStatus {
     pub unreadable: Vec<Unreadable>,
     /// Who is waited for, where that is known.
     pub missing: Vec<Missing>,
+    /// Who was lost, in whichever round, and has not come back, where there would be room for it; the last first.
+    pub not_back: Vec<NotBack>,
     /// Who stays away because it fails its health checks, where there would be room for it.
     pub unhealthy: Vec<Unhealthy>,
     /// The nodes that are there: members by rank, then the others in order of arrival.
@@ -154,7 +157,12 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
     let has_left = lost.iter().any(|lost| lost.why == Why::Left);
     let events = if has_room || has_left { events(client, run_id).await? } else { Vec::new() };
     Killed::told_by(&events).amend_lost(round.round, &mut lost);
+    let is_named = |node: &str| {
+        shown.iter().any(|known| known.node == node) || excluded.iter().any(|it| it.whom.is(node, ""))
+    };
+    let mut not_back = if has_room && round.round > 0 { not_back(&events, is_named) } else { Vec::new() };
     let unhealthy = if has_room { unhealthy::unhealthy(events, &shown) } else { Vec::new() };
+    not_back.retain(|lost| unhealthy.iter().all(|sick| sick.node != lost.node));
     if nobody_came && unhealthy.is_empty() {
         return Ok(None);
     }
@@ -165,13 +173,18 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
     // Who is excluded is not one of those that are there for the others.
     let there: Vec<NodeStatus> =
         shown.iter().filter(|node| node.state != NodeState::Excluded).cloned().collect();
-    let missing = missing::missing(state, round.round, min_nodes, &lost, &there);
+    let mut missing = missing::missing(state, round.round, min_nodes, &lost, &there);
+    if round.round == 0 {
+        // A gap among the names may be somebody who is excluded.
+        missing.retain(|missing| !excluded.iter().any(|it| it.whom.is(&missing.node, "")));
+    }
     Ok(Some(RunStatus {
         run_id: run_id.to_owned(),
         state,
         waiting,
         spares,
         missing,
+        not_back,
         unhealthy,
         round: round.round,
         world_size: round.world_size,

@@ -6,7 +6,7 @@ mod log;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use rallypoint::cli::{failed, serve};
+use rallypoint::cli::{failed, failed_to_serve, serve};
 use rallypoint::server::Server;
 
 fn main() -> ExitCode {
@@ -27,6 +27,6 @@ fn main() -> ExitCode {
     };
     match runtime.block_on(serve(async { Server::bind(flags.config) })) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failed(&*error).into(),
+        Err(error) => failed_to_serve(&*error, "--listen-client-urls").into(),
     }
 }

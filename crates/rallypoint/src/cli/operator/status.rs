@@ -8,6 +8,7 @@ use rallypoint_core::endpoint::host_and_port;
 use rallypoint_core::round::kept_out_in_short;
 use rallypoint_core::text::{self, plain};
 use rallypoint_etcd::v3::{Client, KeyRange};
+use rallypoint_rendezvous::is_finish;
 use rallypoint_rendezvous::native::{
     self, DEFAULT_ROOT, Event, Missing, NodeState, NodeStatus, RunRow, RunState, RunStatus, Unhealthy,
     Unreadable, Why, run_prefix,
@@ -134,7 +135,15 @@ impl FromStr for Filter {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let Some(word) = text.strip_prefix("state=") else { return Ok(Filter::Text(text.to_lowercase())) };
+        let Some(word) = text.strip_prefix("state=") else {
+            // What nodes say of themselves may have such a sign, too.
+            return match text.split_once('=') {
+                Some((key, word)) if text::nearest(key, ["state"]).is_some() => {
+                    Err(format!("{key:?} is not known: did you mean state={word}?"))
+                }
+                _ => Ok(Filter::Text(text.to_lowercase())),
+            };
+        };
         match word {
             "leader" => return Ok(Filter::Leader),
             "sick" => return Ok(Filter::Sick),
@@ -309,7 +318,7 @@ fn list(all: &[RunRow]) -> String {
         let of = row.min_nodes.zip(row.max_nodes);
         rows.push(vec![
             row.run_id.clone(),
-            row.state.to_string(),
+            word(row.state, row.closed.as_deref()),
             row.round.to_string(),
             row.nodes.to_string(),
             of.map_or_else(String::new, |(min, max)| format!("{min}:{max}")),
@@ -318,6 +327,14 @@ fn list(all: &[RunRow]) -> String {
         ]);
     }
     table(&rows)
+}
+
+/// The state, as the dashboard says it: a run that has done its work is finished, and not merely closed.
+fn word(state: RunState, closed: Option<&str>) -> String {
+    match closed {
+        Some(reason) if state == RunState::Closed && is_finish(reason) => "finished".to_owned(),
+        _ => state.to_string(),
+    }
 }
 
 /// The last round, and how many nodes are needed and may be there.
@@ -337,7 +354,8 @@ fn round(status: &RunStatus) -> String {
 
 /// `hidden`: the nodes that are there and not shown.
 fn describe(status: &RunStatus, filter: Option<&Filter>, hidden: usize, now: u64) -> String {
-    let mut text = format!("run      {}\nstate    {}", plain(&status.run_id), status.state);
+    let word = word(status.state, status.closed.as_deref());
+    let mut text = format!("run      {}\nstate    {word}", plain(&status.run_id));
     if let Some(reason) = &status.closed {
         text.push_str(&format!(": {}", plain(reason)));
     }
@@ -368,6 +386,11 @@ fn describe(status: &RunStatus, filter: Option<&Filter>, hidden: usize, now: u64
     for missing in status.missing.iter().filter(|missing| !is_lost(missing)) {
         text.push_str(&format!("missing  {}: {}\n", plain(&missing.node), plain(&missing.why)));
     }
+    for lost in status.not_back.iter().filter(|lost| status.lost.iter().all(|one| one.node != lost.node)) {
+        let (node, ago) = (plain(&lost.node), age(now.saturating_sub(lost.at_ms / 1000)));
+        let how = format!("node {} of round {} {}", lost.rank, lost.round, lost.why.words());
+        text.push_str(&format!("not back {node}: {how}, {ago} ago\n"));
+    }
     for Unhealthy { node, problems, at_ms } in &status.unhealthy {
         let since = age(now.saturating_sub(at_ms / 1000));
         let problems = plain(&problems.join("; "));
@@ -388,7 +411,7 @@ fn describe(status: &RunStatus, filter: Option<&Filter>, hidden: usize, now: u64
     let sick: Vec<&Unhealthy> = status.unhealthy.iter().filter(is_meant).collect();
     let hidden = hidden + status.unhealthy.len() - sick.len();
     if status.nodes.is_empty() && sick.is_empty() {
-        let none = format!("none of {} is meant by --filter\n", text::count(hidden, "node"));
+        let none = format!("no node matches --filter; {}\n", text::are(hidden, "node", "there"));
         return text + if hidden == 0 { "no nodes are there\n" } else { &none };
     }
     let mut rows = vec![
@@ -438,6 +461,21 @@ mod tests {
         assert!(shows(true, None) && shows(false, None));
         assert!(!shows(true, unchanged(200)) && shows(true, unchanged(1000)));
         assert!(!shows(false, unchanged(5000)), "lines are not repeated");
+    }
+
+    #[test]
+    fn a_filter_that_is_mistyped_is_refused_and_other_words_are_looked_for() {
+        let refused = "sate=spare".parse::<Filter>().unwrap_err();
+        assert!(refused.contains("did you mean state=spare?"), "{refused}");
+        assert_eq!("rank=8".parse(), Ok(Filter::Text("rank=8".to_owned())));
+        assert_eq!("state=spare".parse(), Ok(Filter::State(NodeState::Spare)));
+    }
+
+    #[test]
+    fn a_run_that_has_done_its_work_is_finished() {
+        assert_eq!(word(RunState::Closed, Some("a node has finished")), "finished");
+        assert_eq!(word(RunState::Closed, Some("maintenance")), "closed");
+        assert_eq!(word(RunState::Running, None), "running");
     }
 
     #[test]

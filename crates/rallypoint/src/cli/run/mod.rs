@@ -491,7 +491,8 @@ async fn reach(options: &Run, meet: &Meet, run_id: &str, telemetry: &Telemetry) 
         let meeting = if meet.alone {
             server::alone(server::token(&options.connection, &meet.config)?)?
         } else {
-            server::find(&options.connection, &meet.config, meet.serves, meet.place).await?
+            server::find(&options.connection, &meet.config, meet.serves, meet.place, options.nodes().max)
+                .await?
         };
         let mut parameters = parameters(options, meet, &meeting.endpoints, run_id)?;
         telemetry.give_to(&mut parameters);

@@ -103,12 +103,18 @@ impl Waiting {
             let left = self.timeout.saturating_sub(since.elapsed());
             let left = (now == Phase::Meeting && !spare).then_some(left);
             let text = describe(call.left());
-            let (time, run) = (time(began.elapsed(), left), plain(&self.run));
-            let line = format!("{text} {time}, run {run} at {}", self.endpoint);
+            let (so_far, run) = (began.elapsed(), plain(&self.run));
+            let line = format!("{text} {}, run {run} at {}", time(so_far, left), self.endpoint);
             // That time passes is no news.
             let news = describe(call.told);
             if terminal.has_line() {
-                terminal.show(Some(line));
+                let width = terminal.width().unwrap_or(usize::MAX);
+                let long_left = left.map_or_else(String::new, |left| format!(" ({} s left)", left.as_secs()));
+                let shorter = [
+                    format!("{text} {}, at {}", time(so_far, left), self.endpoint),
+                    format!("{text}{long_left}, at {}", self.endpoint),
+                ];
+                terminal.show(Some(fit(width, line, shorter, &self.endpoint)));
             } else if said.as_ref().is_none_or(|(before, at)| *before != news || at.elapsed() >= REMINDER) {
                 info!("{line}");
                 said = Some((news, Instant::now()));
@@ -145,6 +151,23 @@ fn time(waited: Duration, left: Option<Duration>) -> String {
     }
 }
 
+/// The first of these lines that a terminal of that width has room for. If none does, the endpoint stays: who waits looks
+/// for a wrong one first.
+fn fit(width: usize, line: String, shorter: [String; 2], endpoint: &str) -> String {
+    let long = |line: &str| line.chars().count();
+    let Some(last) = shorter.last().cloned() else { return line };
+    if let Some(fits) = std::iter::once(line).chain(shorter).find(|line| long(line) <= width) {
+        return fits;
+    }
+    let end = format!(", at {endpoint}");
+    let (begin, end) = match last.strip_suffix(&end) {
+        Some(begin) if long(&end) * 2 < width => (begin, end.as_str()),
+        _ => (last.as_str(), ""),
+    };
+    let room = width.saturating_sub(long(end) + 1);
+    format!("{}…{end}", begin.chars().take(room).collect::<String>())
+}
+
 /// That the server does not answer.
 fn silent(server: Option<&ServerNode>) -> String {
     match server {
@@ -158,6 +181,24 @@ fn silent(server: Option<&ServerNode>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_that_is_too_long_loses_what_matters_least() {
+        let endpoint = "localhost:9999";
+        let begin = "waiting for 2 nodes: 1 of 3 is here";
+        let full = format!("{begin} (12 s so far, 588 s left), run job1 at {endpoint}");
+        let shorter = [
+            format!("{begin} (12 s so far, 588 s left), at {endpoint}"),
+            format!("{begin} (588 s left), at {endpoint}"),
+        ];
+        let at = |width| fit(width, full.clone(), shorter.clone(), endpoint);
+        assert_eq!(at(100), full);
+        assert_eq!(at(80), shorter[0]);
+        assert_eq!(at(70), shorter[1]);
+        assert_eq!(at(50), "waiting for 2 nodes: 1 of 3 is…, at localhost:9999");
+        assert_eq!(at(20), "waiting for 2 nodes…");
+        assert!([80, 70, 50, 20].iter().all(|width| at(*width).chars().count() <= *width));
+    }
 
     #[test]
     fn it_says_how_long_it_has_waited_and_will() {

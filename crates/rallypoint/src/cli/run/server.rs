@@ -1,11 +1,11 @@
 //! Where the nodes meet: an etcd that is there, or the embedded server on one of them.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use rallypoint_core::{Endpoint, Endpoints, Token};
 use rallypoint_rendezvous::native;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::cli::connection::Connection;
 use crate::cli::exit::{EndpointFlags, NO_SERVER, NODE, Problem, chain};
@@ -64,6 +64,7 @@ pub(crate) async fn find(
     conf: &BTreeMap<String, String>,
     serves: Serves,
     place: EndpointFlags,
+    most_nodes: usize,
 ) -> Result<Meeting, Problem> {
     let endpoints: Endpoints = connection
         .endpoints()
@@ -84,7 +85,15 @@ pub(crate) async fn find(
                 true => ", on all its addresses: that name is not known to be one of them",
                 false => "",
             };
-            info!(endpoint = %endpoint, "nothing listens there: this node starts the embedded server{how}");
+            let or = if_there_is_an_etcd(endpoint, place);
+            info!(endpoint = %endpoint, "nothing listens there: this node starts the embedded server{how}{or}");
+            if most_nodes > 1 && is_loopback(endpoint) && place != EndpointFlags::Master {
+                let host = &endpoint.host;
+                warn!(
+                    "{host} is each machine's own: nodes on other machines cannot reach that; give all nodes an address of this node with {}",
+                    place.flags()
+                );
+            }
             meeting.server = Some(server);
         }
         OnDemand::Taken if serves == Serves::Own => return Err(port_in_use(endpoint, place)),
@@ -118,8 +127,43 @@ fn port_in_use(endpoint: &Endpoint, place: EndpointFlags) -> Problem {
     Problem::new(NO_SERVER, text)
 }
 
+/// What to do where an etcd was to be there. Of an address that is node 0's, nobody thinks that.
+fn if_there_is_an_etcd(endpoint: &Endpoint, place: EndpointFlags) -> String {
+    match place {
+        EndpointFlags::Master | EndpointFlags::Scheduler => String::new(),
+        _ => {
+            format!("; if an etcd should be there, check the port, or write etcd://{}", endpoint.authority())
+        }
+    }
+}
+
+fn is_loopback(endpoint: &Endpoint) -> bool {
+    let address = endpoint.host.parse::<IpAddr>();
+    endpoint.host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+}
+
 /// The nodes have no place to meet: the others, who wait for this server, end with the same code.
 fn cannot_serve(error: &ServerError, place: EndpointFlags) -> Problem {
     let flag = place.port();
+    if let ServerError::AddressInUse { address } = error {
+        let text = format!(
+            "cannot listen on {address}: the address is in use; stop what listens there, choose another {flag}, or start an etcd yourself"
+        );
+        return Problem::new(NO_SERVER, text);
+    }
     Problem::new(NO_SERVER, format!("{}; choose another {flag}, or start an etcd yourself", chain(error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_only_one_machine_reaches_is_told_from_what_others_can() {
+        let is_loopback = |text: &str| is_loopback(&text.parse::<Endpoints>().unwrap().as_slice()[0]);
+        assert!(
+            ["127.0.0.1:9999", "localhost", "[::1]:2379", "127.0.1.1"].map(is_loopback).iter().all(|it| *it)
+        );
+        assert!(!is_loopback("node1:2379") && !is_loopback("10.0.0.1:2379"));
+    }
 }

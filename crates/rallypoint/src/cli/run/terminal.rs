@@ -58,6 +58,12 @@ impl Terminal {
         self.err_is_terminal
     }
 
+    /// The letters that its line has room for, where that is known.
+    pub(crate) fn width(&self) -> Option<usize> {
+        let size = rustix::termios::tcgetwinsize(io::stderr()).ok()?;
+        Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
+    }
+
     /// Shows a line at the bottom, or none.
     pub(crate) fn show(&self, line: Option<String>) {
         self.show_below(|below| below.waiting = line);
