@@ -65,6 +65,7 @@ mod state;
 mod stopped;
 mod tls;
 mod traffic;
+mod turns;
 mod v2;
 mod v2_users;
 mod watch;
