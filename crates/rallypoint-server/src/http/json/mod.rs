@@ -7,6 +7,7 @@
 mod route;
 mod text;
 
+use std::num::NonZero;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -37,6 +38,8 @@ const READING: usize = 8;
 const LONGER: usize = 8;
 /// What a connection holds of an answer whose client does not read: there it stops to ask for more.
 const UNREAD: usize = 512 << 10;
+/// What is written without a turn.
+const SMALL: usize = 4 << 10;
 /// Bytes of a message that are written as JSON at a time.
 const PIECE: usize = 32 << 10;
 /// gRPC's prefix of a message: whether it is compressed, and its length.
@@ -49,11 +52,16 @@ pub(crate) struct Json {
     traffic: Arc<Traffic>,
     /// The turn of large requests to be read.
     reading: Arc<Semaphore>,
+    /// The turns of large answers to be written, for a piece each.
+    writing: Arc<Semaphore>,
 }
 
 impl Json {
     pub(crate) fn new(grpc: Grpc, traffic: Arc<Traffic>) -> Self {
-        Json { grpc, traffic, reading: Arc::new(Semaphore::new(1)) }
+        // Half of the threads are for others, however many answers there are.
+        let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let (reading, writing) = (Semaphore::new(1), Semaphore::new((threads / 2).max(1)));
+        Json { grpc, traffic, reading: Arc::new(reading), writing: Arc::new(writing) }
     }
 
     pub(super) async fn serve(&self, limits: &Limits, path: &str, request: Request) -> Response {
@@ -70,6 +78,8 @@ impl Json {
         route: &'static Route,
         request: Request,
     ) -> Result<Response, Status> {
+        // A connection may bring many at once. Others come in between.
+        tokio::task::yield_now().await;
         let (head, incoming) = request.into_parts();
         let account = head.extensions.get::<Account>().expect("every connection has one").clone();
         let mut share = account.take(body::REQUEST_BYTES).map_err(Error::from)?;
@@ -105,6 +115,7 @@ impl Json {
             writing: None,
             route,
             account,
+            turns: Arc::clone(&self.writing),
             share: None,
         };
         let answer = if route.is_stream {
@@ -158,6 +169,8 @@ struct Answers {
     writing: Option<Text>,
     route: &'static Route,
     account: Account,
+    /// One is taken for each piece that is not small.
+    turns: Arc<Semaphore>,
     /// For what was written of it, until its bytes have left. What it is made of is counted by the body.
     share: Option<Arc<Share>>,
 }
@@ -165,10 +178,32 @@ struct Answers {
 impl Answers {
     /// The next piece of a message; none at a good end.
     async fn next(&mut self) -> Option<Result<Bytes, Status>> {
+        let turns = Arc::clone(&self.turns);
         loop {
-            // Who reads fast lets others in between.
-            tokio::task::consume_budget().await;
-            match self.write() {
+            if self.came.is_empty() {
+                let frame = match self.body.frame().await? {
+                    Ok(frame) => frame,
+                    Err(error) => return Some(Err(internal(error))),
+                };
+                match frame.into_data() {
+                    Ok(piece) => self.came = piece,
+                    Err(frame) => {
+                        let status = frame.trailers_ref().and_then(Status::from_header_map)?;
+                        return (status.code() != Code::Ok).then_some(Err(status));
+                    }
+                }
+                continue;
+            }
+            let turn = if self.came.len() < SMALL {
+                None
+            } else {
+                // Who reads fast lets others in between.
+                tokio::task::yield_now().await;
+                turns.acquire().await.ok()
+            };
+            let written = self.write();
+            drop(turn);
+            match written {
                 Ok(text) if text.is_empty() => {}
                 Ok(text) => {
                     let text = Bytes::from(text);
@@ -178,20 +213,6 @@ impl Answers {
                     }));
                 }
                 Err(status) => return Some(Err(status)),
-            }
-            if !self.came.is_empty() {
-                continue;
-            }
-            let frame = match self.body.frame().await? {
-                Ok(frame) => frame,
-                Err(error) => return Some(Err(internal(error))),
-            };
-            match frame.into_data() {
-                Ok(piece) => self.came = piece,
-                Err(frame) => {
-                    let status = frame.trailers_ref().and_then(Status::from_header_map)?;
-                    return (status.code() != Code::Ok).then_some(Err(status));
-                }
             }
         }
     }
