@@ -35,6 +35,7 @@
 //! - `gateway`: the v2 API again, with its keys in a cluster of etcd.
 
 mod admission;
+mod aside;
 mod auth;
 mod authority;
 mod bolt;

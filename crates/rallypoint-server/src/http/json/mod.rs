@@ -7,7 +7,6 @@
 mod route;
 mod text;
 
-use std::num::NonZero;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -24,6 +23,7 @@ use tonic::{Code, Status};
 
 use super::{Limits, body, reply};
 use crate::admission::{Account, Share, counted};
+use crate::aside::half_of_the_threads;
 use crate::grpc::{self, Grpc, ReplyBody};
 use crate::mvcc::Error;
 use crate::traffic::Traffic;
@@ -58,9 +58,7 @@ pub(crate) struct Json {
 
 impl Json {
     pub(crate) fn new(grpc: Grpc, traffic: Arc<Traffic>) -> Self {
-        // Half of the threads are for others, however many answers there are.
-        let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
-        let (reading, writing) = (Semaphore::new(1), Semaphore::new((threads / 2).max(1)));
+        let (reading, writing) = (Semaphore::new(1), Semaphore::new(half_of_the_threads()));
         Json { grpc, traffic, reading: Arc::new(reading), writing: Arc::new(writing) }
     }
 
