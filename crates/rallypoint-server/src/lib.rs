@@ -35,6 +35,7 @@
 //! - `gateway`: the v2 API again, with its keys in a cluster of etcd.
 
 mod admission;
+mod aside;
 mod auth;
 mod authority;
 mod bolt;
@@ -65,6 +66,7 @@ mod state;
 mod stopped;
 mod tls;
 mod traffic;
+mod turns;
 mod v2;
 mod v2_users;
 mod watch;

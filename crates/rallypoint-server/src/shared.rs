@@ -7,12 +7,14 @@ use etcd_client::proto::PbResponseHeader;
 use rallypoint_metrics::prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use tokio::sync::{Notify, Semaphore};
 
+use crate::aside::Aside;
 use crate::auth::Passwords;
 use crate::durable::{Journal, LoadedV3, Promise, Ticket, V3Batch};
 use crate::identity::{Identity, RAFT_TERM};
 use crate::mvcc::Error;
 use crate::removal::{Progress, Removed};
 use crate::state::{Expiry, State};
+use crate::turns::Turns;
 
 /// What the connections of the v3 half share.
 #[derive(Debug)]
@@ -26,6 +28,10 @@ pub(crate) struct Shared {
     /// One hash of all data at a time, and one snapshot: each holds on to what it has seen.
     pub(crate) hashes: Semaphore,
     pub(crate) snapshots: Arc<Semaphore>,
+    /// Where large answers are sorted and built.
+    pub(crate) aside: Aside,
+    /// Of those who look at the line they wait in.
+    pub(crate) turns: Turns,
     /// How long it took to bring changes to the disk.
     pub(crate) commits: Histogram,
     /// A lease was granted that ends before all others.
@@ -64,6 +70,8 @@ impl Shared {
             passwords,
             hashes: Semaphore::new(1),
             snapshots: Arc::new(Semaphore::new(1)),
+            aside: Aside::default(),
+            turns: Turns::default(),
             commits: Histogram::new(exponential_buckets(0.001, 2.0, 14)),
             sooner: Notify::new(),
             unclean: Notify::new(),

@@ -357,3 +357,112 @@ async fn a_client_that_does_not_read_large_answers_gets_errors() {
         answer = client.range(PbRangeRequest { key: "large".into(), ..Default::default() }).await;
     }
 }
+
+/// What an attacker of the JSON gateway asks for: a small request for an answer of 10 MB, which it does not read.
+async fn ask_and_do_not_read(target: &Target, path: &str, body: &str) -> tokio::net::TcpStream {
+    use tokio::io::AsyncWriteExt as _;
+    let address = target.url().trim_start_matches("http://").to_owned();
+    let mut socket = tokio::net::TcpStream::connect(address).await.unwrap();
+    let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
+    socket.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+    socket
+}
+
+/// Bytes that are held for clients.
+async fn held(target: &Target) -> u64 {
+    let port = target.url().rsplit_once(':').unwrap().1.parse().unwrap();
+    let ask = move || rallypoint_testkit::http_get(port, "/metrics", Duration::from_secs(20));
+    let text = tokio::task::spawn_blocking(ask).await.unwrap().unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("rallypoint_server_inflight_bytes "));
+    line.unwrap().parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_large_answers_in_json_that_nobody_reads_keep_nobody_else_out() {
+    const MOST: u64 = 64 << 20;
+    let target = Target::ours_with(|config| config.inflight_bytes = usize::try_from(MOST).unwrap());
+    let client = target.client().await;
+    for at in 0..10 {
+        client.put_kv(&format!("big/{at}"), &"v".repeat(1_000_000)).await;
+    }
+    let body = r#"{"key":"YmlnLw==","range_end":"YmlnMA=="}"#;
+    let mut hostile = Vec::new();
+    let began = std::time::Instant::now();
+    for _ in 0..100 {
+        hostile.push(ask_and_do_not_read(&target, "/v3/kv/range", body).await);
+        within(client.put_kv("good", "1")).await;
+        let held = held(&target).await;
+        assert!(held <= MOST, "{held} bytes are held");
+    }
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    within(client.put_kv("good", "2")).await;
+    drop(hostile);
+    within(async {
+        while held(&target).await > 1 << 20 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_with_large_answers_that_nobody_reads_stops_all_the_same() {
+    let target = Target::ours();
+    let client = target.client().await;
+    for at in 0..10 {
+        client.put_kv(&format!("big/{at}"), &"v".repeat(1_000_000)).await;
+    }
+    let body = r#"{"key":"YmlnLw==","range_end":"YmlnMA=="}"#;
+    let mut hostile = Vec::new();
+    for _ in 0..100 {
+        hostile.push(ask_and_do_not_read(&target, "/v3/kv/range", body).await);
+    }
+    within(client.put_kv("good", "1")).await;
+    let began = std::time::Instant::now();
+    let Target::Ours(server) = target else { unreachable!("it is ours") };
+    within(server.stop()).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hundreds_that_wait_for_a_lock_leave_the_line_at_once() {
+    const WAITING: usize = 500;
+    let target = Target::ours();
+    let client = target.client().await;
+    let line = || PbRangeRequest {
+        key: "L/".into(),
+        range_end: "L0".into(),
+        count_only: true,
+        ..Default::default()
+    };
+    let mut waiting = Vec::new();
+    for _ in 0..WAITING {
+        waiting.push(ask_and_do_not_read(&target, "/v3/lock/lock", r#"{"name":"TA=="}"#).await);
+    }
+    let counts = async |wanted: i64| {
+        while client.range(line()).await.unwrap().count != wanted {
+            client.put_kv("good", "1").await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    within(counts(i64::try_from(WAITING).unwrap())).await;
+    let first = waiting.remove(0);
+    drop(waiting);
+    // The first has the lock, and keeps it when its client has gone.
+    within(counts(1)).await;
+    drop(first);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_that_is_removed_is_noticed_at_the_next_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let target = Target::ours_with(|config| config.data_dir = Some(data.clone()));
+    let client = target.client().await;
+    client.put_kv("k", "1").await;
+    std::fs::remove_dir_all(&data).unwrap();
+    within(client.put(put("k", "2"))).await.unwrap_err();
+    let Target::Ours(mut server) = target else { unreachable!("it is ours") };
+    let ended = within(server.ended()).await.unwrap_err();
+    assert!(ended.to_string().contains("cannot keep data"), "{ended}");
+}

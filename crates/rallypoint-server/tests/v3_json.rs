@@ -238,3 +238,12 @@ async fn a_large_answer_in_json_comes_whole_and_pages_of_others_are_not_served()
                    grpc_service=\"etcdserverpb.KV\",grpc_type=\"unary\"} 1";
     assert!(metrics.lines().any(|line| line == counted), "it is counted as any other");
 }
+
+#[tokio::test]
+async fn very_many_watches_in_one_request_are_made_one_after_the_other() {
+    const WATCHES: usize = 3_000;
+    let target = Target::ours();
+    let mut talk = Talk::with(target);
+    let create = json!({ "create_request": { "key": b64(&"w".repeat(300)), "range_end": "AA==" } });
+    talk.lines("/v3/watch", &create.to_string().repeat(WATCHES), WATCHES).await;
+}

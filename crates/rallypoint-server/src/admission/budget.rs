@@ -8,11 +8,17 @@ use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
 /// How often in a row a connection may be refused.
 const MAX_REFUSALS: usize = 1000;
+/// Of the budget one part in so many is for those who hold little: they are served while others make room.
+const KEPT: usize = 16;
+/// Who holds one part of that in so many, or less, holds little.
+const LITTLE: usize = 16;
 
 /// Bytes that may be held for all clients together.
 #[derive(Debug)]
 pub(crate) struct Budget {
     capacity: usize,
+    /// Of that, what those who hold much cannot have.
+    kept: usize,
     /// Connections at a time.
     max_accounts: usize,
     held: AtomicUsize,
@@ -58,16 +64,22 @@ pub(crate) struct Full;
 /// What to do with a request for more when the budget is used up.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
-    Admit,
+    /// There is room, or will be when those who are leaving have left.
+    Room,
     Refuse,
-    /// Admit it, and have this one go.
+    /// There will be room when this one has left.
     PushOut(usize),
 }
 
 impl Budget {
     pub(crate) fn new(capacity: usize, max_accounts: usize) -> Arc<Self> {
-        Arc::new(Budget {
+        Arc::new(Self::keeping(capacity / KEPT, capacity, max_accounts))
+    }
+
+    fn keeping(kept: usize, capacity: usize, max_accounts: usize) -> Self {
+        Budget {
             capacity,
+            kept,
             max_accounts,
             held: AtomicUsize::new(0),
             asked: AtomicUsize::new(0),
@@ -75,7 +87,7 @@ impl Budget {
             turned_away: AtomicU64::new(0),
             pushed_out: AtomicU64::new(0),
             refused: AtomicU64::new(0),
-        })
+        }
     }
 
     /// An account for a connection. If there are too many, one that holds nothing makes room: the one that has asked for
@@ -96,6 +108,22 @@ impl Budget {
         }
         let key = accounts.insert(Arc::clone(&holder));
         Ok(Account(Arc::new(Opened { budget: Arc::clone(self), holder, key, turn: Semaphore::new(1) })))
+    }
+
+    /// What may be held by those who hold much.
+    fn ordinary(&self) -> usize {
+        self.capacity - self.kept
+    }
+
+    /// What may be held for one that would have so much then.
+    fn limit(&self, own: usize) -> usize {
+        if own <= self.kept / LITTLE { self.capacity } else { self.ordinary() }
+    }
+
+    /// Holds so many bytes more, if no more are held then than the limit.
+    fn hold(&self, bytes: usize, limit: usize) -> bool {
+        let more = |held: usize| held.checked_add(bytes).filter(|held| *held <= limit);
+        self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
     /// For those who watch over the server.
@@ -120,17 +148,15 @@ impl Budget {
         self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Decides when there is no room: see [`decide`].
+    /// Decides when there is no room, and has one go if that helps: see [`decide`].
     fn make_room(&self, asking: &Holder, bytes: usize) -> Result<(), Full> {
         let accounts = self.accounts();
         let others = accounts
             .iter()
             .filter(|(_, holder)| !std::ptr::eq(Arc::as_ptr(holder), asking))
             .map(|(key, holder)| (key, holder.held(), holder.is_leaving()));
-        // What was just added is no room that is taken.
-        let held = self.held().saturating_sub(bytes);
-        match decide(self.capacity, held, asking.held().saturating_sub(bytes), bytes, others) {
-            Verdict::Admit => Ok(()),
+        match decide(self.ordinary(), self.held(), asking.held(), bytes, others) {
+            Verdict::Room => Ok(()),
             Verdict::Refuse => Err(Full),
             Verdict::PushOut(key) => {
                 let holder = &accounts[key];
@@ -148,7 +174,8 @@ impl Budget {
 
 /// Longest queue drop: the largest holder makes room, be it the one who asks.
 ///
-/// `others` are their keys, what they hold, and whether they are about to give it back.
+/// `others` are their keys, what they hold, and whether they are about to give it back. Until they have, it is no room: but
+/// nobody else has to go for it.
 fn decide(
     capacity: usize,
     held: usize,
@@ -165,7 +192,7 @@ fn decide(
         }
     }
     if held.saturating_sub(leaving).saturating_add(more) <= capacity {
-        return Verdict::Admit;
+        return Verdict::Room;
     }
     match largest {
         // One that goes must make room enough, or it would go for nothing.
@@ -215,7 +242,7 @@ struct Opened {
 impl Account {
     /// An account on a budget of its own.
     pub(crate) fn alone(capacity: usize) -> Self {
-        Budget::new(capacity, 1).open().expect("it is the first")
+        Arc::new(Budget::keeping(0, capacity, 1)).open().expect("it is the first")
     }
 
     /// Takes so many bytes, if there is room or room can be made.
@@ -231,8 +258,9 @@ impl Account {
         Ok(Share { account: self.clone(), bytes })
     }
 
+    /// The most that one can hold.
     pub(crate) fn capacity(&self) -> usize {
-        self.0.budget.capacity
+        self.0.budget.ordinary()
     }
 
     /// Whether it has ever asked for something.
@@ -253,19 +281,18 @@ impl Account {
     fn add(&self, bytes: usize) -> Result<(), Full> {
         let Opened { budget, holder, .. } = &*self.0;
         holder.asked.store(budget.asked.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
-        holder.held.fetch_add(bytes, Ordering::Relaxed);
-        let held = budget.held.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
-        let fits = if holder.is_leaving() {
-            Err(Full)
-        } else if held <= budget.capacity {
-            Ok(())
-        } else {
-            budget.make_room(holder, bytes)
-        };
-        if fits.is_err() {
-            self.give_back(bytes);
+        if holder.is_leaving() {
+            return Err(Full);
         }
-        fits
+        if !budget.hold(bytes, budget.ordinary()) {
+            budget.make_room(holder, bytes)?;
+            // Who leaves holds it until then. Who asks for little has room all the same.
+            if !budget.hold(bytes, budget.limit(holder.held().saturating_add(bytes))) {
+                return Err(Full);
+            }
+        }
+        holder.held.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
     }
 
     fn give_back(&self, bytes: usize) {
@@ -328,13 +355,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_alone_may_have_all_and_no_more() {
-        let budget = Budget::new(100, 10);
+    fn one_alone_may_have_all_that_is_not_kept_for_others_and_no_more() {
+        let budget = Budget::new(1600, 10);
         let one = budget.open().unwrap();
-        let mut share = one.take(60).unwrap();
-        assert_eq!(one.take(41).unwrap_err(), Full);
-        share.grow(40).unwrap();
-        assert_eq!(share.grow(1), Err(Full));
+        let mut share = one.take(1000).unwrap();
+        assert_eq!(one.take(501).unwrap_err(), Full);
+        share.grow(500).unwrap();
+        assert_eq!((share.grow(1), one.capacity()), (Err(Full), 1500));
         share.shrink_to(10);
         assert_eq!(budget.held(), 10);
         drop(share);
@@ -343,20 +370,41 @@ mod tests {
 
     #[test]
     fn who_holds_the_most_makes_room() {
-        let budget = Budget::new(100, 10);
+        let budget = Budget::new(1600, 10);
         let (large, small, new) = (budget.open().unwrap(), budget.open().unwrap(), budget.open().unwrap());
-        let most = large.take(70).unwrap();
-        let some = small.take(20).unwrap();
+        let most = large.take(1100).unwrap();
+        let some = small.take(350).unwrap();
         // Would become the largest itself.
-        assert_eq!(small.take(50).unwrap_err(), Full);
-        let little = new.take(15).unwrap();
+        assert_eq!(small.take(800).unwrap_err(), Full);
+        assert!(!large.0.holder.is_leaving());
+        // There is no room until the other has left; for one that asks for little there is.
+        assert_eq!(new.take(150).unwrap_err(), Full);
         assert!(large.0.holder.is_leaving());
         assert_eq!(large.take(0).unwrap_err(), Full, "it gets nothing more");
-        // What it will give back is room: nobody else has to go for it.
-        let more = small.take(40).unwrap();
-        assert!(!new.0.holder.is_leaving());
-        drop((most, some, little, more));
+        let fits = small.take(50).unwrap();
+        let little = new.take(6).unwrap();
+        assert_eq!((budget.held(), new.take(1).unwrap_err()), (1506, Full));
+        // Nobody else has to go for what will be room.
+        assert_eq!(small.take(600).unwrap_err(), Full);
+        assert!(!small.0.holder.is_leaving() && !new.0.holder.is_leaving());
+        drop(most);
+        let more = (small.take(600).unwrap(), new.take(150).unwrap());
+        drop((some, little, more, fits));
         assert_eq!(budget.held(), 0);
+    }
+
+    #[test]
+    fn however_many_hold_much_it_is_never_more_than_there_is() {
+        const EACH: usize = 5_000;
+        let budget = Budget::new(10 * EACH, 1000);
+        let accounts: Vec<_> = (0..500).map(|_| budget.open().unwrap()).collect();
+        let mut shares = Vec::new();
+        for (at, account) in accounts.iter().enumerate() {
+            shares.extend(account.take(EACH + at));
+            assert!(budget.held() <= budget.ordinary(), "who was asked to go has not gone");
+            shares.extend(account.take(1));
+            assert!(budget.held() <= budget.capacity);
+        }
     }
 
     #[test]
@@ -370,7 +418,10 @@ mod tests {
             shares.extend(accounts.iter().filter_map(|account| account.take(10).ok()));
         }
         let newcomer = budget.open().unwrap();
+        let _little = newcomer.take(30).unwrap();
         let part = 10_000 / (GREEDY + 1) / 2;
+        newcomer.take(part).unwrap_err();
+        shares.retain(|share| !share.account.0.holder.is_leaving());
         let _share = newcomer.take(part).unwrap();
     }
 

@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 
@@ -34,7 +34,7 @@ const OF_THE_SYSTEM: &str = "lost+found";
 pub(crate) struct Folder {
     path: PathBuf,
     /// Let go of when it is dropped, or the process ends.
-    _lock: File,
+    lock: File,
     reserve: File,
 }
 
@@ -73,7 +73,7 @@ impl Folder {
             Err(error) => return Err(unusable(error.into())),
         }
         let reserve = own(RESERVE)?;
-        let folder = Folder { path: path.to_owned(), _lock: lock, reserve };
+        let folder = Folder { path: path.to_owned(), lock, reserve };
         let is_there = |name| folder.path.join(name).try_exists().map_err(unusable);
         let opened = if is_there(DATABASE)? {
             Opened::Something(Box::new(folder.load().map_err(|error| folder.said(error))?))
@@ -135,6 +135,13 @@ impl Folder {
         let _ = rustix::fs::fallocate(&self.reserve, FallocateFlags::empty(), 0, RESERVE_BYTES);
     }
 
+    /// An error if it was removed: what is written then is gone with the process.
+    pub(crate) fn check_there(&self) -> io::Result<()> {
+        let is_removed = self.lock.metadata()?.nlink() == 0 && !self.path.join(DATABASE).try_exists()?;
+        let gone = || io::Error::new(io::ErrorKind::NotFound, "it was removed while it was in use");
+        if is_removed { Err(gone()) } else { Ok(()) }
+    }
+
     /// Bytes that are free on the disk.
     pub(crate) fn free(&self) -> u64 {
         // Where nobody can tell, a write will.
@@ -184,16 +191,27 @@ fn contained<T>(read: impl FnOnce() -> Result<T, EngineError>) -> Result<T, Engi
     done.unwrap_or_else(|_| Err(EngineError::Damaged("its parts do not fit together".to_owned())))
 }
 
-/// Whether nothing is there but ours. To write beside somebody else's data would end badly.
+/// Whether nothing is there but files of ours. To open anything else may take forever, and to write beside somebody else's data would end badly.
 fn check_names(path: &Path) -> Result<(), ServerError> {
     for entry in fs::read_dir(path).map_err(|error| unusable(path, error))? {
-        let name = entry.map_err(|error| unusable(path, error))?.file_name();
+        let entry = entry.map_err(|error| unusable(path, error))?;
+        let name = entry.file_name();
         let name = name.to_string_lossy();
         if ![DATABASE, UNFINISHED, LOG, LOCK, RESERVE, OF_THE_SYSTEM].contains(&&*name) {
             let whose = if name == "member" { "the data of an etcd" } else { "files of something else" };
             return Err(refused(
                 path,
                 &format!("has {whose} ({name}): name an empty folder, or one that is to be made"),
+            ));
+        }
+        // A link is followed; one that leads nowhere is made a file.
+        let is_other = fs::metadata(entry.path()).is_ok_and(|found| !found.is_file());
+        if is_other && name != OF_THE_SYSTEM {
+            return Err(refused(
+                path,
+                &format!(
+                    "has something in it that is no plain file ({name}): remove it, or name another folder"
+                ),
             ));
         }
     }
@@ -264,6 +282,30 @@ mod tests {
 
     fn refusal(path: &Path) -> String {
         Folder::open(path).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_no_plain_file_is_refused_and_not_opened() {
+        for name in [LOCK, RESERVE, DATABASE, LOG, UNFINISHED] {
+            let temporary = tempfile::tempdir().unwrap();
+            let pipe = temporary.path().join(name);
+            assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+            let said = refusal(temporary.path());
+            assert!(said.contains("no plain file") && said.contains(name), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_is_removed_is_noticed_and_one_that_is_moved_goes_on() {
+        let temporary = tempfile::tempdir().unwrap();
+        let (path, moved) = (temporary.path().join("one"), temporary.path().join("two"));
+        killed(&path, 1);
+        let (folder, _ledger, _) = opened(&path);
+        folder.check_there().unwrap();
+        fs::rename(&path, &moved).unwrap();
+        folder.check_there().unwrap();
+        fs::remove_dir_all(&moved).unwrap();
+        assert!(folder.check_there().unwrap_err().to_string().contains("removed"));
     }
 
     #[test]

@@ -128,6 +128,7 @@ impl Work {
                 let began = Instant::now();
                 // What the log has must find room in the end.
                 let way = if self.room.is_scarce() { Way::Engine } else { Way::Log };
+                self.folder.check_there()?;
                 match self.ledger().write(&batch, way) {
                     Ok(()) => {
                         self.halves.v3.commits.observe(began.elapsed().as_secs_f64());

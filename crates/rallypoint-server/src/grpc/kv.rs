@@ -36,7 +36,7 @@ pub(super) fn range(call: Call<'_>, message: Bytes) -> Answering {
             let answer = async move {
                 let (found, mut share) = read_on(&call, reading).await?;
                 let header = call.shared.header_at(found.revision);
-                let rope = aside(move || answer::range(header, found)).await?;
+                let rope = aside(&call.shared, move || answer::range(header, found)).await?;
                 share.resize(ANSWER_BYTES + rope.length()).map_err(Error::from)?;
                 Ok(Whole::within(rope, share)?)
             };
@@ -87,13 +87,17 @@ async fn read_on(call: &OwnedCall, mut reading: Reading) -> Result<(Found, Share
         tokio::task::yield_now().await;
         shared.read(|state| reading.step(&state.store, STEP))?;
     }
-    let found = if counted / SORT_HERE == 0 { reading.finish() } else { aside(|| reading.finish()).await? };
+    let found =
+        if counted / SORT_HERE == 0 { reading.finish() } else { aside(shared, || reading.finish()).await? };
     Ok((found, share))
 }
 
 /// Does what takes long where nobody waits for the thread.
-async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
-    tokio::task::spawn_blocking(work).await.map_err(|error| Status::internal(error.to_string()))
+async fn aside<T: Send + 'static>(
+    shared: &Shared,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Status> {
+    shared.aside.run(work).await.map_err(|error| Status::internal(error.to_string()))
 }
 
 /// What became of a write.
@@ -194,7 +198,7 @@ async fn delete_in_steps(call: OwnedCall, prev_kv: bool) -> Result<Whole, Status
         let (deleted, prev) = (found.len(), if prev_kv { found } else { Vec::new() });
         answer::delete(header, DeleteDone { revision, deleted, prev })
     };
-    let rope = aside(answer).await?;
+    let rope = aside(shared, answer).await?;
     let mut share = share?;
     share.shrink_to(ANSWER_BYTES + rope.length());
     kept(ticket).await?;

@@ -96,14 +96,20 @@ impl Line {
         let key = [&self.prefix[..], format!("{lease:x}").as_bytes()].concat();
         let put = PbPutRequest { key: key.clone(), value: value.to_vec(), lease, ..Default::default() };
         let own = PbRangeRequest { key: key.clone(), ..Default::default() };
-        // Who may not read the line could not wait in it.
-        let first = || PbTxnOpRequest::RequestRange(self.by_age(SortOrder::Ascend, 0));
         let request = PbTxnRequest {
             compare: vec![created_at(&key, 0)],
-            success: vec![op(PbTxnOpRequest::RequestPut(put)), op(first())],
-            failure: vec![op(PbTxnOpRequest::RequestRange(own)), op(first())],
+            success: vec![op(PbTxnOpRequest::RequestPut(put))],
+            failure: vec![op(PbTxnOpRequest::RequestRange(own))],
         };
-        let TxnDone { revision, mut done, .. } = transact(call, request).await?;
+        // Who may not read the line could not wait in it. It is not read here: it may be long, and all would wait for that.
+        let all = self.by_age(SortOrder::Ascend, 0);
+        let joined = shared.change_in_turn(request, |state, request| {
+            state.auth.check_range(caller, &all)?;
+            state.txn(caller, request, Ok)
+        });
+        let (joined, ticket) = joined.await;
+        kept(ticket).await?;
+        let TxnDone { revision, mut done, .. } = joined.map_err(|error| without_code(error.into()))?;
         let found = match done.swap_remove(0) {
             Done::Range(found) => found.records.into_iter().next(),
             _ => None,
@@ -117,8 +123,9 @@ impl Line {
         let leaving = Leaving { shared: &call.shared, key: Some(&entry.key) };
         loop {
             let older = self.by_age(SortOrder::Descend, entry.taken_at - 1);
+            let turn = call.shared.turns.of(&self.prefix).await;
             let (found, share) = kv::read(call, older).await?;
-            drop(share);
+            drop((share, turn));
             let Some(before) = found.records.first() else { break leaving.stay(found.revision) };
             let mut watch = InnerWatch::open(call);
             // One that was left behind waits for nothing.

@@ -82,6 +82,11 @@ impl Grpc {
                 .is_some_and(|content| content.as_bytes().starts_with(b"application/grpc"))
     }
 
+    /// Bytes that a message of a client may have.
+    pub(crate) fn message_bytes(&self) -> usize {
+        self.message_bytes
+    }
+
     /// Answers a request, which is held for this account, comes over a connection with this certificate, and is counted.
     pub(crate) fn call<B>(
         &self,

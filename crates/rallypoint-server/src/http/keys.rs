@@ -45,10 +45,11 @@ async fn answer(site: &Site, key: &[u8], request: Request) -> Result<Response, E
     let no_value = request.no_value;
     let login = login::of(&head.headers);
     let answered = site.keys.apply(request, login).await?;
-    respond(account, share, answered, no_value).await
+    respond(site, account, share, answered, no_value).await
 }
 
 async fn respond(
+    site: &Site,
     account: &Account,
     mut share: Share,
     answered: Answered,
@@ -60,7 +61,7 @@ async fn respond(
             let status = if event.is_new_node() { StatusCode::CREATED } else { StatusCode::OK };
             reply::json(status, event_body(&event, no_value, share)?)
         }
-        Answer::Listing(listing) => reply::json(StatusCode::OK, listing_body(listing, share).await?),
+        Answer::Listing(listing) => reply::json(StatusCode::OK, listing_body(site, listing, share).await?),
         Answer::Watch(watch) => {
             share.shrink_to(body::REQUEST_BYTES);
             reply::json(StatusCode::OK, body_of(account.clone(), share, watch))
@@ -81,7 +82,7 @@ fn event_body(event: &Event, no_value: bool, mut share: Share) -> Result<Body, E
 }
 
 /// The answer to a read, which is counted before it is built. A large one takes long, so others are not kept waiting.
-async fn listing_body(listing: Listing, mut share: Share) -> Result<Body, Error> {
+async fn listing_body(site: &Site, listing: Listing, mut share: Share) -> Result<Body, Error> {
     let is_small = listing.is_small();
     let write = move || {
         share.resize(body::REQUEST_BYTES + listing.weight()).map_err(body::full)?;
@@ -91,7 +92,7 @@ async fn listing_body(listing: Listing, mut share: Share) -> Result<Body, Error>
         return write();
     }
     let failed = |error: tokio::task::JoinError| Error::new(Code::Internal, error.to_string(), 0);
-    tokio::task::spawn_blocking(write).await.map_err(failed)?
+    site.aside.run(write).await.map_err(failed)?
 }
 
 /// The events of a watch, a line each, until it has had its one or was cut off. When the client goes, so does

@@ -23,6 +23,7 @@ use http::{HeaderMap, Method, StatusCode};
 pub(crate) use json::Json;
 
 use crate::admission::Account;
+use crate::aside::Aside;
 use crate::identity::Identity;
 use crate::traffic::Traffic;
 use crate::v2::{self, Clock, Keys, Service, Time, V3, unescape_percent};
@@ -52,6 +53,8 @@ struct Site {
     clock: Clock,
     started: Time,
     traffic: Arc<Traffic>,
+    /// Where large listings are written.
+    aside: Aside,
     /// v3 in JSON, where it is served.
     json: Option<Json>,
 }
@@ -65,7 +68,8 @@ pub(crate) fn router(
     json: Option<Json>,
 ) -> Router {
     let clock = Clock::new();
-    let site = Site { keys, identity, limits, started: clock.now(), clock, traffic, json };
+    let site =
+        Site { keys, identity, limits, started: clock.now(), clock, traffic, aside: Aside::default(), json };
     // Not axum's routes: etcd matches paths after it has undone their escapes.
     Router::new().fallback(dispatch).with_state(Arc::new(site))
 }

@@ -280,6 +280,19 @@ impl Store {
         self.log.range(first..).take_while(|change| change.mod_revision <= self.visible)
     }
 
+    /// The changes of one key, from a place after the compaction on.
+    pub(crate) fn changes_of<'a>(
+        &'a self,
+        key: &[u8],
+        place: RecordKey,
+    ) -> impl Iterator<Item = &'a Arc<Record>> + use<'a> {
+        let versions = self.index.get(key).into_iter().flat_map(move |versions| {
+            let first = versions.partition_point(|change| change.at() < place);
+            versions.range(first..)
+        });
+        versions.take_while(|change| change.mod_revision <= self.visible)
+    }
+
     /// Writes a key at the next revision; its revision.
     pub(crate) fn put(&mut self, key: Bytes, value: Bytes, lease: i64) -> i64 {
         let mod_revision = self.revision + 1;

@@ -414,7 +414,13 @@ impl Hub {
             begun.unwrap_or_else(|| Gathered { at: (watcher.next, 0), ..Gathered::default() });
         let mut next = store.visible() + 1;
         let (mut last, _) = at;
-        for change in store.changes_at(at) {
+        // Of one key there are few, however much else has changed. What was changed at the compaction is in the log alone.
+        let (of_key, of_all) = match &watcher.span {
+            Span::One(key) if watcher.next > store.compacted() => (Some(store.changes_of(key, at)), None),
+            _ => (None, Some(store.changes_at(at))),
+        };
+        let changes = of_key.into_iter().flatten().chain(of_all.into_iter().flatten());
+        for change in changes {
             // A revision is never split.
             if change.mod_revision > last && (*scan_left == 0 || bytes >= BATCH_BYTES) {
                 next = change.mod_revision;

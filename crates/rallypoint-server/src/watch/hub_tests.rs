@@ -232,3 +232,31 @@ fn a_message_waits_for_room_and_is_not_lost() {
     };
     assert!(bench.events(stream).is_empty());
 }
+
+#[test]
+fn who_watches_one_key_looks_at_its_changes_alone() {
+    let mut bench = Bench::new();
+    let stream = bench.hub.open();
+    bench.watch(stream, "a", "", 0);
+    bench.put("a", "1"); // 2
+    for _ in 0..3 * SCAN_LIMIT {
+        bench.put("b", "");
+    }
+    bench.delete("a");
+    let polled = bench.hub.poll(&bench.store, stream, usize::MAX, Waker::noop());
+    let Polled::Message(Message::Events { events, .. }) = polled else { panic!("{polled:?}") };
+    let told: Vec<_> = events.iter().map(|told| told.record.mod_revision).collect();
+    assert_eq!(told, [2, 3 + 3 * i64::try_from(SCAN_LIMIT).unwrap()]);
+}
+
+#[test]
+fn a_deletion_at_the_compaction_is_told() {
+    let mut bench = Bench::new();
+    let stream = bench.hub.open();
+    bench.put("a", "1"); // 2
+    bench.delete("a"); // 3
+    bench.store.compact(3).unwrap();
+    bench.store.clean(usize::MAX);
+    bench.watch(stream, "a", "", 3);
+    assert_eq!(bench.events(stream), ["3 a"]);
+}

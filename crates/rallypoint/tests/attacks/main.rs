@@ -14,6 +14,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail")]
 
+mod gateway;
 mod good;
 mod hostile;
 mod large;

@@ -51,6 +51,17 @@ impl Serving {
         Serving { child, endpoint, _data: data }
     }
 
+    /// Tells it to end, and waits until it has.
+    pub(crate) fn end(mut self) {
+        let told = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
+        assert!(told.success());
+        let began = std::time::Instant::now();
+        while self.child.try_wait().unwrap().is_none() {
+            assert!(began.elapsed() < Duration::from_secs(5), "it does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     /// Resident memory, in MiB.
     pub(crate) fn memory(&self) -> u64 {
         memory(self.child.id())
