@@ -137,6 +137,10 @@ impl Round<'_> {
         stop: &mut StopListener,
     ) -> Verdict {
         let (agent, board, fence) = (self.agent, self.board.clone(), &*fence);
+        // What fails after a node is gone may fail because of that, though it had finished: it may have served the workers' store.
+        if !std::mem::take(&mut self.gone).is_empty() {
+            self.heard = None;
+        }
         if let Some(Verdict::Stop(Signal::KILL)) = self.decision.verdict()
             && self.stop.stuck().is_none()
         {
@@ -244,9 +248,6 @@ impl Round<'_> {
                         && let Ok(notice) = tokio::time::timeout(LOSS_IS_TOLD, &mut telling).await
                     {
                         self.decision.handle(Event::Notice(notice));
-                    }
-                    if self.had_finished(&change, fence).await {
-                        continue;
                     }
                     let died_after = self.died_after(&change).await;
                     died_after.or_else(|| told_directly(&change, fence)).unwrap_or(Event::Changed(change))

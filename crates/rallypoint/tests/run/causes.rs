@@ -74,6 +74,31 @@ fn a_run_without_restarts_is_closed_before_slow_workers_have_ended() {
     assert!(ended.text().contains("failed first"), "{}", ended.text());
 }
 
+/// Nobody misses it until then; it may have served the store that the workers met at.
+#[test]
+fn what_fails_after_a_node_that_had_finished_has_died_costs_nothing() {
+    let (etcd, folder) = (Etcd::start(Version::V35), tempfile::tempdir().unwrap());
+    let endpoint = etcd.endpoint();
+    let script = format!(
+        "echo begins $WORLD_SIZE; [ $WORLD_SIZE = 2 ] || exit 0; while :; do sleep 0.1; [ -e {0}/$0.fails ] && exit 9; [ -e {0}/$0.ends ] && exit 0; done",
+        folder.path().display()
+    );
+    let mut nodes = ["a", "b"].map(|name| {
+        let script = script.replace("$0", name);
+        node(&endpoint, name, &["--nnodes", "1:2", "--max-restarts", "0"], &script)
+    });
+    nodes.iter_mut().for_each(|node| _ = node.wait_for("begins 2"));
+    let [mut a, mut b] = nodes;
+    fs::write(folder.path().join("a.ends"), "").unwrap();
+    a.wait_for("waiting for those of other nodes");
+    a.pull_the_plug();
+    b.wait_for("its workers had finished, and the others go on");
+    fs::write(folder.path().join("b.fails"), "").unwrap();
+    let ended = b.ended().expect(0);
+    assert!(!ended.with("begins 1").is_empty(), "{}", ended.text());
+    assert!(!ended.with("failed with exit code 9, which followed from that").is_empty(), "{}", ended.text());
+}
+
 /// However long the message of a worker is, the run is closed for all, and all say the same.
 #[test]
 fn a_message_without_end_closes_the_run_for_all_nodes_in_the_same_words() {
