@@ -210,8 +210,12 @@ mod tests {
         let question = Question { key: Uuid::new_v4(), seat: Uuid::new_v4() };
         assert_eq!(Request::read(&question.write()), Some(Request::Ask(question)));
         assert_eq!(Request::read(&question.write_telling()), Some(Request::Tell(question)));
+        let finish = question.write_finish(7);
+        let (head, rank) = finish.split_at(QUESTION);
+        assert_eq!(Request::read(head.try_into().unwrap()), Some(Request::Finish(question)));
+        assert_eq!(rank, 7_u32.to_be_bytes());
         let mut other = question.write();
-        other[3] = 3;
+        other[3] = 4;
         assert_eq!(Request::read(&other), None, "another version");
 
         let proof = Uuid::new_v4();
