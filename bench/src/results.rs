@@ -161,7 +161,11 @@ impl Results {
 
     /// What was measured later takes the place of what was measured before.
     pub(crate) fn merge(&mut self, later: Results) {
-        self.machine = later.machine;
+        // A run names only what it measures, and the other parts stay.
+        let program = |version: &String| version.split(' ').next().map(str::to_owned);
+        let mut versions = std::mem::replace(&mut self.machine, later.machine).versions;
+        versions.retain(|earlier| !self.machine.versions.iter().any(|now| program(now) == program(earlier)));
+        self.machine.versions.extend(versions);
         for part in later.parts {
             self.parts.retain(|earlier| earlier.name != part.name);
             self.parts.push(part);
@@ -181,6 +185,17 @@ mod tests {
 
     fn measured(figure: f64) -> Outcome {
         Outcome::Measured(Samples::one(figure))
+    }
+
+    #[test]
+    fn a_part_that_is_measured_again_leaves_the_programs_of_the_others() {
+        let run = |versions: &[&str]| {
+            let versions = versions.iter().map(|version| (*version).to_owned()).collect();
+            Results { machine: Machine { versions, ..Machine::default() }, parts: Vec::new() }
+        };
+        let mut all = run(&["etcd 3.4.23", "torch 2.14.0", "a-rival 0.2.0"]);
+        all.merge(run(&["etcd 3.4.23", "torch 2.15.0"]));
+        assert_eq!(all.machine.versions, ["etcd 3.4.23", "torch 2.15.0", "a-rival 0.2.0"]);
     }
 
     #[test]
