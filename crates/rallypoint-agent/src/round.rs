@@ -44,6 +44,8 @@ use crate::timeline::Keep;
 use crate::words;
 use crate::worker_store::ServedStore;
 
+/// A round of more nodes does not go on without those who had finished: each node would read all others again and again.
+const MOST_WITHOUT: usize = 64;
 /// A change that was heard of is told again at once; nothing tells of the next one but asking again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// A store that was lost is told of as a change of the group, but not always at once.
@@ -453,6 +455,9 @@ impl Round<'_> {
     /// its part, and this round goes on without it.
     async fn had_finished(&mut self, change: &GroupChange, fence: &Fence) -> bool {
         let GroupChange::Died { rank: Some(rank), .. } = change else { return false };
+        if self.nodes > MOST_WITHOUT {
+            return false;
+        }
         let finished = (*rank == self.rank && *self.decision.stage() == Stage::Finishing)
             || fence.has_finished(*rank)
             || self.board.has(&here(*rank)).await;
