@@ -50,6 +50,8 @@ const MOST_WITHOUT: usize = 64;
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// A store that was lost is told of as a change of the group, but not always at once.
 const LOSS_IS_TOLD: Duration = Duration::from_secs(5);
+/// Workers that take longer to end are waited for with a word.
+const LONG_STOP: Duration = Duration::from_secs(2);
 /// For etcd to take it that this node leaves, when its workers are gone.
 const TO_BE_TOLD: Duration = Duration::from_secs(1);
 
@@ -203,6 +205,7 @@ pub(crate) async fn run(
         if let Some(Verdict::Stop(signal)) = round.decision.verdict() { *signal } else { Signal::TERM };
     let (signal, grace) = round.preemption.stops_by(signal, agent.spec().grace);
     let limit = Limit::new(agent.spec(), round.preemption.deadline(), stop);
+    let why = failure.as_ref().map(Failure::in_short).or_else(|| round.heard.as_ref().map(words::change));
     let stops = if let Some(Verdict::Stop(signal)) = round.decision.verdict() { Some(*signal) } else { None };
     let (stopping, are_gone) = oneshot::channel::<()>();
     // The others are told while the workers end, not after. Who goes does not wait for long for an etcd that does not take it.
@@ -239,7 +242,17 @@ pub(crate) async fn run(
             () = limit.kills() => {}
         }
         drop(hangs);
-        group.stop(signal, grace, limit.kills(), limit.gone()).await;
+        let takes_long = async {
+            tokio::time::sleep(LONG_STOP).await;
+            if grace > LONG_STOP && signal != Signal::KILL {
+                info!("{}", words::stopping(why.as_deref(), grace));
+            }
+            std::future::pending::<Infallible>().await
+        };
+        tokio::select! {
+            () = group.stop(signal, grace, limit.kills(), limit.gone()) => {}
+            never = takes_long => match never {},
+        }
         drop(stopping);
     },);
     let (preempted, deadline) = (round.preemption.is_own(), limit.now());

@@ -1,5 +1,7 @@
 //! What is said when the nodes of a round meet again, or do not.
 
+use std::time::Duration;
+
 use rallypoint_core::text::{count, list};
 use rallypoint_rendezvous::GroupChange;
 
@@ -112,6 +114,13 @@ pub fn change(change: &GroupChange) -> String {
         GroupChange::Corrupt { problem } => format!("the run's record cannot be read ({problem})"),
         other => format!("{other:?}"),
     }
+}
+
+/// That workers take long to end, and why they have to.
+pub(crate) fn stopping(why: Option<&str>, grace: Duration) -> String {
+    let why = why.map(|why| format!("{why}: ")).unwrap_or_default();
+    let seconds = (grace.as_secs_f64() * 10.0).round() / 10.0;
+    format!("{why}the workers of this node have up to {seconds} s to end")
 }
 
 /// What comes after what another node told of.

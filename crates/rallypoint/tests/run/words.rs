@@ -225,6 +225,25 @@ fn all_nodes_say_that_restarts_are_used_up_and_nobody_that_it_goes_on() {
 }
 
 #[test]
+fn why_a_node_stops_its_workers_is_said_while_they_take_their_time() {
+    let server = Server::start();
+    let folder = tempfile::tempdir().unwrap();
+    let fails = folder.path().join("fails").to_str().unwrap().to_owned();
+    // Those of the other node do not end until they are told to by this test.
+    let script = "trap 'while [ -e $0 ]; do sleep 0.05; done; exit 0' TERM; echo ready
+        while :; do sleep 0.05; [ $RANK = 0 ] && [ -e $0 ] && exit 3; done";
+    let start = || server.node("2", QUICK, &["--max-restarts", "0", "--", "sh", "-c", script, &fails]);
+    let mut nodes = [start(), start()];
+    nodes.iter_mut().for_each(|node| drop(node.wait_for("ready")));
+    std::fs::write(&fails, "").unwrap();
+    let (_, line) = wait_for_any(&mut nodes, "the workers of this node");
+    assert!(line.contains("rank 0 on ") && line.contains(" failed with exit code 3"), "{line}");
+    assert!(line.contains("have up to 25 s to end"), "{line}");
+    std::fs::remove_file(&fails).unwrap();
+    let _ = nodes.map(|node| node.ended().expect(1));
+}
+
+#[test]
 fn a_node_that_has_finished_does_not_wait_for_ever_for_an_etcd_that_does_not_answer() {
     let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
     let file = folder.path().join("end");
