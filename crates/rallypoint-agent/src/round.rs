@@ -244,8 +244,9 @@ pub(crate) async fn run(
         drop(hangs);
         let takes_long = async {
             tokio::time::sleep(LONG_STOP).await;
-            if grace > LONG_STOP && signal != Signal::KILL {
-                info!("{}", words::stopping(why.as_deref(), grace));
+            let left = limit.until_kill(grace.saturating_sub(LONG_STOP));
+            if !left.is_zero() && signal != Signal::KILL {
+                info!("{}", words::stopping(why.as_deref(), left));
             }
             std::future::pending::<Infallible>().await
         };

@@ -117,10 +117,10 @@ pub fn change(change: &GroupChange) -> String {
 }
 
 /// That workers take long to end, and why they have to.
-pub(crate) fn stopping(why: Option<&str>, grace: Duration) -> String {
+pub(crate) fn stopping(why: Option<&str>, left: Duration) -> String {
     let why = why.map(|why| format!("{why}: ")).unwrap_or_default();
-    let seconds = (grace.as_secs_f64() * 10.0).round() / 10.0;
-    format!("{why}the workers of this node have up to {seconds} s to end")
+    let seconds = (left.as_secs_f64() * 10.0).round() / 10.0;
+    format!("{why}the workers of this node have {seconds} s more to end")
 }
 
 /// What comes after what another node told of.

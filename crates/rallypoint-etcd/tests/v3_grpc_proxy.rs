@@ -3,43 +3,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail")]
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rallypoint_core::EtcdSettings;
 use rallypoint_etcd::ErrorKind;
 use rallypoint_etcd::v3::api::PutOptions;
 use rallypoint_etcd::v3::{Client, Event, KeyRange, LeaseState, Watch, WatchUpdate};
-use rallypoint_testkit::{Etcd, Program, Version, closed_port};
+use rallypoint_testkit::{Etcd, GrpcProxy, Version};
 
 const TTL: Duration = Duration::from_secs(5);
 
 /// A proxy in front of an etcd. Dropped, both are gone.
-struct Behind {
-    endpoint: String,
-    _proxy: Program,
-    _etcd: Etcd,
-}
-
-fn behind_a_proxy() -> Behind {
+fn behind_a_proxy() -> (GrpcProxy, Etcd) {
     let etcd = Etcd::start(Version::V35);
-    let endpoint = format!("127.0.0.1:{}", closed_port());
-    let (of, at) = (format!("--endpoints={}", etcd.endpoint()), format!("--listen-addr={endpoint}"));
-    // It connects to itself there, and ends if nobody answers.
-    let known = format!("--advertise-client-url={endpoint}");
-    let proxy = Program::start(&Version::V35.binary(), &["grpc-proxy", "start", &of, &at, &known], &[]);
-    Behind { endpoint, _proxy: proxy, _etcd: etcd }
-}
-
-/// A client of it, once it is there.
-async fn connect(endpoint: &str) -> Client {
-    let began = Instant::now();
-    loop {
-        match Client::connect(EtcdSettings::new(endpoint).unwrap()).await {
-            Ok(client) => return client,
-            Err(error) => assert!(began.elapsed() < Duration::from_secs(60), "{error}"),
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    (GrpcProxy::start(&etcd), etcd)
 }
 
 /// The values of the next events.
@@ -56,8 +33,8 @@ async fn values(watch: &mut Watch) -> Vec<String> {
 
 #[tokio::test]
 async fn each_watch_is_told_of_its_own_keys() {
-    let behind = behind_a_proxy();
-    let client = connect(&behind.endpoint).await;
+    let (proxy, _etcd) = behind_a_proxy();
+    let client = Client::connect(EtcdSettings::new(&proxy.endpoint()).unwrap()).await.unwrap();
     let first = client.put("a", "0", None).await.unwrap().header().unwrap().revision();
     let mut from_then = client.watch(KeyRange::key("a"), first);
     let mut now: Vec<Watch> =
@@ -91,8 +68,8 @@ async fn each_watch_is_told_of_its_own_keys() {
 
 #[tokio::test]
 async fn a_lease_is_kept_and_the_watches_stay_though_its_answers_are_late() {
-    let behind = behind_a_proxy();
-    let client = connect(&behind.endpoint).await;
+    let (proxy, _etcd) = behind_a_proxy();
+    let client = Client::connect(EtcdSettings::new(&proxy.endpoint()).unwrap()).await.unwrap();
     let mut lease = client.lease(TTL).await.unwrap();
     client.put("held", "1", Some(PutOptions::new().with_lease(lease.id()))).await.unwrap();
     let mut watch = client.watch_from_now(KeyRange::key("held"));
@@ -111,8 +88,8 @@ async fn a_lease_is_kept_and_the_watches_stay_though_its_answers_are_late() {
 
 #[tokio::test]
 async fn what_etcd_refuses_is_known_though_the_proxy_drops_the_code_of_it() {
-    let behind = behind_a_proxy();
-    let client = connect(&behind.endpoint).await;
+    let (proxy, _etcd) = behind_a_proxy();
+    let client = Client::connect(EtcdSettings::new(&proxy.endpoint()).unwrap()).await.unwrap();
     let (lease, _) = client.lease_grant(TTL).await.unwrap();
     client.lease_revoke(lease).await.unwrap();
     let refused = client.put("held", "1", Some(PutOptions::new().with_lease(lease))).await.unwrap_err();

@@ -2,6 +2,7 @@
 //!
 //! - [`Etcd`] and [`Cluster`]: real etcd servers, on loopback or on machines of a [`Network`], to pause, kill and
 //!   restart, to restore from a snapshot, to empty, to fill up, to lock with passwords. [`Version`] says which etcd.
+//!   [`GrpcProxy`]: etcd's own, in front of one.
 //! - [`Certs`]: certificates for them, and the wrong ones to be refused with.
 //! - [`Proxy`], [`Silent`], [`refused_endpoint`]: networks and servers that misbehave. [`Network`]: machines with
 //!   addresses of their own ([`Host`]), to be cut off or slowed down.
@@ -24,6 +25,7 @@ mod cluster;
 mod collector;
 mod disasters;
 mod etcd;
+mod grpc_proxy;
 mod http;
 mod net;
 mod network;
@@ -42,6 +44,7 @@ pub use certs::Certs;
 pub use cluster::Cluster;
 pub use collector::OtelCollector;
 pub use etcd::{Etcd, EtcdBuilder};
+pub use grpc_proxy::GrpcProxy;
 pub use http::get as http_get;
 pub use net::{Silent, closed_port, refused_endpoint};
 pub use network::{Host, Network};

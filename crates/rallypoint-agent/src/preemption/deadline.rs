@@ -94,6 +94,12 @@ impl<'a> Limit<'a> {
         signal
     }
 
+    /// How much of this time there is until the workers are killed.
+    pub(crate) fn until_kill(&self, grace: Duration) -> Duration {
+        let left = self.now().map(|deadline| deadline.kill.saturating_duration_since(Instant::now()));
+        left.map_or(grace, |left| left.min(grace))
+    }
+
     /// So much of this time is left.
     pub(crate) fn of(&self, time: Duration) -> Duration {
         let left = self.now().map(|deadline| deadline.gone.saturating_duration_since(Instant::now()));

@@ -5,8 +5,7 @@ use std::time::{Duration, SystemTime};
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
 use rallypoint_core::round::{
-    Change, CloseOutcome, Corrupt, Exclusion, Failure, Joined, Node, NodeConfig, NodeEvent, Output, Refusal,
-    Reply, WatchId,
+    CloseOutcome, Failure, Joined, Node, NodeConfig, NodeEvent, Output, Refusal, Reply, WatchId,
 };
 use rallypoint_core::time::millis;
 use rallypoint_etcd::v3::{Client, Lease, LeaseState, Watch, WatchUpdate};
@@ -15,67 +14,17 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
+use super::command::{Command, Departing, Group, NoRound};
 use super::identity::incarnation;
+use super::news;
 use super::reach::{Complaint, Reach};
 use super::settings::NativeSettings;
 use super::translate;
-use crate::handler::{Census, GroupChange, moment};
+use crate::handler::{Census, GroupChange};
 use crate::progress::Progress;
 
 /// To tidy up at an etcd that has done nothing for a node for as long as that could wait. What is left goes with its lease.
 const TIDYING: Duration = Duration::from_secs(1);
-
-/// What the handler asks of the task.
-#[derive(Debug)]
-pub(super) enum Command {
-    Join {
-        port: u16,
-        done: oneshot::Sender<Result<Joined, NoRound>>,
-    },
-    Close {
-        reason: String,
-        done: oneshot::Sender<CloseOutcome>,
-    },
-    Leave {
-        departing: Departing,
-        done: oneshot::Sender<()>,
-    },
-    /// The time is over: is it that etcd does not do what this node asks?
-    Complain {
-        done: oneshot::Sender<Option<Complaint>>,
-    },
-}
-
-/// Whether a node that leaves may come again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Departing {
-    ForNow,
-    ForGood,
-    /// For good, as too few nodes have come.
-    InVain,
-}
-
-/// Why there is no round.
-#[derive(Debug)]
-pub(super) enum NoRound {
-    Refused(Refusal),
-    /// etcd does not let this node in.
-    Etcd(Complaint),
-    /// etcd has done nothing for a spare for as long as that waits.
-    InVain(Complaint),
-    /// The node was told to leave.
-    Left,
-}
-
-/// What the task tells.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Group {
-    /// The last round that this node was in, and its plan.
-    pub(super) round: u64,
-    pub(super) plan: String,
-    /// Why the group is no longer as it was then.
-    pub(super) change: Option<GroupChange>,
-}
 
 /// Who waits for a round.
 struct Joining {
@@ -449,7 +398,7 @@ impl Driver {
             }
             NodeEvent::Changed(change) => {
                 debug!(?change, "the group is no longer as it was");
-                self.group.send_modify(|group| group.change = Some(translate_change(change)));
+                self.group.send_modify(|group| group.change = Some(news::change(change)));
             }
             NodeEvent::Progress { joined, seatable, last_call, spare } => {
                 let round = self.group.borrow().round + 1;
@@ -488,26 +437,6 @@ impl Driver {
 
 fn refused_refresh() -> Error {
     Error::new(ErrorKind::PermissionDenied, "lease keep-alive")
-}
-
-fn translate_change(change: Change) -> GroupChange {
-    match change {
-        Change::Waiting(count) => GroupChange::Waiting { count },
-        Change::Died { node, rank } => GroupChange::Died { node, rank: Some(rank) },
-        Change::MemberReplaced { node, rank } => GroupChange::MemberReplaced { node, rank: Some(rank) },
-        Change::Left { node, rank } => GroupChange::Left { node, rank: Some(rank) },
-        Change::MemberKeptOut { node, rank } => GroupChange::MemberKeptOut { node, rank: Some(rank) },
-        Change::Excluded => GroupChange::Excluded,
-        Change::KeptOut(Exclusion { reason, until_ms, .. }) => {
-            GroupChange::KeptOut { reason, until: until_ms.map(moment) }
-        }
-        Change::Closed(reason) => GroupChange::Closed { reason },
-        Change::Replaced { by } => GroupChange::Replaced { by },
-        Change::StateLost => GroupChange::StateLost,
-        Change::Corrupt(Corrupt { key, problem }) => {
-            GroupChange::Corrupt { problem: format!("{key}: {problem}") }
-        }
-    }
 }
 
 /// The watch's next update; pending where there is no watch.

@@ -4,14 +4,13 @@ use std::convert::Infallible;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use rallypoint_core::round::{
-    CloseOutcome, Corrupt, EventRecord, Exclusion, ExclusionAuthor, ExclusionChange, Joined, Keys, Lost,
-    NodeConfig, Refusal, Why, kept_out,
+    CloseOutcome, Corrupt, EventRecord, Exclusion, ExclusionAuthor, ExclusionChange, Joined, Keys, Refusal,
+    kept_out,
 };
-use rallypoint_core::time::bounded;
 use rallypoint_etcd::v3::Client;
 use rallypoint_store::{EtcdStore, Store};
 use rallypoint_traces::Round;
@@ -22,10 +21,13 @@ use tracing::debug;
 
 use super::BACKEND;
 use super::clusters::Clusters;
-use super::driver::{Command, Departing, Driver, Group, NoRound};
-use super::identity::{Identity, host, incarnation, local_address};
+use super::command::{Command, Departing, Group, NoRound};
+use super::driver::Driver;
+use super::identity::{Identity, config, local_address};
+use super::news::loss;
 use super::operator::{self, Gone};
 use super::own_events::OwnEvents;
+use super::patience::patiently;
 use super::reach::Complaint;
 use super::settings::NativeSettings;
 use crate::error::{RendezvousError, Result};
@@ -125,24 +127,7 @@ impl NativeHandler {
                 (identity.name.clone(), Some(identity))
             }
         };
-        let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let config = NodeConfig {
-            incarnation: incarnation(),
-            address: address.clone(),
-            host: settings.host.clone().unwrap_or_else(host),
-            rack: settings.rack.clone(),
-            hint: settings.hint.clone(),
-            about: settings.about.clone(),
-            since: clock.as_secs(),
-            clock,
-            when_excluded: settings.when_excluded,
-            lease_ttl: settings.lease,
-            run_ttl: settings.run_ttl,
-            closed_ttl: settings.closed_ttl,
-            last_call: settings.last_call,
-            replacement: settings.replacement,
-            ..NodeConfig::new(&run, &node, settings.run)
-        };
+        let config = config(&settings, &run, &node, &address);
         let (commands, inbox) = mpsc::unbounded_channel();
         let (group_sender, group) = watch::channel(Group::default());
         let (min_nodes, max_nodes) = (settings.run.min_nodes, settings.run.max_nodes);
@@ -262,38 +247,6 @@ impl NativeHandler {
         }
     }
 
-    /// Waits for an outcome, up to `time`. A spare waits for as long as the run lives: its time begins when it is no
-    /// spare any more.
-    async fn patiently<T>(
-        &self,
-        mut outcome: oneshot::Receiver<T>,
-        time: Duration,
-    ) -> Option<std::result::Result<T, oneshot::error::RecvError>> {
-        let mut progress = self.progress.clone();
-        loop {
-            let spare = progress.borrow_and_update().spare;
-            let limit = async {
-                match spare {
-                    true => std::future::pending().await,
-                    false => tokio::time::sleep(bounded(time)).await,
-                }
-            };
-            tokio::pin!(limit);
-            loop {
-                tokio::select! {
-                    biased;
-                    outcome = &mut outcome => return Some(outcome),
-                    () = &mut limit => return None,
-                    Ok(()) = progress.changed() => {
-                        if progress.borrow_and_update().spare != spare {
-                            break;
-                        }
-                    }
-                }
-            }
-        }
-    }
-
     /// Whoever waits for long may be where nobody else is.
     async fn look_for_two_clusters(&self) -> Infallible {
         tokio::time::sleep(LONG_WAIT.mul_f64(1.0 + fastrand::f64())).await;
@@ -301,9 +254,8 @@ impl NativeHandler {
         std::future::pending().await
     }
 
-    /// Takes note of who is missed, while there is a record of it: it may go with the last node. Who was in no round misses
-    /// those of the last one.
-    /// Notes who of the last round is gone, and gives back how many nodes are here, where `joined` have come to the next one.
+    /// Takes note of who of the last round is missed, while there is a record of it: it may go with the last node. Who was in
+    /// no round misses those of the last one. Gives back how many nodes are here, where `joined` have come to the next one.
     /// Those who have waited as long as this node, and gave up a moment before it, were here with it: all say the same.
     async fn note_lost(&self, joined: usize) -> usize {
         let plan = self.group.borrow().plan.clone();
@@ -343,16 +295,6 @@ impl NativeHandler {
     }
 }
 
-/// A member that is there no more.
-fn loss(Lost { node, rank, why }: Lost) -> GroupChange {
-    match why {
-        Why::Replaced => GroupChange::MemberReplaced { node, rank: Some(rank) },
-        Why::Left | Why::Killed => GroupChange::Left { node, rank: Some(rank) },
-        Why::Excluded => GroupChange::MemberKeptOut { node, rank: Some(rank) },
-        Why::Died | Why::Again | Why::Late | Why::Other => GroupChange::Died { node, rank: Some(rank) },
-    }
-}
-
 impl Drop for NativeHandler {
     fn drop(&mut self) {
         self.driver.abort();
@@ -376,7 +318,7 @@ impl RendezvousHandler for NativeHandler {
         let after = self.settings.join_timeout;
         let alone = self.look_for_two_clusters();
         let met = tokio::select! {
-            met = self.patiently(outcome, after) => met,
+            met = patiently(outcome, after, self.progress.clone()) => met,
             never = alone => match never {},
         };
         match met {

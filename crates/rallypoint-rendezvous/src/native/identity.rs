@@ -2,10 +2,14 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rallypoint_core::Endpoints;
+use rallypoint_core::round::NodeConfig;
 use tokio::net::UdpSocket;
 use uuid::Uuid;
+
+use super::settings::NativeSettings;
 
 /// A name that a process holds for as long as it lives, whatever ends it.
 #[derive(Debug)]
@@ -50,8 +54,30 @@ impl Identity {
     }
 }
 
+/// What the machine of a node of this name knows of it, and tells others.
+pub(super) fn config(settings: &NativeSettings, run: &str, node: &str, address: &str) -> NodeConfig {
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    NodeConfig {
+        incarnation: incarnation(),
+        address: address.to_owned(),
+        host: settings.host.clone().unwrap_or_else(host),
+        rack: settings.rack.clone(),
+        hint: settings.hint.clone(),
+        about: settings.about.clone(),
+        since: clock.as_secs(),
+        clock,
+        when_excluded: settings.when_excluded,
+        lease_ttl: settings.lease,
+        run_ttl: settings.run_ttl,
+        closed_ttl: settings.closed_ttl,
+        last_call: settings.last_call,
+        replacement: settings.replacement,
+        ..NodeConfig::new(run, node, settings.run)
+    }
+}
+
 /// The name of this machine, as `hostname` says it.
-pub(super) fn host() -> String {
+fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 

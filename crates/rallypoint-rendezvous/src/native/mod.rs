@@ -8,11 +8,14 @@
 //! The decisions are made by [`rallypoint_core::round`]; `driver` carries them out.
 
 mod clusters;
+mod command;
 mod driver;
 mod handler;
 mod identity;
+mod news;
 mod operator;
 mod own_events;
+mod patience;
 mod reach;
 mod settings;
 mod translate;

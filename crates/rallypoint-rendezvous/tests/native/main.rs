@@ -7,6 +7,7 @@ mod data_loss;
 mod exclusions;
 mod faults;
 mod garbage;
+mod grpc_proxy;
 mod leftovers;
 mod meeting;
 mod members;

@@ -317,6 +317,10 @@ async fn form_telling(
     floor(settings, nodes.min(WARM_UP)).await?;
     let floor_seconds = floor(settings, nodes).await?;
     let before = Counts::read(settings).await.ok();
+    // Each is made by a process of its own when that starts. Here they would stand in line.
+    let mut tellers: Vec<_> = telemetry.map_or_else(Vec::new, |telemetry| {
+        std::iter::repeat_with(|| telemetry.of_a_node()).take(nodes).collect()
+    });
 
     progress.now(format!("forming a group of {group}"));
     let began = Instant::now();
@@ -329,7 +333,7 @@ async fn form_telling(
         let shared = 1 + index % connections;
         let client = clients[if index == 0 { 0 } else { shared }].clone();
         let node = Arc::new(NativeHandler::with_client(settings, client).await?);
-        let watched = telemetry.map(|telemetry| telemetry.over(&node));
+        let watched = tellers.pop().map(|teller| teller.over(&node));
         joining.spawn(async move {
             let round = match &watched {
                 Some(watched) => watched.next_rendezvous().await?,

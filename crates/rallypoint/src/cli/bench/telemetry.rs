@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rallypoint_metrics::Metrics;
 use rallypoint_rendezvous::native::{NativeHandler, NativeSettings};
 use rallypoint_rendezvous::{RendezvousError, RendezvousHandler, observed, send_traces};
-use rallypoint_traces::Endpoint;
+use rallypoint_traces::{Endpoint, Tracer};
 use serde::Serialize;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -43,9 +43,23 @@ impl Telemetry {
         Ok(Telemetry { collector, taken, task, clients: Metrics::default() })
     }
 
+    /// Of one node: what a process has from its start on, before it meets anybody.
+    pub(super) fn of_a_node(&self) -> NodeTelemetry {
+        NodeTelemetry { metrics: Metrics::default(), tracer: send_traces(&self.collector) }
+    }
+}
+
+/// The metrics and the tracer of one node.
+#[derive(Debug)]
+pub(super) struct NodeTelemetry {
+    metrics: Metrics,
+    tracer: Option<Tracer>,
+}
+
+impl NodeTelemetry {
     /// The node, with its metrics and traces.
-    pub(super) fn over(&self, node: &Arc<NativeHandler>) -> Arc<dyn RendezvousHandler> {
-        observed(Arc::clone(node) as _, Metrics::default(), send_traces(&self.collector))
+    pub(super) fn over(self, node: &Arc<NativeHandler>) -> Arc<dyn RendezvousHandler> {
+        observed(Arc::clone(node) as _, self.metrics, self.tracer)
     }
 }
 
