@@ -71,6 +71,8 @@ pub(crate) enum Event {
     AllAnswered,
     /// What the rendezvous tells of the group.
     Changed(GroupChange),
+    /// A node was gone before that took what the workers need along.
+    Without(GroupChange),
     /// A node has died that had answered this failure.
     DiedAfter(Notice),
     /// The end was asked for.
@@ -311,6 +313,7 @@ impl Decision {
             (_, Event::Notice(notice) | Event::DiedAfter(notice)) => Stage::Settling { first: Some(notice) },
             (Stage::Settling { first }, Event::AllAnswered | Event::TimeUp) => self.settled(first),
 
+            (Stage::Settling { .. }, Event::Without(change)) => regroup(0, Cause::Group(change)),
             (stage, Event::Changed(change)) => changed(stage, change),
             (stage, _) => stage,
         }

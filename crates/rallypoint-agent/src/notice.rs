@@ -155,6 +155,11 @@ impl Notice {
         self.restarts.filter(|restarts| restarts.left == 0).map(|restarts| restarts.max)
     }
 
+    /// Whether the run is over with that, once it is known to have come first: the node has no restart left, and is not to leave.
+    pub(crate) fn ends_the_run(&self) -> bool {
+        self.restarts.is_some_and(|restarts| restarts.left == 0 && !restarts.leaves)
+    }
+
     /// The failure that it tells of.
     pub(crate) fn failure(self) -> Option<Failure> {
         if let What::Failed(failure) = self.what { Some(*failure) } else { None }

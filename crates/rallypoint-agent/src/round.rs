@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use crate::agent::Agent;
-use crate::decision::{Decision, Event, Rules, Stage, Verdict};
+use crate::decision::{Cause, Decision, Event, Rules, Stage, Verdict};
 use crate::descendants::Reaper;
 use crate::environment::WorkerRanks;
 use crate::error::AgentError;
@@ -114,6 +114,7 @@ pub(crate) async fn run(
         heard: None,
         put_off: None,
         gone: BTreeSet::new(),
+        goes_finished: false,
         told_by_etcd: true,
         serving: served.as_ref().map_or(Serving::Rank0, ServedStore::serving),
         entrance: Entrance::Master,
@@ -205,7 +206,7 @@ pub(crate) async fn run(
         if let Some(Verdict::Stop(signal)) = round.decision.verdict() { *signal } else { Signal::TERM };
     let (signal, grace) = round.preemption.stops_by(signal, agent.spec().grace);
     let limit = Limit::new(agent.spec(), round.preemption.deadline(), stop);
-    let why = failure.as_ref().map(Failure::in_short).or_else(|| round.heard.as_ref().map(words::change));
+    let why = failure.as_ref().map(Failure::in_short).or_else(|| round.why());
     let stops = if let Some(Verdict::Stop(signal)) = round.decision.verdict() { Some(*signal) } else { None };
     let (stopping, are_gone) = oneshot::channel::<()>();
     // The others are told while the workers end, not after. Who goes does not wait for long for an etcd that does not take it.
@@ -304,6 +305,8 @@ struct Round<'a> {
     put_off: Option<GroupChange>,
     /// Who is gone after it had finished: nobody misses them.
     gone: BTreeSet<usize>,
+    /// This node's workers had finished when its end was asked for: nobody need know that it goes.
+    goes_finished: bool,
     /// What other nodes told came through etcd, and not from themselves.
     told_by_etcd: bool,
     /// Who serves the store that the workers meet at: this node, or as the one with rank 0 says.
@@ -465,18 +468,26 @@ impl Round<'_> {
         said.unwrap_or(Event::Changed(change))
     }
 
-    /// Whether that is the death of a node whose workers had succeeded, as it has said through etcd or directly. It has done
+    /// Why workers that did not fail are stopped, in words.
+    fn why(&self) -> Option<String> {
+        match self.decision.verdict() {
+            Some(Verdict::Regroup { cause: Cause::Other(notice), .. }) => Some(notice.in_short()),
+            _ => self.heard.as_ref().map(words::change),
+        }
+    }
+
+    /// Whether that is the end of a node whose workers had succeeded, as it has said through etcd or directly. It has done
     /// its part, and this round goes on without it.
     async fn had_finished(&mut self, change: &GroupChange, fence: &Fence) -> bool {
-        let GroupChange::Died { rank: Some(rank), .. } = change else { return false };
+        let Some(rank) = gone(change) else { return false };
         if self.nodes > MOST_WITHOUT {
             return false;
         }
-        let finished = (*rank == self.rank && *self.decision.stage() == Stage::Finishing)
-            || fence.has_finished(*rank)
-            || self.board.has(&here(*rank)).await;
-        if finished && self.gone.insert(*rank) && *rank != self.rank {
-            info!("{}; its workers had finished, and the others go on", words::change(change));
+        let finished = (rank == self.rank && *self.decision.stage() == Stage::Finishing)
+            || fence.has_finished(rank)
+            || self.board.has(&here(rank)).await;
+        if finished && self.gone.insert(rank) && rank != self.rank {
+            info!("{}", words::had_finished(change));
         }
         finished
     }
@@ -516,13 +527,21 @@ async fn next_change(
     }
 }
 
+/// Whose end that is, for good or for now.
+fn gone(change: &GroupChange) -> Option<usize> {
+    match change {
+        GroupChange::Died { rank, .. } | GroupChange::Left { rank, .. } => *rank,
+        _ => None,
+    }
+}
+
 /// A change of the group, or another one where it is the loss of those who had finished.
 async fn besides(
     handler: &dyn RendezvousHandler,
     gone: &BTreeSet<usize>,
     change: GroupChange,
 ) -> Option<GroupChange> {
-    let is_known = |change: &GroupChange| matches!(change, GroupChange::Died { rank: Some(rank), .. } if gone.contains(rank));
+    let is_known = |change: &GroupChange| self::gone(change).is_some_and(|rank| gone.contains(&rank));
     if !is_known(&change) {
         return Some(change);
     }

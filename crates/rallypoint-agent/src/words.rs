@@ -116,6 +116,16 @@ pub fn change(change: &GroupChange) -> String {
     }
 }
 
+/// That a node is gone that nobody misses.
+pub(crate) fn had_finished(ended: &GroupChange) -> String {
+    let ended = match ended {
+        // It does not ask for another round.
+        GroupChange::Left { node, rank } => format!("{} left", who(node, *rank)),
+        other => change(other),
+    };
+    format!("{ended}; its workers had finished, and the others go on")
+}
+
 /// That workers take long to end, and why they have to.
 pub(crate) fn stopping(why: Option<&str>, left: Duration) -> String {
     let why = why.map(|why| format!("{why}: ")).unwrap_or_default();
@@ -203,6 +213,11 @@ mod tests {
         assert_eq!(left("h1", Some(1)), "node 1 (h1) left or asks for a new round");
         assert_eq!(left("", Some(1)), "node 1 left or asks for a new round");
         assert_eq!(left("", None), "a node asks for a new round");
+        let finished = GroupChange::Left { node: "h1".to_owned(), rank: Some(1) };
+        assert_eq!(
+            had_finished(&finished),
+            "node 1 (h1) left; its workers had finished, and the others go on"
+        );
         assert_eq!(change(&GroupChange::Waiting { count: 1 }), "1 more node waits to get in");
         assert_eq!(change(&GroupChange::Waiting { count: 2 }), "2 more nodes wait to get in");
         assert!(came_back(1, 60.0).ends_with("for 60 s without failing first: its restart is there again"));

@@ -303,10 +303,15 @@ impl Agent {
                         Cause::Other(notice) if notice.is_leave() => Some(notice.node),
                         _ => None,
                     };
-                    let (words, report) = self.regroups(regroup, over.failures);
+                    let ends = matches!(&regroup, Cause::Other(notice) if notice.ends_the_run());
+                    let (words, report) = self.regroups(regroup, over.failures, stop.is_asked());
                     if !over.ran.is_zero() {
                         let stopped = What::Stopped { why: words.clone() };
                         self.timeline.note(round::one_of_all(rank), round, stopped);
+                    }
+                    // All close it who know that it ends: the node that is to may be gone before it can, or unable to.
+                    if ends && let Some(report) = report {
+                        return Ok(failed(report));
                     }
                     why = Some(Reason { words, of_group, leaver, nodes: over.nodes });
                     cause = report;
@@ -352,11 +357,21 @@ impl Agent {
     }
 
     /// Says why the nodes meet again; that, and the report of the failure that is the cause, if it is one.
-    fn regroups(&self, why: Cause, failures: Vec<Failure>) -> (String, Option<FailureReport>) {
+    /// `is_asked`: it ends instead.
+    fn regroups(
+        &self,
+        why: Cause,
+        failures: Vec<Failure>,
+        is_asked: bool,
+    ) -> (String, Option<FailureReport>) {
         let words = match &why {
             Cause::Own => {
                 let words = first_of(&failures).map(Failure::in_short).unwrap_or_default();
-                warn!(restarts = self.restarts, left = self.budget.left(), "{words}; starting again");
+                if is_asked {
+                    warn!("{words}");
+                } else {
+                    warn!(restarts = self.restarts, left = self.budget.left(), "{words}; starting again");
+                }
                 let report = self.report(None, failures);
                 return (words, report);
             }

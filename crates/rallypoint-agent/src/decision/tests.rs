@@ -76,6 +76,14 @@ fn work_that_is_done_succeeds_when_all_have_done_theirs_or_nobody_can_be_asked()
 }
 
 #[test]
+fn a_failure_follows_from_what_was_gone_before_and_took_along_what_workers_need() {
+    let without = || Event::Without(left());
+    assert_eq!(over(0, [Event::Failed, without()]), free(Cause::Group(left())));
+    assert_eq!(over(0, [Event::Notice(failed(THEIRS)), without()]), free(Cause::Group(left())));
+    assert_eq!(after(0, [without()]), Stage::Working, "nothing has failed");
+}
+
+#[test]
 fn a_failure_costs_the_node_that_failed_first_and_nobody_else() {
     let own = [Event::Failed, Event::Notice(failed(OURS)), Event::AllAnswered];
     assert_eq!(over(2, own.clone()), Verdict::Regroup { cost: 1, cause: Cause::Own });

@@ -201,6 +201,27 @@ impl Fence {
         }
     }
 
+    /// Waits until this node has answered directly.
+    pub(crate) async fn has_answered(&self, node: usize) {
+        match &self.notes {
+            Some(notes) => notes.answered(|answered| answered.contains(&node)).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Waits until all nodes of the round but these have.
+    pub(crate) async fn answered_by_all(&self, but: [usize; 2], nodes: usize) {
+        match &self.notes {
+            Some(notes) => {
+                let all = |answered: &BTreeSet<usize>| {
+                    (0..nodes).all(|node| but.contains(&node) || answered.contains(&node))
+                };
+                notes.answered(all).await;
+            }
+            None => std::future::pending().await,
+        }
+    }
+
     /// The failure that came first, if this node has answered it directly.
     pub(crate) fn answered_by(&self, node: usize) -> Option<Notice> {
         self.notes.as_ref()?.answered_by(node).filter(Notice::is_failure)

@@ -224,6 +224,14 @@ impl Notes {
         self.first_that(other).await
     }
 
+    /// Waits until the nodes that have answered directly are enough.
+    pub(super) async fn answered(&self, enough: impl Fn(&BTreeSet<usize>) -> bool) {
+        let is_so = |standing: &Standing| {
+            (standing.seat == Some(self.seat) && enough(&standing.answered)).then_some(())
+        };
+        self.first_that(is_so).await;
+    }
+
     /// What came first, if this node has answered it, or something after it, directly.
     pub(super) fn answered_by(&self, node: usize) -> Option<Notice> {
         let standing = self.standing.borrow();

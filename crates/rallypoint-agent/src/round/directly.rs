@@ -22,8 +22,18 @@ pub(super) async fn say<T>(
     through_etcd: impl Future<Output = Result<T, StoreError>>,
     directly: impl Future<Output = ()>,
 ) -> Result<T, StoreError> {
+    say_within(TO_BE_TAKEN, agent, through_etcd, directly).await
+}
+
+/// The same, where etcd may take so much time.
+pub(super) async fn say_within<T>(
+    time: Duration,
+    agent: &Agent,
+    through_etcd: impl Future<Output = Result<T, StoreError>>,
+    directly: impl Future<Output = ()>,
+) -> Result<T, StoreError> {
     // Who knows already that it does not answer loses no time.
-    let soon = if is_silent(agent) { Duration::ZERO } else { TO_BE_TAKEN };
+    let soon = if is_silent(agent) { Duration::ZERO } else { time };
     tokio::pin!(through_etcd);
     match tokio::time::timeout(soon, &mut through_etcd).await {
         Ok(Ok(taken)) => Ok(taken),

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::{ASK_AGAIN, LOSS_IS_TOLD, Round, next_change};
-use crate::decision::{Event, Stage};
+use crate::decision::{Event, Stage, Verdict};
 use crate::fence::Fence;
 use crate::finish::{PASSED, finished, finished_without, silent_for};
 use crate::stop::StopListener;
@@ -79,6 +79,7 @@ impl Round<'_> {
             };
             self.decision.handle(event);
         }
+        self.goes_finished = matches!(self.decision.verdict(), Some(Verdict::Stop(_)));
     }
 
     /// Nobody says whether the other nodes have finished, as etcd does not answer, or refuses to take note of this one's

@@ -2,15 +2,16 @@
 
 use std::error::Error as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use rallypoint_core::round::What;
 use rallypoint_rendezvous::{GroupChange, Whom};
 use rustix::process::Signal;
+use tokio::sync::watch;
 use tracing::{debug, warn};
 
-use super::directly::{pass_on_answers, say};
-use super::{ASK_AGAIN, LOSS_IS_TOLD, Round};
+use super::directly::{pass_on_answers, say, say_within};
+use super::{ASK_AGAIN, LOSS_IS_TOLD, Round, gone};
 use crate::decision::{Cause, Event, ServerIs, Stage, Verdict, WhenExhausted, may_leave};
 use crate::error::AgentError;
 use crate::exclude::{exclude, without};
@@ -23,6 +24,12 @@ use crate::words;
 
 /// How many nodes have left the run because their restarts were used up.
 const DEPARTURES: &[u8] = b"departures";
+/// The node that serves the store that the workers meet at.
+const STORE: usize = 0;
+/// For etcd to take a failure before the others are told directly, too. No death is told so soon.
+const TO_BE_TAKEN: Duration = Duration::from_millis(1500);
+/// For a node that etcd has given up to answer directly.
+const TO_ANSWER: Duration = Duration::from_millis(1500);
 
 impl Round<'_> {
     /// What this node tells the others of a failure of its own.
@@ -41,7 +48,7 @@ impl Round<'_> {
         let told = match self.decision.stage() {
             Stage::Settling { first } => first.clone(),
             Stage::Over(Verdict::Regroup { cause: Cause::Other(notice), .. }) => Some(notice.clone()),
-            Stage::Over(Verdict::Stop(signal)) => Some(self.leave(*signal)),
+            Stage::Over(Verdict::Stop(signal)) if !self.goes_finished => Some(self.leave(*signal)),
             _ => None,
         };
         own.cloned().into_iter().chain(told).collect()
@@ -65,6 +72,9 @@ impl Round<'_> {
     /// What this node tells the others before its workers are gone, where none of them failed: theirs may fail with those.
     /// Of a death they are told anyway, and who left has said why.
     fn goes(&self) -> Option<Notice> {
+        if self.goes_finished {
+            return None;
+        }
         let regroups = |why| Some(Notice::regroups(self.decision.rules().node, self.agent.name(), why));
         match self.decision.stage() {
             Stage::Over(Verdict::Stop(signal)) => Some(self.leave(*signal)),
@@ -137,10 +147,12 @@ impl Round<'_> {
         stop: &mut StopListener,
     ) -> Verdict {
         let (agent, board, fence) = (self.agent, self.board.clone(), &*fence);
-        // What fails after a node is gone may fail because of that, though it had finished: it may have served the workers' store.
-        if !std::mem::take(&mut self.gone).is_empty() {
+        // What fails after that node is gone may fail because of that, though it had finished: it served the workers' store.
+        let without_store = self.gone.remove(&STORE);
+        if without_store {
             self.heard = None;
         }
+        let had_finished = self.gone.clone();
         if let Some(Verdict::Stop(Signal::KILL)) = self.decision.verdict()
             && self.stop.stuck().is_none()
         {
@@ -152,17 +164,28 @@ impl Round<'_> {
         let was_there =
             self.told_by_etcd && matches!(self.decision.stage(), Stage::Settling { first: Some(_) });
         let (answered, rank) = (AtomicBool::new(false), self.rank);
+        // What another could tell only directly.
+        let told_directly = match self.decision.stage() {
+            Stage::Settling { first: Some(notice) } if !self.told_by_etcd => Some(notice.clone()),
+            _ => None,
+        };
+        // Others may wait for the answer of this node.
+        let (answers, has_answered) = watch::channel(false);
+        let answer_directly = async || {
+            fence.answer(rank).await;
+            answers.send_replace(true);
+        };
         let telling = async {
             if let Some(own) = own {
                 let mut is_said = false;
                 let stands = loop {
-                    match board.tell(own).await {
+                    // It gives no other answer to those whom it has to tell directly.
+                    match say_within(TO_BE_TAKEN, agent, board.tell(own), answer_directly()).await {
                         Ok(stands) => break stands,
                         Err(error) if is_said => debug!(%error, "the other nodes cannot be told yet"),
                         Err(error) => warn!(%error, "the other nodes cannot be told through etcd"),
                     }
                     is_said = true;
-                    fence.spread().await;
                     tokio::time::sleep(ASK_AGAIN).await;
                 };
                 own_is_told.store(true, Ordering::Relaxed);
@@ -172,9 +195,20 @@ impl Round<'_> {
                 }
             }
             answered.store(true, Ordering::Relaxed);
+            if let Some(notice) = &told_directly {
+                // Who told it hears of no answer that goes through etcd.
+                answer_directly().await;
+                let told = tokio::time::timeout(TO_BE_TAKEN, board.tell(notice)).await;
+                debug!(?told, "what another node could tell only directly is passed on");
+            }
             // They may not have heard of it either.
-            if let Err(error) = say(agent, board.answer(), fence.answer(rank)).await {
-                debug!(%error, "the other nodes cannot be answered");
+            match say(agent, board.answer(), answer_directly()).await {
+                Ok(()) => _ = answers.send_replace(true),
+                Err(error) => debug!(%error, "the other nodes cannot be answered"),
+            }
+            for node in had_finished {
+                let answered = board.answer_for(node).await;
+                debug!(?answered, node, "a node that had finished and is gone has nothing to say");
             }
             board.all_answered().await
         };
@@ -235,6 +269,10 @@ impl Round<'_> {
                         Event::CutOff(why)
                     }
                 }
+                () = all_answer_directly(fence, &has_answered, (rank, self.nodes), first.as_ref()), if !all_answered => {
+                    all_answered = true;
+                    Event::AllAnswered
+                }
                 notice = &mut telling, if !all_answered => {
                     all_answered = true;
                     fence.tell(notice.clone());
@@ -242,6 +280,17 @@ impl Round<'_> {
                     Event::AllAnswered
                 }
                 change = self.change() => {
+                    if gone(&change) == Some(STORE) && without_store {
+                        self.decision.handle(Event::Without(change));
+                        continue;
+                    }
+                    if gone(&change) != Some(STORE) && self.had_finished(&change, fence).await {
+                        if let Some(node) = gone(&change) {
+                            let answered = tokio::time::timeout(TO_BE_TAKEN, board.answer_for(node)).await;
+                            debug!(?answered, node, "a node that had finished and is gone has nothing to say");
+                        }
+                        continue;
+                    }
                     // Whoever closed it because of a failure has heard from all what came first, and so can this node.
                     if matches!(change, GroupChange::Closed { .. })
                         && !all_answered
@@ -250,7 +299,10 @@ impl Round<'_> {
                         self.decision.handle(Event::Notice(notice));
                     }
                     let died_after = self.died_after(&change).await;
-                    died_after.or_else(|| told_directly(&change, fence)).unwrap_or(Event::Changed(change))
+                    match died_after {
+                        Some(died_after) => died_after,
+                        None => answers_directly(&change, fence).await.unwrap_or(Event::Changed(change)),
+                    }
                 }
                 () = &mut time => Event::TimeUp,
                 never = &mut passing_on => match never {},
@@ -316,8 +368,30 @@ impl Round<'_> {
     }
 }
 
-/// Where that is the death of a node that had answered a failure directly, which etcd does not know yet.
-fn told_directly(change: &GroupChange, fence: &Fence) -> Option<Event> {
+/// Waits until all other nodes have answered directly, and this one has. Who tells of what came first has answered by that.
+async fn all_answer_directly(
+    fence: &Fence,
+    has_answered: &watch::Receiver<bool>,
+    (rank, nodes): (usize, usize),
+    first: Option<&Notice>,
+) {
+    let Some(first) = first else { return std::future::pending().await };
+    if has_answered.clone().wait_for(|answered| *answered).await.is_err() {
+        return std::future::pending().await;
+    }
+    fence.answered_by_all([rank, first.node], nodes).await;
+}
+
+/// Where that is the death of a node that has answered a failure directly, which etcd does not know yet; or does so now, as
+/// one that is alive and cut off from etcd can.
+async fn answers_directly(change: &GroupChange, fence: &Fence) -> Option<Event> {
     let GroupChange::Died { rank: Some(rank), .. } = change else { return None };
+    if fence.answered_by(*rank).is_none() {
+        let asked = async {
+            fence.spread().await;
+            fence.has_answered(*rank).await;
+        };
+        let _ = tokio::time::timeout(TO_ANSWER, asked).await;
+    }
     fence.answered_by(*rank).map(Event::DiedAfter)
 }

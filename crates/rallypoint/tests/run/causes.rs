@@ -68,35 +68,91 @@ fn a_run_without_restarts_is_closed_before_slow_workers_have_ended() {
     fs::write(&fails, "").unwrap();
     let ended = good.ended().expect(1);
     assert!(ended.with("begins 2").is_empty(), "it goes on alone: {}", ended.text());
-    assert!(ended.text().contains("on slow failed with exit code 7"), "{}", ended.text());
+    assert!(ended.text().contains("ended with  exit code 7"), "{}", ended.text());
     assert!(ended.text().contains("failed first"), "{}", ended.text());
     let ended = slow.ended().expect(1);
     assert!(ended.text().contains("failed first"), "{}", ended.text());
 }
 
-/// Nobody misses it until then; it may have served the store that the workers met at.
+/// Two nodes of a run without restarts, one with rank 0 and one with rank 1. The worker of each ends or fails when it is told to.
+struct Pair {
+    folder: tempfile::TempDir,
+    nodes: [Launcher; 2],
+    _etcd: Etcd,
+}
+
+impl Pair {
+    fn start() -> Self {
+        let (etcd, folder) = (Etcd::start(Version::V35), tempfile::tempdir().unwrap());
+        let endpoint = etcd.endpoint();
+        let script = format!(
+            "echo begins $WORLD_SIZE as $RANK; [ $WORLD_SIZE = 2 ] || exit 0
+            while :; do sleep 0.1; [ -e {0}/$RANK.fails ] && exit 9; [ -e {0}/$RANK.ends ] && exit 0; done",
+            folder.path().display()
+        );
+        let args = ["--nnodes", "1:2", "--max-restarts", "0"];
+        let mut nodes = ["a", "b"].map(|name| node(&endpoint, name, &args, &script));
+        let first = nodes[0].wait_for("begins 2");
+        nodes[1].wait_for("begins 2");
+        if first.contains("as 1") {
+            nodes.reverse();
+        }
+        Pair { folder, nodes, _etcd: etcd }
+    }
+
+    /// What the worker with this rank is to do: `ends` or `fails`.
+    fn tell(&self, rank: usize, what: &str) {
+        fs::write(self.folder.path().join(format!("{rank}.{what}")), "").unwrap();
+    }
+
+    /// The one with this rank finishes.
+    fn finish(&mut self, rank: usize) {
+        self.tell(rank, "ends");
+        self.nodes[rank].wait_for("waiting for those of other nodes");
+    }
+}
+
+/// Nobody misses it until then; it served the store that the workers met at.
 #[test]
-fn what_fails_after_a_node_that_had_finished_has_died_costs_nothing() {
-    let (etcd, folder) = (Etcd::start(Version::V35), tempfile::tempdir().unwrap());
-    let endpoint = etcd.endpoint();
-    let script = format!(
-        "echo begins $WORLD_SIZE; [ $WORLD_SIZE = 2 ] || exit 0; while :; do sleep 0.1; [ -e {0}/$0.fails ] && exit 9; [ -e {0}/$0.ends ] && exit 0; done",
-        folder.path().display()
-    );
-    let mut nodes = ["a", "b"].map(|name| {
-        let script = script.replace("$0", name);
-        node(&endpoint, name, &["--nnodes", "1:2", "--max-restarts", "0"], &script)
-    });
-    nodes.iter_mut().for_each(|node| _ = node.wait_for("begins 2"));
-    let [mut a, mut b] = nodes;
-    fs::write(folder.path().join("a.ends"), "").unwrap();
-    a.wait_for("waiting for those of other nodes");
-    a.pull_the_plug();
-    b.wait_for("its workers had finished, and the others go on");
-    fs::write(folder.path().join("b.fails"), "").unwrap();
-    let ended = b.ended().expect(0);
+fn what_fails_after_the_node_with_the_store_has_died_costs_nothing_though_that_had_finished() {
+    let mut pair = Pair::start();
+    pair.finish(0);
+    pair.nodes[0].pull_the_plug();
+    pair.nodes[1].wait_for("its workers had finished, and the others go on");
+    pair.tell(1, "fails");
+    let [_, other] = pair.nodes;
+    let ended = other.ended().expect(0);
     assert!(!ended.with("begins 1").is_empty(), "{}", ended.text());
     assert!(!ended.with("failed with exit code 9, which followed from that").is_empty(), "{}", ended.text());
+}
+
+/// Nothing of it was needed any more.
+#[test]
+fn what_fails_after_another_node_that_had_finished_has_died_is_the_cause() {
+    let mut pair = Pair::start();
+    pair.finish(1);
+    pair.nodes[1].pull_the_plug();
+    pair.nodes[0].wait_for("died; its workers had finished, and the others go on");
+    pair.tell(0, "fails");
+    let [other, _] = pair.nodes;
+    let ended = other.ended().expect(1);
+    assert_eq!(ended.with("rank 0 failed first").len(), 1, "{}", ended.text());
+    assert!(ended.with("begins 1").is_empty(), "{}", ended.text());
+}
+
+#[test]
+fn who_is_asked_to_end_when_it_has_finished_is_not_missed() {
+    for rank in [0, 1] {
+        let mut pair = Pair::start();
+        pair.finish(rank);
+        pair.nodes[rank].signal("TERM");
+        pair.nodes[1 - rank].wait_for(" left; its workers had finished, and the others go on");
+        pair.tell(1 - rank, "ends");
+        let mut nodes = Vec::from(pair.nodes);
+        nodes.remove(rank).ended().expect(143);
+        let ended = nodes.remove(0).ended().expect(0);
+        assert!(ended.with("begins 1").is_empty(), "{}", ended.text());
+    }
 }
 
 /// However long the message of a worker is, the run is closed for all, and all say the same.

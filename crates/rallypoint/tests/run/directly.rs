@@ -14,9 +14,13 @@ const HELD: Duration = Duration::from_secs(3600);
 const WORKS: &str = "echo begins $WORLD_SIZE; exec sleep 600";
 
 fn node(conf: &str, endpoint: &str, name: &str, script: &str) -> Launcher {
+    node_with(&[], conf, endpoint, name, script)
+}
+
+fn node_with(args: &[&str], conf: &str, endpoint: &str, name: &str, script: &str) -> Launcher {
     let (conf, endpoint) = (format!("{conf},node_id={name}"), format!("etcd://{endpoint}"));
     let run = ["--nnodes", "2:3", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint, "--rdzv-conf", &conf];
-    Launcher::start(&[&run[..], &["--max-restarts", "0", "--", "sh", "-c", script]].concat())
+    Launcher::start(&[&run[..], args, &["--max-restarts", "0", "--", "sh", "-c", script]].concat())
 }
 
 /// Waits until all three work. Some may have begun without the last of them.
@@ -113,4 +117,60 @@ fn a_failure_is_the_cause_also_where_a_node_that_has_heard_of_it_is_cut_off_and_
     proxy.cut();
     let ended = c.ended().expect(1);
     assert_eq!(ended.with("failed first").len(), 1, "{}", ended.text());
+}
+
+/// It cannot be told through etcd, and its lease ends before anybody could hear of it so.
+#[test]
+fn the_failure_of_a_node_that_is_cut_off_from_etcd_alone_is_the_cause_for_all() {
+    let (etcd, folder) = (Etcd::start(Version::V35), tempfile::tempdir().unwrap());
+    let (endpoint, proxy) = (etcd.endpoint(), Proxy::start(&etcd.endpoint()));
+    let held = proxy.endpoint();
+    let file = folder.path().join("fails");
+    let fails = format!(
+        "echo begins $WORLD_SIZE; until [ -e {0} -a $WORLD_SIZE = 3 ]; do sleep 0.05; done; exit 7",
+        file.display()
+    );
+    let conf = "last_call_timeout=1,lease_timeout=5";
+    let mut nodes = [("a", &endpoint, WORKS), ("b", &endpoint, WORKS), ("c", &held, &*fails)]
+        .map(|(name, endpoint, script)| node(conf, endpoint, name, script));
+    three(&mut nodes);
+    proxy.delay(HELD);
+    fs::write(&file, "").unwrap();
+    for node in nodes {
+        let ended = node.ended().expect(1);
+        assert_eq!(ended.with("failed first").len(), 1, "{}", ended.text());
+        assert!(ended.text().contains("ended with  exit code 7"), "{}", ended.text());
+        assert!(ended.with("died").is_empty(), "{}", ended.text());
+    }
+}
+
+/// It is killed before it can: the others know that the run ends.
+#[test]
+fn a_run_ends_for_all_though_the_node_that_is_to_close_it_is_gone_before_etcd_takes_that() {
+    let etcd = Etcd::builder(Version::V35).arg("--quota-backend-bytes=2000000").unsafe_no_fsync().start();
+    let (endpoint, folder) = (etcd.endpoint(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("fails");
+    let fails = format!(
+        "trap 'sleep 600' TERM; echo begins $WORLD_SIZE; sleep 600 & while :; do sleep 0.05; \
+         [ -e {0} -a $LOCAL_RANK = 0 -a $WORLD_SIZE = 4 ] && exit 7; done",
+        file.display()
+    );
+    let of_two = ["--nproc-per-node", "2"];
+    let mut nodes = [
+        node(QUICK, &endpoint, "a", WORKS),
+        node(QUICK, &endpoint, "b", WORKS),
+        node_with(&of_two, QUICK, &endpoint, "c", &fails),
+    ];
+    nodes.iter_mut().for_each(|node| _ = node.wait_for("begins 4"));
+    etcd.exhaust_space();
+    fs::write(&file, "").unwrap();
+    let [a, b, mut c] = nodes;
+    c.wait_for("have 23 s more to end");
+    c.pull_the_plug();
+    etcd.free_space();
+    for node in [a, b] {
+        let ended = node.ended().expect(1);
+        assert_eq!(ended.with("failed first").len(), 1, "{}", ended.text());
+        assert!(ended.with("begins 2").is_empty(), "{}", ended.text());
+    }
 }
