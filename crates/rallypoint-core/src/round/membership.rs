@@ -243,9 +243,11 @@ impl Membership {
                 if let Some(joined) = joined {
                     return Some(Verdict::Joined(joined));
                 }
-            } else if unanswered && place.modified > self.foreign_place {
-                // Another process of this name has a place now, and whether this one had one before is not told any
-                // more. It asks for a round after the last, as the leader may count it among the members.
+            } else if place.modified > self.foreign_place
+                && (unanswered || place.record.is_after(config.incarnation))
+            {
+                // Another process of this name has a place now, and this one had one before, or whether it had is not
+                // told any more. It asks for a round after the last, as the leader may count it among the members.
                 self.foreign_place = place.modified;
                 self.after = self.after.max(record.round);
             }
@@ -356,5 +358,47 @@ impl Membership {
             return Some(Change::StateLost);
         }
         (record.news.waiting > 0).then_some(Change::Waiting(record.news.waiting))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::context::tests::Bench;
+    use super::super::etcd::{Entry, Update};
+    use super::super::output::WatchId;
+    use super::super::record::{MasterRecord, json};
+    use super::super::view::Sight;
+    use super::*;
+
+    /// It was in round 4, which it never saw, and what it wanted before that counts no more.
+    #[test]
+    fn a_process_whose_place_is_anothers_by_now_asks_for_a_round_after_the_last() {
+        let (mut bench, mut view, mut membership) = (Bench::new(), View::new(), Membership::new());
+        let context = &mut bench.context();
+        let ours = context.config.incarnation;
+        view.open(context);
+        for watch in [WatchId::Group, WatchId::Rank] {
+            view.handle(context, watch, Update::Events(Vec::new()));
+        }
+        let master = MasterRecord { node: "n0".to_owned(), address: "there".to_owned(), port: 2 };
+        let record = RoundRecord {
+            plan: "fifth".to_owned(),
+            world_size: 1,
+            master: Some(master),
+            ..RoundRecord::without_round(5, Some(context.config.settings), 1)
+        };
+        let place = format!(
+            r#"{{ "round": 5, "plan": "fifth", "rank": 0, "incarnation": {},
+                "previous": {{ "round": 4, "plan": "fourth", "rank": 0, "incarnation": {ours} }} }}"#,
+            ours + 1
+        );
+        let entry = |value| {
+            Some(Entry { key: "key".to_owned(), value, create_revision: 3, mod_revision: 9, lease: 1 })
+        };
+        let (round, place, exclusions) = (entry(json(&record)), entry(place), Vec::new());
+        view.see(context, &Sight { revision: 9, leader: None, round, place, exclusions, own: None });
+        membership.join(1);
+        membership.decide(context.config, &view, false);
+        assert_eq!(membership.record(context.config).round, 5);
     }
 }

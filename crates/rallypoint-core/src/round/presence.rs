@@ -319,7 +319,14 @@ impl Presence {
     pub(super) fn looked(&mut self, context: &Context<'_>, sight: &Sight) -> Found {
         // What was written after the look. Revisions of different epochs cannot be compared.
         let later = |key: &KeyAt, epoch| epoch == context.out.epoch() && key.modified > sight.revision;
-        if self.registering || matches!(&self.key, OwnKey::Ours { key, epoch, .. } if later(key, *epoch)) {
+        if matches!(&self.key, OwnKey::Ours { key, epoch, .. } if later(key, *epoch)) {
+            return Found::Nothing;
+        }
+        if self.registering {
+            // What comes of that tells the rest. But what is not there does not stand until then.
+            if sight.own.is_none() {
+                self.key = OwnKey::Missing;
+            }
             return Found::Nothing;
         }
         let ours = |entry: &Entry| {
@@ -405,4 +412,55 @@ fn registration_saw(reply: TxnReply, lease: i64) -> Sight {
     let (round, place) = (next(), next());
     let exclusions = found(results.next());
     Sight { revision, leader, round, place, exclusions, own: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::context::tests::Bench;
+    use super::super::membership::Membership;
+    use super::*;
+
+    /// Says with that port what it wants.
+    fn says(presence: &mut Presence, context: &mut Context<'_>, port: u16) {
+        let mut membership = Membership::new();
+        membership.join(port);
+        let config = context.config;
+        presence.register(context, || membership.record(config), |record| membership.is_said_by(record));
+    }
+
+    /// A look that finds nothing.
+    fn sight(revision: i64) -> Sight {
+        let exclusions = Vec::new();
+        Sight { revision, leader: None, round: None, place: None, exclusions, own: None }
+    }
+
+    /// Seed 3000441805: etcd was restored to before the key was written. A node that looks has just asked for another round. The
+    /// look does not find the key, and the node took itself for a member until it heard what came of that request.
+    #[test]
+    fn a_key_that_a_look_does_not_find_does_not_stand_while_a_registration_is_under_way() {
+        let (mut bench, mut presence) = (Bench::new(), Presence::new());
+        let context = &mut bench.context();
+        let record = Membership::new().record(context.config);
+        let reply = |held, revision, found| Ok(Reply::Txn(TxnReply { held, revision, results: vec![found] }));
+        presence.granted(context, &Ok(Reply::Granted(7)), true);
+        says(&mut presence, context, 1);
+        presence.registered(context, 7, record.clone(), None, reply(true, 3, OpReply::Done));
+        assert_eq!(presence.stands(), Some(KeyAt { created: 3, modified: 3 }));
+        context.out.begin_epoch();
+        says(&mut presence, context, 2);
+        presence.looked(context, &sight(5));
+        assert_eq!(presence.stands(), None);
+        presence.registered(context, 7, record.clone(), Some(3), reply(false, 5, OpReply::Got(None)));
+        assert_eq!(presence.stands(), None);
+        presence.retry().succeeded();
+        says(&mut presence, context, 2);
+        presence.registered(context, 7, record, None, reply(true, 6, OpReply::Done));
+        says(&mut presence, context, 3);
+        presence.looked(context, &sight(5));
+        assert_eq!(
+            presence.stands(),
+            Some(KeyAt { created: 6, modified: 6 }),
+            "it was written after the look"
+        );
+    }
 }

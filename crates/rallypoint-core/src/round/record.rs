@@ -160,7 +160,7 @@ pub struct RankRecord {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub asked: bool,
     /// The place that this node's name had in the last round when this plan was begun: it still has it if the plan
-    /// comes to nothing.
+    /// comes to nothing. And what its process then wanted before that round counts no more, also where this is another's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub previous: Option<PreviousPlace>,
     /// What a later version has added.
@@ -171,7 +171,10 @@ pub struct RankRecord {
 /// The place that a node's name had before.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PreviousPlace {
-    /// The plan of that round.
+    /// The number of that round; 0 where an earlier version has not said it.
+    #[serde(default, deserialize_with = "number")]
+    pub round: u64,
+    /// Its plan.
     pub plan: String,
     /// The place.
     pub rank: usize,
@@ -180,6 +183,11 @@ pub struct PreviousPlace {
 }
 
 impl RankRecord {
+    /// Whether that process had the place before.
+    pub(super) fn is_after(&self, incarnation: u64) -> bool {
+        self.previous.as_ref().is_some_and(|previous| previous.incarnation == incarnation)
+    }
+
     /// The rank that this node's name has in the round of `plan`, and the process it is for.
     #[must_use]
     pub fn in_plan(&self, plan: &str) -> Option<(usize, u64)> {

@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use rallypoint_core::round::{Change, Lost, NodeEvent, Refusal, RoundRecord, Why};
+use rallypoint_core::round::{Change, Lost, NodeEvent, Refusal, RoundRecord, WatchId, Why};
 
 use crate::check::{Told, Violation, promise};
 use crate::finale::{is_settled, state};
-use crate::network::{LATEST, SLOW, TIMEOUT};
-use crate::process::{Phase, Process};
+use crate::network::{LATEST, TIMEOUT};
+use crate::process::{Phase, Process, slot};
 use crate::world::World;
 
 /// For a process that was in trouble to be where it was, and for what was decided before that to be written: it hears of
@@ -260,9 +260,9 @@ impl World {
         // An answer may have lain there while the process was stopped.
         let stopped = self.now < process.stalled_until + self.setup.lease;
         let held = self.check.held_at(process).is_some_and(|at| self.now <= at + TIMEOUT);
-        // etcd was restored to when it had granted the lease and had no key on it: whoever hears of that late does not know yet,
-        // and anybody may refresh such a lease.
-        let restored = self.now <= self.check.last_loss + process.lag + SLOW && self.check.losses > 0;
+        // etcd was restored to when it had granted the lease and had no key on it: whoever was not told of that yet does not
+        // know, and anybody may refresh such a lease.
+        let restored = self.is_untold_of_loss(process);
         // It is another's now: whoever is replaced hears of that by its watch, and its lease is its own.
         let replaced = self.check.was_replaced(&process.id, process.incarnation);
         let counts = held || stopped || replaced || restored;
@@ -276,6 +276,14 @@ impl World {
             self.name(index)
         );
         Ok(())
+    }
+
+    /// Whether etcd has lost data since either watch of a process on its group last said something: it cannot know yet.
+    fn is_untold_of_loss(&self, process: &Process) -> bool {
+        [WatchId::Group, WatchId::Rank].into_iter().all(|id| {
+            let watch = process.watches[slot(id)].as_ref();
+            watch.is_some_and(|watch| watch.history != self.etcd.history)
+        })
     }
 
     fn lie_of_refusal(&self, process: &Process, refusal: &Refusal) -> Option<String> {

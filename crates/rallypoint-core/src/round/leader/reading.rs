@@ -144,6 +144,10 @@ pub(super) fn last_round(
         let id = context.keys.id_of(&entry.key);
         let Ok(place) = parse::<RankRecord>(entry) else { continue };
         let seat = place.in_plan(&record.plan);
+        // What came late of the process that had the place before counts no more.
+        if let Some(previous) = place.previous.filter(|previous| previous.plan != record.plan) {
+            roster.spend(id, previous.incarnation, 0, previous.round);
+        }
         let left = place.left && seat.is_some_and(|(_, incarnation)| place.incarnation == incarnation);
         if let Some((rank, incarnation)) = seat {
             let member =

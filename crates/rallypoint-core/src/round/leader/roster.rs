@@ -17,6 +17,7 @@ mod losses;
 mod member;
 mod racks;
 mod room;
+mod seated;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -26,6 +27,7 @@ use self::member::Fate;
 pub(super) use self::member::{Asked, Member};
 use self::racks::Racks;
 use self::room::Segments;
+use self::seated::Seated;
 use super::super::etcd::Entry;
 use super::super::exclusion::Exclusions;
 use super::super::record::{News, NodeRecord, Wants, Why, parse};
@@ -44,8 +46,7 @@ pub(super) struct Roster {
     /// The latest round that any node says it had a seat in.
     latest_claim: u64,
     members: HashMap<String, Member>,
-    /// The last round that a process by this name had a seat in. What it wanted before it knew of that may come late.
-    seated: HashMap<String, (u64, u64)>,
+    seated: Seated,
     /// Members of whom nothing is known but that there are so many: etcd has lost their places. They may come back.
     unnamed: usize,
     counts: [usize; CLASSES],
@@ -110,7 +111,7 @@ impl Roster {
             nodes: BTreeMap::new(),
             latest_claim: 0,
             members: HashMap::new(),
-            seated: HashMap::new(),
+            seated: Seated::default(),
             unnamed: 0,
             counts: [0; CLASSES],
             segments: settings.policy.segment_size().map(Segments::new),
@@ -136,7 +137,7 @@ impl Roster {
             self.nodes.entry(id).and_modify(|node| node.spent = true);
         }
         for (id, member) in &last.members {
-            self.seated.insert(id.clone(), (member.incarnation, last.round));
+            self.seated.add(id, member.incarnation, last.round);
         }
         (self.round, self.plan, self.members) = (last.round, last.plan, last.members);
         (self.size, self.state_lost) = (last.world_size, last.state_lost);
@@ -187,7 +188,7 @@ impl Roster {
     /// A process was in this round, which was planned at this revision, and that is over. What it said before it knew of
     /// the round may have been written after.
     pub(super) fn spend(&mut self, id: &str, incarnation: u64, planned: i64, round: u64) {
-        self.seated.insert(id.to_owned(), (incarnation, round));
+        self.seated.add(id, incarnation, round);
         if let Some(node) = self.nodes.get_mut(id).filter(|node| node.record.incarnation == incarnation) {
             node.spent |= node.modified < planned || node.record.round < round;
         }
@@ -229,7 +230,7 @@ impl Roster {
             (Some(member), None) if member.is_told() => Class::None,
             (Some(_), None) => Class::Missing,
             (Some(member), Some(node)) if member.incarnation != node.record.incarnation => {
-                match joins(node) {
+                match joins(node) && !node.spent {
                     true if member.fate == (Fate::Lost { gone: true }) => Class::Newcomer,
                     true => Class::Survivor,
                     false => Class::None,
@@ -285,9 +286,7 @@ impl Roster {
             return;
         }
         self.latest_claim = self.latest_claim.max(node.record.seat.as_ref().map_or(0, |seat| seat.round));
-        node.spent |= self.seated.get(id).is_some_and(|(incarnation, round)| {
-            node.record.incarnation == *incarnation && node.record.round < *round
-        });
+        node.spent |= self.seated.is_outdated(id, &node.record);
         self.change(id, |roster| {
             if let Some(member) = roster.members.get_mut(id) {
                 member.key_is_there(node.record.incarnation);

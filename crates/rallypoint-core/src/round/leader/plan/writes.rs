@@ -42,6 +42,7 @@ impl Plan {
         let seats = self.seats.iter().enumerate().skip(chunk * size).take(size);
         let place = |(rank, (id, incarnation)): (usize, &(String, u64))| {
             let previous = roster.member(id).map(|member| PreviousPlace {
+                round: self.last_round,
                 plan: self.last_plan.clone(),
                 rank: member.rank,
                 incarnation: member.incarnation,

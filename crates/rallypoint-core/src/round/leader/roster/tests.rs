@@ -1,7 +1,9 @@
 //! What becomes of members and of who takes their names.
 
-use super::super::super::record::{NAMED_LOSSES, RECORD_VERSION, Seat, json};
+use super::super::super::context::tests::Bench;
+use super::super::super::record::{NAMED_LOSSES, RECORD_VERSION, RoundRecord, Seat, json};
 use super::super::super::settings::RankPolicy;
+use super::super::reading::last_round;
 use super::member::{ANSWER, SLOW};
 use super::*;
 
@@ -204,6 +206,44 @@ fn what_a_member_wanted_before_it_left_counts_no_more() {
     assert_eq!(roster.class("n"), Class::None, "a request from before the round came late");
     roster.read("n", &said(2, Wants::Join, 8));
     assert_eq!(roster.class("n"), Class::Newcomer);
+}
+
+/// Seed 3001354122: three processes fight for a name. One of them has a seat in the first round, another in the second, and then
+/// comes late what the first wanted before: its port is that of the first round's master.
+#[test]
+fn what_a_process_wanted_before_its_round_counts_no_more_after_another_of_its_name_had_a_seat() {
+    let mut roster = roster(Member::new(0, 1));
+    roster.read("n", &said(2, Wants::Join, 4));
+    let members = HashMap::from([("n".to_owned(), Member::new(0, 2))]);
+    let plan = "second".to_owned();
+    roster.begin(LastRound { round: 2, plan, world_size: 1, members, ..LastRound::default() });
+    roster.read("n", &said(1, Wants::Join, 7));
+    roster.look_at_all();
+    assert_eq!((roster.class("n"), roster.news().lost_count), (Class::None, 1));
+    let mut again = said(1, Wants::Join, 8);
+    again.value = again.value.replace(r#""round":0"#, r#""round":1"#);
+    roster.read("n", &again);
+    assert_eq!(roster.class("n"), Class::Survivor, "it knows of its round by now");
+}
+
+/// The same, and whoever leads by then has not seen the first round: the place tells of it.
+#[test]
+fn whoever_leads_next_knows_what_counts_no_more() {
+    let (mut bench, mut roster) = (Bench::new(), Roster::new(SETTINGS));
+    roster.read("n", &said(1, Wants::Join, 7));
+    let record = RoundRecord {
+        plan: "second".to_owned(),
+        world_size: 1,
+        ..RoundRecord::without_round(2, Some(SETTINGS), 1)
+    };
+    let place = r#"{ "round": 2, "plan": "second", "rank": 0, "incarnation": 2,
+        "previous": { "round": 1, "plan": "first", "rank": 0, "incarnation": 1 } }"#;
+    let (key, value) = (bench.context().keys.rank("n"), place.to_owned());
+    let place = Entry { key, value, create_revision: 3, mod_revision: 5, lease: 1 };
+    let last = last_round(&bench.context(), &mut roster, &record, &[place]);
+    roster.begin(last);
+    roster.look_at_all();
+    assert_eq!((roster.class("n"), roster.news().lost_count), (Class::None, 1));
 }
 
 /// A roster with members by these names, ranked so, all of which are there.
