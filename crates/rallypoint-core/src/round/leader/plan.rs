@@ -271,6 +271,7 @@ impl Planner {
             master: (master.text.clone(), master.modified),
             seats: nodes.iter().map(|(id, node)| ((*id).clone(), node.record.incarnation)).collect(),
             fence: None,
+            written: BTreeSet::new(),
             next: 0,
             in_flight: 0,
             committing: false,
@@ -394,6 +395,7 @@ impl Planner {
             Condition::ModifiedAt(context.keys.plan(), fence),
             Condition::Holds(context.keys.plan(), plan.record.plan.clone()),
         ];
+        when.extend(plan.places_stand(context));
         when.extend(plan.master_stands(context));
         let request = term.txn(context, when, plan.put_round(context));
         term.send(context, LeaderTask::Commit { plan: number }, request);
