@@ -124,6 +124,8 @@ pub(crate) struct Committed {
     master: MasterRecord,
     lease: i64,
     pub(crate) members: BTreeMap<Who, usize>,
+    /// The plan of the round that it follows on by its places, which its leader went by.
+    follows: Option<String>,
     /// How often etcd had lost what it knew by then.
     pub(crate) losses: u32,
     /// When it was completed.
@@ -200,12 +202,17 @@ impl Check {
         self.rounds.get(plan)
     }
 
-    /// The round in which a member that is gone had that place: the one before, or the last one where etcd has lost that.
+    /// The round in which a member that is gone had that place: the one before. Where etcd has lost that, the one that the new
+    /// round follows on, if its places name one: there may have been another since, of which nobody knew. Or the last one.
     pub(crate) fn round_of<'a>(&'a self, before: &'a str, lost: &Lost) -> &'a str {
         let is_it = |((id, _), rank): (&Who, &usize)| *id == lost.node && *rank == lost.rank;
         let has_it = |round: &Committed| round.members.iter().any(is_it);
         if self.rounds.get(before).is_some_and(has_it) {
             return before;
+        }
+        let follows = self.rounds.get(&self.round.plan).and_then(|round| round.follows.as_deref());
+        if let Some(follows) = follows.filter(|plan| self.rounds.get(*plan).is_some_and(has_it)) {
+            return follows;
         }
         let others = self.rounds.iter().filter(|(plan, round)| **plan != self.round.plan && has_it(round));
         others.max_by_key(|(_, round)| round.at).map_or(before, |(plan, _)| plan)

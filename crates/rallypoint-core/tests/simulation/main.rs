@@ -18,6 +18,7 @@ mod operator;
 mod planted;
 mod process;
 mod replacement;
+mod restored;
 mod scenarios;
 #[path = "../seeds/mod.rs"]
 mod seeds;
@@ -103,6 +104,10 @@ fn seeds_that_once_failed_keep_the_promises() {
         3_100_929_777,
         3_100_930_444,
         3_101_247_697,
+        3_102_897_051,
+        3_103_261_593,
+        3_104_679_734,
+        3_104_898_972,
         3_400_530_799,
         3_400_683_061,
         3_400_739_066,

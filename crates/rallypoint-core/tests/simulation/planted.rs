@@ -151,10 +151,12 @@ impl Planted {
         match self {
             Planted::CommitUnfenced if writes_round(&txn) => {
                 let (leader, plan) = (format!("{RUN}group/leader"), format!("{RUN}plan"));
+                // And the places, of which it would show that somebody else has planned since.
+                let ranks = format!("{RUN}rank/");
                 txn.when.retain(|condition| match condition {
                     Condition::CreatedAt(key, _)
                     | Condition::ModifiedAt(key, _)
-                    | Condition::Holds(key, _) => *key != leader && *key != plan,
+                    | Condition::Holds(key, _) => *key != leader && *key != plan && !key.starts_with(&ranks),
                     _ => true,
                 });
             }

@@ -85,3 +85,49 @@ fn who_waits_is_told_when_it_is_no_longer_the_last_call_that_it_waits_for() {
         Ok(())
     });
 }
+
+/// Seed 3104898972: what the group was told is the last call, for one that was not known to be dead. The next leader cannot tell
+/// which of the two that was, and neither is longer than itself.
+#[test]
+fn a_replacement_is_not_waited_for_as_long_as_the_last_call_that_an_earlier_leader_has_told() {
+    tell(30, |seed| {
+        let mut world = world(seed, 2, 6);
+        world.setup.replacement = second(10);
+        start(&mut world, 6)?;
+        settle(&mut world, MOMENT)?;
+        let leader = world.leader().expect("somebody leads");
+        world.crash((leader + 1) % 6);
+        world.leave((leader + 2) % 6)?;
+        world.run_for(second(3))?;
+        assert!(left(&world) > second(100), "{}", state(&world));
+        world.leave(leader)?;
+        let lease = world.setup.lease;
+        world.run_for(lease + second(5) + second(10))?;
+        assert!(is_settled(&world) && world.members().len() == 3, "{}", state(&world));
+        Ok(())
+    });
+}
+
+/// And the other way round: it was for a replacement, which has come. One who is alive does not come back.
+#[test]
+fn the_last_call_is_not_as_long_as_the_wait_for_a_replacement_that_an_earlier_leader_has_told() {
+    tell(30, |seed| {
+        let mut world = world(seed, 2, 6);
+        (world.setup.last_call, world.setup.replacement) = (second(5), second(3_600));
+        start(&mut world, 6)?;
+        settle(&mut world, MOMENT)?;
+        let leader = world.leader().expect("somebody leads");
+        world.hang((leader + 1) % 6, second(600));
+        world.leave((leader + 2) % 6)?;
+        world.run_for(second(3))?;
+        assert!(left(&world) > second(100), "{}", state(&world));
+        world.leave(leader)?;
+        world.run_for(second(3))?;
+        for id in ["one", "two", "three"] {
+            world.start(id)?;
+        }
+        world.run_for(second(5) + MOMENT)?;
+        assert_eq!((world.check.commits, world.check.round().world_size), (2, 6), "{}", state(&world));
+        Ok(())
+    });
+}

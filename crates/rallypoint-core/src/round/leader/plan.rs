@@ -80,7 +80,7 @@ pub(super) struct Start {
 impl Planner {
     /// That of a node that has led before, perhaps, and has forgotten what it sent then.
     pub(super) fn new(last_call: Option<Duration>) -> Self {
-        // What the leader before has told may be either of the two.
+        // What the leader before has told may be either of the two: each goes on for as long as it takes itself, at most.
         Planner { loose: true, last_call, replacement: last_call, wait: last_call, ..Planner::default() }
     }
 
@@ -202,7 +202,7 @@ impl Planner {
         }
         let all_here = outstanding == 0
             && (survivors > 0 || seatable >= settings.max_nodes || roster.has_a_whole_group());
-        let last_call = *self.last_call.get_or_insert(context.now + context.config.last_call);
+        let last_call = no_later(&mut self.last_call, context.now.saturating_add(context.config.last_call));
         // Of whom it is not known whether he died, it will be soon.
         let over = last_call <= context.now && !roster.is_unsure();
         let replacement = self.awaits_replacement(context, roster, seatable);
@@ -226,7 +226,7 @@ impl Planner {
         if time.is_zero() || roster.is_whole() || seatable >= roster.size() {
             return None;
         }
-        let until = *self.replacement.get_or_insert(context.now.saturating_add(time));
+        let until = no_later(&mut self.replacement, context.now.saturating_add(time));
         (context.now < until).then_some(until)
     }
 
@@ -271,6 +271,7 @@ impl Planner {
             master: (master.text.clone(), master.modified),
             seats: nodes.iter().map(|(id, node)| ((*id).clone(), node.record.incarnation)).collect(),
             fence: None,
+            written: BTreeSet::new(),
             next: 0,
             in_flight: 0,
             committing: false,
@@ -394,6 +395,7 @@ impl Planner {
             Condition::ModifiedAt(context.keys.plan(), fence),
             Condition::Holds(context.keys.plan(), plan.record.plan.clone()),
         ];
+        when.extend(plan.places_stand(context));
         when.extend(plan.master_stands(context));
         let request = term.txn(context, when, plan.put_round(context));
         term.send(context, LeaderTask::Commit { plan: number }, request);
@@ -459,4 +461,11 @@ impl Planner {
         let request = term.txn(context, when, then);
         term.send(context, LeaderTask::Tidy { stale, lease }, request);
     }
+}
+
+/// When a wait is over that begins now, unless it goes on already.
+fn no_later(wait: &mut Option<Duration>, from_now: Duration) -> Duration {
+    let until = wait.map_or(from_now, |at| at.min(from_now));
+    *wait = Some(until);
+    until
 }

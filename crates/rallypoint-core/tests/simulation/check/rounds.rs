@@ -91,12 +91,14 @@ impl Check {
         );
         let mut members = BTreeMap::new();
         let mut ranks = Vec::new();
+        let mut follows = None;
         let ranks_key = self.keys.ranks();
         for entry in etcd.prefix(&ranks_key) {
             let rank: RankRecord = parse(entry)?;
             if rank.plan == record.plan && rank.round == round {
                 members.insert((entry.key[ranks_key.len()..].to_owned(), rank.incarnation), rank.rank);
                 ranks.push(rank.rank);
+                follows = follows.or(rank.previous.map(|previous| previous.plan));
             }
         }
         ranks.sort_unstable();
@@ -142,7 +144,8 @@ impl Check {
         self.gone = self.who_is_gone(etcd, &members)?;
         let (lease, losses) = (record.lease, self.losses);
         let (at, withdrawn) = (self.now, false);
-        let committed = Committed { round, world_size: n, master, lease, members, losses, at, withdrawn };
+        let committed =
+            Committed { round, world_size: n, master, lease, members, follows, losses, at, withdrawn };
         let before = self.rounds.insert(record.plan.clone(), committed);
         let again = before.is_some_and(|before| before.losses == losses);
         promise!(3, !again, "the plan {} was completed twice", record.plan);

@@ -39,6 +39,7 @@ impl Planner {
         if chunk == 0 {
             (plan.fence, self.fence, self.loose) = (Some(begun), begun, false);
         }
+        plan.written.insert((begun, chunk));
         plan.in_flight -= 1;
         Planned::Nothing
     }

@@ -1,6 +1,6 @@
 //! What a plan of a round writes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use super::super::super::context::Context;
@@ -9,6 +9,10 @@ use super::super::super::event::{Formed, What, put_group_events};
 use super::super::super::record::{PreviousPlace, RECORD_VERSION, RankRecord, RoundRecord, json};
 use super::super::roster::{Member, Roster};
 use super::super::term::put_round;
+
+/// So many chunks of places are looked at as a round is completed: those of 12,000 nodes. etcd takes 128 conditions, and a
+/// few are for the rest.
+const STANDING: usize = 100;
 
 /// A round that is being formed.
 #[derive(Debug)]
@@ -27,6 +31,8 @@ pub(super) struct Plan {
     pub(super) master: (String, i64),
     /// Since when the plan is the last one begun.
     pub(super) fence: Option<i64>,
+    /// When each chunk of places was written.
+    pub(super) written: BTreeSet<(i64, usize)>,
     pub(super) next: usize,
     pub(super) in_flight: usize,
     pub(super) committing: bool,
@@ -78,6 +84,16 @@ impl Plan {
         let mut then = put_group_events(context, &self.record, vec![What::Formed(Box::new(formed))]);
         then.push(put_round(context, &self.record));
         then
+    }
+
+    /// All places stand, each part as it was written: etcd may have been restored to a time among them, and the leader not know
+    /// it yet. Where there are more parts than can be asked for, those that were written last: so many are not written by who
+    /// does not hear of that.
+    pub(super) fn places_stand(&self, context: &Context<'_>) -> Vec<Condition> {
+        let first = |chunk: usize| self.seats.get(chunk * context.config.places_per_request);
+        let written =
+            self.written.iter().rev().take(STANDING).filter_map(|(at, chunk)| Some((at, first(*chunk)?)));
+        written.map(|(at, (id, _))| Condition::ModifiedAt(context.keys.rank(id), *at)).collect()
     }
 
     /// The master is where it said it would be.
