@@ -109,7 +109,7 @@ impl World {
         guests
     }
 
-    /// Closes the run. What is broken in how it ends: it leaves its mark, and nothing else.
+    /// Closes the run. What is broken in how it ends: it leaves its mark and its timeline, and nothing else.
     pub(crate) fn farewell(&mut self) -> Vec<String> {
         self.words.note("told to close");
         for name in self.order() {
@@ -123,7 +123,7 @@ impl World {
             interrupt::sleep(Duration::from_millis(20));
         }
         let left = self.etcds.ask(&["get", "--prefix", "rallypoint/", "--keys-only"]);
-        let left: Vec<&str> = left.split_whitespace().filter(|key| !key.ends_with("/group/round")).collect();
+        let left: Vec<&str> = left.split_whitespace().filter(|key| !stays(key)).collect();
         if left.is_empty() {
             Vec::new()
         } else {
@@ -138,4 +138,9 @@ fn processor_time(pid: u32) -> Option<Duration> {
     let mut fields = stat.rsplit(") ").next()?.split(' ').skip(11);
     let ticks: u64 = fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?;
     Some(Duration::from_millis(ticks * 10))
+}
+
+/// Whether this is there for a while after a run that has ended well, for people to read.
+fn stays(key: &str) -> bool {
+    key.ends_with("/group/round") || key.contains("/event/")
 }
