@@ -96,13 +96,17 @@ impl<'a> Limit<'a> {
 
     /// How much of this time there is until the workers are killed.
     pub(crate) fn until_kill(&self, grace: Duration) -> Duration {
-        let left = self.now().map(|deadline| deadline.kill.saturating_duration_since(Instant::now()));
-        left.map_or(grace, |left| left.min(grace))
+        self.until(|deadline| deadline.kill, grace)
     }
 
     /// So much of this time is left.
     pub(crate) fn of(&self, time: Duration) -> Duration {
-        let left = self.now().map(|deadline| deadline.gone.saturating_duration_since(Instant::now()));
+        self.until(|deadline| deadline.gone, time)
+    }
+
+    /// How much of this time there is until that moment of the deadline, if there is one by now.
+    fn until(&self, moment: impl FnOnce(Deadline) -> Instant, time: Duration) -> Duration {
+        let left = self.now().map(|deadline| moment(deadline).saturating_duration_since(Instant::now()));
         left.map_or(time, |left| left.min(time))
     }
 }

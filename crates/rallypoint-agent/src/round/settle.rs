@@ -27,7 +27,7 @@ const DEPARTURES: &[u8] = b"departures";
 /// The node that serves the store that the workers meet at.
 const STORE: usize = 0;
 /// For etcd to take a failure before the others are told directly, too. No death is told so soon.
-const TO_BE_TAKEN: Duration = Duration::from_millis(1500);
+const FAILURE_TO_BE_TAKEN: Duration = Duration::from_millis(1500);
 /// For a node that etcd has given up to answer directly.
 const TO_ANSWER: Duration = Duration::from_millis(1500);
 
@@ -180,7 +180,7 @@ impl Round<'_> {
                 let mut is_said = false;
                 let stands = loop {
                     // It gives no other answer to those whom it has to tell directly.
-                    match say_within(TO_BE_TAKEN, agent, board.tell(own), answer_directly()).await {
+                    match say_within(FAILURE_TO_BE_TAKEN, agent, board.tell(own), answer_directly()).await {
                         Ok(stands) => break stands,
                         Err(error) if is_said => debug!(%error, "the other nodes cannot be told yet"),
                         Err(error) => warn!(%error, "the other nodes cannot be told through etcd"),
@@ -198,7 +198,7 @@ impl Round<'_> {
             if let Some(notice) = &told_directly {
                 // Who told it hears of no answer that goes through etcd.
                 answer_directly().await;
-                let told = tokio::time::timeout(TO_BE_TAKEN, board.tell(notice)).await;
+                let told = tokio::time::timeout(FAILURE_TO_BE_TAKEN, board.tell(notice)).await;
                 debug!(?told, "what another node could tell only directly is passed on");
             }
             // They may not have heard of it either.
@@ -286,7 +286,7 @@ impl Round<'_> {
                     }
                     if gone(&change) != Some(STORE) && self.had_finished(&change, fence).await {
                         if let Some(node) = gone(&change) {
-                            let answered = tokio::time::timeout(TO_BE_TAKEN, board.answer_for(node)).await;
+                            let answered = tokio::time::timeout(FAILURE_TO_BE_TAKEN, board.answer_for(node)).await;
                             debug!(?answered, node, "a node that had finished and is gone has nothing to say");
                         }
                         continue;

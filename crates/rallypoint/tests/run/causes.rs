@@ -68,6 +68,7 @@ fn a_run_without_restarts_is_closed_before_slow_workers_have_ended() {
     fs::write(&fails, "").unwrap();
     let ended = good.ended().expect(1);
     assert!(ended.with("begins 2").is_empty(), "it goes on alone: {}", ended.text());
+    assert!(ended.text().contains("node        slow"), "{}", ended.text());
     assert!(ended.text().contains("ended with  exit code 7"), "{}", ended.text());
     assert!(ended.text().contains("failed first"), "{}", ended.text());
     let ended = slow.ended().expect(1);

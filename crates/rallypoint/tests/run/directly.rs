@@ -1,6 +1,7 @@
 //! What nodes tell each other directly, from agent to agent, where etcd does not take it.
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use crate::launcher::Launcher;
@@ -29,6 +30,33 @@ fn three(nodes: &mut [Launcher; 3]) {
         node.wait_for("begins 3");
         node.forget();
     }
+}
+
+/// Three nodes, the third of which reaches etcd through a proxy, at work on these.
+fn one_by_proxy(conf: &str, scripts: [&str; 3]) -> (Etcd, Proxy, [Launcher; 3]) {
+    let etcd = Etcd::start(Version::V35);
+    let (endpoint, proxy) = (etcd.endpoint(), Proxy::start(&etcd.endpoint()));
+    let [a, b, c] = scripts;
+    let mut nodes = [("a", &endpoint, a), ("b", &endpoint, b), ("c", &proxy.endpoint(), c)]
+        .map(|(name, endpoint, script)| node(conf, endpoint, name, script));
+    three(&mut nodes);
+    (etcd, proxy, nodes)
+}
+
+/// A worker that fails with 7 when this file is there, in a round of three nodes.
+fn fails_with(file: &Path) -> String {
+    format!(
+        "echo begins $WORLD_SIZE; until [ -e {} -a $WORLD_SIZE = 3 ]; do sleep 0.05; done; exit 7",
+        file.display()
+    )
+}
+
+/// It names the worker that failed, and nobody's death.
+fn names_the_failure(node: Launcher) {
+    let ended = node.ended().expect(1);
+    assert_eq!(ended.with("failed first").len(), 1, "{}", ended.text());
+    assert!(ended.text().contains("ended with  exit code 7"), "{}", ended.text());
+    assert!(ended.with("died").is_empty(), "{}", ended.text());
 }
 
 /// The two that are left go on, and end as they are told to. No failure of theirs counts.
@@ -70,15 +98,9 @@ fn a_node_that_leaves_while_etcd_is_full_tells_the_others_and_what_fails_with_it
 
 #[test]
 fn a_node_that_is_cut_off_and_leaves_is_not_taken_for_dead() {
-    let etcd = Etcd::start(Version::V35);
-    let (endpoint, proxy) = (etcd.endpoint(), Proxy::start(&etcd.endpoint()));
-    let held = proxy.endpoint();
     // It takes its time to end, in which the others are told.
     let slow = "trap 'sleep 2; exit 0' TERM; echo begins $WORLD_SIZE; while :; do sleep 0.1; done";
-    let mut nodes = [("a", &endpoint, WORKS), ("b", &endpoint, WORKS), ("c", &held, slow)]
-        .map(|(name, endpoint, script)| node(PATIENT, endpoint, name, script));
-    three(&mut nodes);
-    let [mut a, mut b, c] = nodes;
+    let (_etcd, proxy, [mut a, mut b, c]) = one_by_proxy(PATIENT, [WORKS, WORKS, slow]);
     proxy.delay(HELD);
     c.signal("TERM");
     c.ended().expect(143);
@@ -91,28 +113,14 @@ fn a_node_that_is_cut_off_and_leaves_is_not_taken_for_dead() {
 
 #[test]
 fn a_failure_is_the_cause_also_where_a_node_that_has_heard_of_it_is_cut_off_and_missed() {
-    let (etcd, folder) = (Etcd::start(Version::V35), tempfile::tempdir().unwrap());
-    let (endpoint, proxy) = (etcd.endpoint(), Proxy::start(&etcd.endpoint()));
-    let held = proxy.endpoint();
+    let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("fails");
-    let fails = format!(
-        "echo begins $WORLD_SIZE; until [ -e {0} -a $WORLD_SIZE = 3 ]; do sleep 0.05; done; exit 7",
-        file.display()
-    );
-    let mut nodes = [("a", &endpoint, WORKS), ("b", &endpoint, &fails), ("c", &held, WORKS)]
-        .map(|(name, endpoint, script)| node(PATIENT, endpoint, name, script));
-    three(&mut nodes);
-    let [a, b, mut c] = nodes;
+    let (_etcd, proxy, [a, b, mut c]) = one_by_proxy(PATIENT, [WORKS, &fails_with(&file), WORKS]);
     proxy.delay(HELD);
     fs::write(&file, "").unwrap();
     // It is told by one that it asks, and is missed after that.
     c.wait_for("etcd does not answer, and another node says: rank ");
-    for node in [a, b] {
-        let ended = node.ended().expect(1);
-        assert_eq!(ended.with("failed first").len(), 1, "{}", ended.text());
-        assert!(ended.text().contains("ended with  exit code 7"), "{}", ended.text());
-        assert!(ended.with("died").is_empty(), "{}", ended.text());
-    }
+    [a, b].into_iter().for_each(names_the_failure);
     proxy.delay(Duration::ZERO);
     proxy.cut();
     let ended = c.ended().expect(1);
@@ -122,26 +130,13 @@ fn a_failure_is_the_cause_also_where_a_node_that_has_heard_of_it_is_cut_off_and_
 /// It cannot be told through etcd, and its lease ends before anybody could hear of it so.
 #[test]
 fn the_failure_of_a_node_that_is_cut_off_from_etcd_alone_is_the_cause_for_all() {
-    let (etcd, folder) = (Etcd::start(Version::V35), tempfile::tempdir().unwrap());
-    let (endpoint, proxy) = (etcd.endpoint(), Proxy::start(&etcd.endpoint()));
-    let held = proxy.endpoint();
+    let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("fails");
-    let fails = format!(
-        "echo begins $WORLD_SIZE; until [ -e {0} -a $WORLD_SIZE = 3 ]; do sleep 0.05; done; exit 7",
-        file.display()
-    );
     let conf = "last_call_timeout=1,lease_timeout=5";
-    let mut nodes = [("a", &endpoint, WORKS), ("b", &endpoint, WORKS), ("c", &held, &*fails)]
-        .map(|(name, endpoint, script)| node(conf, endpoint, name, script));
-    three(&mut nodes);
+    let (_etcd, proxy, nodes) = one_by_proxy(conf, [WORKS, WORKS, &fails_with(&file)]);
     proxy.delay(HELD);
     fs::write(&file, "").unwrap();
-    for node in nodes {
-        let ended = node.ended().expect(1);
-        assert_eq!(ended.with("failed first").len(), 1, "{}", ended.text());
-        assert!(ended.text().contains("ended with  exit code 7"), "{}", ended.text());
-        assert!(ended.with("died").is_empty(), "{}", ended.text());
-    }
+    nodes.into_iter().for_each(names_the_failure);
 }
 
 /// It is killed before it can: the others know that the run ends.
