@@ -296,7 +296,7 @@ impl Presence {
             self.key = OwnKey::Ours { record, key, lease, said, epoch: context.out.epoch() };
             return Found::Nothing;
         }
-        if self.established.is_some_and(|at| !is_of_the_past(context, at, entry, &record)) {
+        if self.established.is_some_and(|at| !is_of_the_past(context, at, key.modified, &record)) {
             return Found::Replaced { by: record.address };
         }
         // Whoever has no place in this run must not take the place of one who has.
@@ -339,6 +339,17 @@ impl Presence {
             }
             (_, own) => self.found(context, own.as_ref(), None),
         }
+    }
+
+    /// This node leads, and sees another process's key under its name. Whether that one has replaced it. If not, a
+    /// registration will find the key, and take it over. One that is older than this node's own is told of late, or stands
+    /// there again: of that the other watches tell.
+    pub(super) fn is_taken(&mut self, context: &Context<'_>, modified: i64, record: &NodeRecord) -> bool {
+        let taken = !is_of_the_past(context, self.established.unwrap_or(0), modified, record);
+        if taken || self.established.is_none_or(|at| at < modified) {
+            self.key = OwnKey::Missing;
+        }
+        taken
     }
 
     /// The leader misses the key, and has asked whether this node is there.
@@ -385,8 +396,8 @@ impl Presence {
 /// from a snapshot. A process that was started before this one has not taken its name away. Nor has one whose key was
 /// modified before this process wrote its own (`written`), also if it was started later: it may have left before this one
 /// came to register. Where etcd counts from the beginning again that may be wrong; the later one then takes the name back.
-fn is_of_the_past(context: &Context<'_>, written: i64, entry: &Entry, record: &NodeRecord) -> bool {
-    record.since < context.config.since || entry.mod_revision < written
+fn is_of_the_past(context: &Context<'_>, written: i64, modified: i64, record: &NodeRecord) -> bool {
+    record.since < context.config.since || modified < written
 }
 
 pub(super) fn put_leader(context: &Context<'_>, lease: i64) -> Op {

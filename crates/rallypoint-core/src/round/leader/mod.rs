@@ -41,7 +41,7 @@ use self::term::{Term, put_round};
 use super::context::{Context, LeaderTask, Retry};
 use super::etcd::{Condition, Request};
 use super::output::{Output, WatchId};
-use super::record::RoundRecord;
+use super::record::{NodeRecord, RoundRecord};
 use super::silence::Silence;
 use super::view::{KnownRound, RoundKey, View};
 
@@ -89,9 +89,10 @@ pub(super) enum Word {
     NotLeading,
     /// This node's own key is gone.
     OwnKeyGone,
-    /// Another process has this node's name, there.
-    Replaced {
-        by: String,
+    /// Another process's key stands under this node's name, as it was modified then.
+    OthersKey {
+        record: Box<NodeRecord>,
+        modified: i64,
     },
 }
 

@@ -299,7 +299,7 @@ impl Leader {
     fn own_key(&self, context: &Context<'_>) -> Word {
         match self.roster.get(&context.config.id) {
             Some(node) if node.record.incarnation != context.config.incarnation => {
-                Word::Replaced { by: node.record.address.clone() }
+                Word::OthersKey { record: Box::new(node.record.clone()), modified: node.modified }
             }
             Some(_) => Word::Nothing,
             // Its own lease has ended, or that of a process that had replaced it.

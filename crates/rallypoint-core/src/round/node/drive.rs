@@ -219,7 +219,13 @@ impl Node {
                 }
             }
             Word::OwnKeyGone => self.presence.key_is_gone(),
-            Word::Replaced { by } => self.replaced(by),
+            // Or etcd was restored to a time when an earlier process had the name, and only this watch knows so far.
+            Word::OthersKey { record, modified } => {
+                let context = context!(self, now);
+                if self.presence.is_taken(context, modified, &record) {
+                    self.replaced(record.address);
+                }
+            }
         }
     }
 
