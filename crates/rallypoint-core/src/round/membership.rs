@@ -339,7 +339,8 @@ impl Membership {
             return Some(Change::KeptOut(exclusion.clone()));
         }
         if record.plan != seat.plan {
-            let later = record.has_round() && record.round > seat.round;
+            // Also if its leader has taken that one back before this node was told of it: its own was over by then.
+            let later = view.has_told_of_later(seat.round, &seat.plan);
             return Some(if later { Change::Excluded } else { Change::StateLost });
         }
         // A death before all else: it is the cause of what fails with it. An earlier version may have led.
@@ -364,7 +365,7 @@ impl Membership {
 #[cfg(test)]
 mod tests {
     use super::super::context::tests::Bench;
-    use super::super::etcd::{Entry, Update};
+    use super::super::etcd::{Entry, Event, Update};
     use super::super::output::WatchId;
     use super::super::record::{MasterRecord, json};
     use super::super::view::Sight;
@@ -400,5 +401,47 @@ mod tests {
         membership.join(1);
         membership.decide(context.config, &view, false);
         assert_eq!(membership.record(context.config).round, 5);
+    }
+
+    /// Seed 3200105811: others have met in round 2 without it. Before it could look why, the leader has taken that back.
+    #[test]
+    fn a_round_that_was_taken_back_is_not_what_a_member_of_an_earlier_one_has_lost() {
+        let (mut bench, mut view, mut membership) = (Bench::new(), View::new(), Membership::new());
+        let context = &mut bench.context();
+        view.open(context);
+        for watch in [WatchId::Group, WatchId::Rank] {
+            view.handle(context, watch, Update::Events(Vec::new()));
+        }
+        let master = Some(MasterRecord { node: "n0".to_owned(), address: "there".to_owned(), port: 2 });
+        let settings = Some(context.config.settings);
+        let formed = |round: u64, plan: &str| RoundRecord {
+            plan: plan.to_owned(),
+            world_size: 1,
+            master: master.clone(),
+            ..RoundRecord::without_round(round, settings, 1)
+        };
+        let key = context.keys.round();
+        let entry = |record: RoundRecord, revision: i64| Entry {
+            key: key.clone(),
+            value: json(&record),
+            create_revision: 3,
+            mod_revision: revision,
+            lease: 1,
+        };
+        let round = Some(entry(formed(1, "first"), 3));
+        let exclusions = Vec::new();
+        let sight = Sight { revision: 3, leader: None, round, place: None, exclusions, own: None };
+        view.see(context, &sight);
+        let seat = Seat { round: 1, plan: "first".to_owned(), rank: 0, world_size: 1 };
+        (membership.goal, membership.seat) = (Goal::Working, Some(seat));
+        let taken_back = |revision| entry(RoundRecord::without_round(2, settings, 1), revision);
+        for (events, told) in [
+            (vec![entry(formed(2, "second"), 4), taken_back(5)], Change::Excluded),
+            (vec![entry(formed(1, "first"), 6), taken_back(7)], Change::StateLost),
+        ] {
+            let events = events.into_iter().map(Event::Put).collect();
+            view.handle(context, WatchId::Group, Update::Events(events));
+            assert_eq!(membership.change(context.config, &view), Some(told));
+        }
     }
 }

@@ -36,6 +36,8 @@ pub(super) struct View {
     lost: bool,
     /// A round was completed while this node was watching, and nobody has taken note of it yet.
     formed: bool,
+    /// The number and the plan of the last round that the record told of. It may have been taken back since.
+    last_told: Option<(u64, String)>,
     /// When the last call is over, by the record that was written then.
     last_call: Option<(i64, Duration)>,
 }
@@ -138,6 +140,7 @@ impl View {
             refused: [false; 2],
             lost: false,
             formed: false,
+            last_told: None,
             last_call: None,
         }
     }
@@ -153,6 +156,11 @@ impl View {
     /// The round's record, if it is there.
     pub(super) fn known(&self) -> Option<&KnownRound> {
         if let RoundKey::Known(known) = &self.round.value { Some(known) } else { None }
+    }
+
+    /// Whether the record has told, the last time that it told of any round, of a later one than that of this number and plan.
+    pub(super) fn has_told_of_later(&self, round: u64, plan: &str) -> bool {
+        self.last_told.as_ref().is_some_and(|(last, of)| *last > round && of != plan)
     }
 
     /// Whether the run is known to be closed.
@@ -274,6 +282,11 @@ impl View {
         let before = self.known().filter(|known| known.record.has_round()).map(|known| known.modified);
         let now = if let RoundKey::Known(known) = &value { known.modified } else { 0 };
         self.lost |= before.is_some_and(|before| now < before);
+        if let RoundKey::Known(known) = &value
+            && known.record.has_round()
+        {
+            self.last_told = Some((known.record.round, known.record.plan.clone()));
+        }
         self.round = Fact { as_of, value };
     }
 

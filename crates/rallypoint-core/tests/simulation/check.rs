@@ -223,6 +223,13 @@ impl Check {
         self.rounds.values().any(|committed| committed.round > round)
     }
 
+    /// Whether a round that was completed after this one was taken back.
+    pub(crate) fn was_withdrawn_after(&self, earlier: &Committed) -> bool {
+        self.rounds
+            .values()
+            .any(|later| later.withdrawn && later.round > earlier.round && later.at >= earlier.at)
+    }
+
     /// The plan of the last round that a process reported.
     pub(crate) fn last_plan(&self, process: &Process) -> Option<&str> {
         self.last.get(&(process.id.clone(), process.incarnation)).map(|(_, plan)| plan.as_str())

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use rallypoint_core::round::Change;
+
 use crate::faults::Loss;
 use crate::finale::{MOMENT, settle};
 use crate::scenarios::{start, tell, world};
@@ -61,6 +63,38 @@ fn a_leader_is_not_replaced_by_an_earlier_process_of_its_name_that_a_restore_bri
         world.weather.slow = 0.0;
         world.run_for(lease)?;
         world.start("n2")?;
+        settle(&mut world, lease + Duration::from_secs(5))
+    });
+}
+
+/// After seed 3200506649: a member is cut off. The others meet without it, and when they are gone, somebody comes from a round
+/// that etcd has lost, and takes theirs back. All that the member sees by then is that there is no round.
+#[test]
+fn who_missed_a_round_that_was_taken_back_is_told_that_the_state_is_lost() {
+    tell(60, |seed| {
+        let mut world = world(seed, 2, 3);
+        world.setup.last_call = Duration::from_secs(1);
+        let lost = [world.start("n0")?, world.start("n1")?];
+        for _ in 0..3 {
+            world.run_for(MOMENT)?;
+            lost.iter().try_for_each(|index| world.join(*index))?;
+        }
+        world.run_for(MOMENT)?;
+        let lease = world.setup.lease;
+        world.crash(lost[1]);
+        world.cut(lost[0], lease * 6);
+        world.lose_data(Loss { empty: true, ..Loss::default() })?;
+        let new = [world.start("n2")?, world.start("n3")?, world.start("n4")?];
+        world.run_for(MOMENT)?;
+        assert_eq!(world.members(), new);
+        world.cut(new[0], lease * 12);
+        world.run_for(lease * 2)?;
+        assert_eq!(world.members(), new[1..]);
+        world.crash(new[1]);
+        world.crash(new[2]);
+        world.run_for(lease * 10 + MOMENT)?;
+        let told = world.processes[new[0]].told.clone();
+        assert!(matches!(told, Some((1, Change::StateLost | Change::Excluded))), "{told:?}");
         settle(&mut world, lease + Duration::from_secs(5))
     });
 }

@@ -219,9 +219,11 @@ impl World {
                 let late = self.is_harmed(index) || self.is_recent(Some(self.denied_until));
                 let soon = late || self.is_recent(Some(self.check.last_loss));
                 let lost = self.check.losses > committed.losses && soon;
-                // Or somebody came from a later round that was lost, and its leader has taken this one back.
+                // Or somebody came from a later round that was lost, and its leader has taken this one back, or one after it
+                // that this process has heard nothing of.
+                let withdrawn = committed.withdrawn || self.check.was_withdrawn_after(committed);
                 let unnamed = self.check.news.contains(&(plan, Told::Unnamed));
-                lie(lost || committed.withdrawn || unnamed, "nothing was lost")
+                lie(lost || withdrawn || unnamed, "nothing was lost")
             }
             Change::Corrupt(_) => lie(self.is_overwritten(), "nobody wrote such a thing"),
         }
