@@ -247,6 +247,11 @@ impl Check {
         self.holders.get(&process.id) == Some(&process.incarnation)
     }
 
+    /// How many nodes' keys are there.
+    pub(crate) fn holders_count(&self) -> usize {
+        self.holders.len()
+    }
+
     /// Whether every key of a node is that of a living process.
     pub(crate) fn all_live<'a>(&self, living: impl Iterator<Item = &'a Process>) -> bool {
         let living: BTreeSet<(&str, u64)> =

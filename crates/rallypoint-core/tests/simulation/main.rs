@@ -22,6 +22,7 @@ mod restored;
 mod scenarios;
 #[path = "../seeds/mod.rs"]
 mod seeds;
+mod taken_back;
 mod timeline;
 mod truth;
 mod world;
@@ -111,6 +112,8 @@ fn seeds_that_once_failed_keep_the_promises() {
         3_200_105_811,
         3_200_358_901,
         3_200_506_649,
+        3_201_262_204,
+        3_204_097_505,
         3_400_530_799,
         3_400_683_061,
         3_400_739_066,

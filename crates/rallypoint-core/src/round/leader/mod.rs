@@ -276,7 +276,7 @@ impl Leader {
         }
         self.newsroom.look_around(&self.roster);
         self.drive_plan(context, view);
-        self.newsroom.publish(context, self.term, view, &self.roster, &self.planner);
+        self.newsroom.publish(context, self.term, view, &mut self.roster, &self.planner);
         if let Some(known) = view.known().filter(|_| !self.newsroom.is_writing()) {
             self.planner.tidy(context, self.term, &self.roster, known.modified, known.record.lease);
         }

@@ -113,7 +113,7 @@ impl Newsroom {
         context: &mut Context<'_>,
         term: Term,
         view: &View,
-        roster: &Roster,
+        roster: &mut Roster,
         planner: &Planner,
     ) {
         let Some(known) = view.known() else { return };
@@ -164,6 +164,7 @@ impl Newsroom {
         let nodes = roster.ids().count().max(context.config.settings.min_nodes);
         self.told(context.now, nodes);
         self.writing = true;
+        roster.losses_are_being_told();
         let when = known.stands(&context.keys.round());
         let mut then = put_group_events(context, &record, events);
         then.push(put_round(context, &record));

@@ -294,6 +294,7 @@ impl Roster {
             roster.nodes.insert(id.to_owned(), node);
             roster.adopt(id);
         });
+        self.take_back(id);
         self.look_at(id);
     }
 
@@ -450,7 +451,7 @@ impl Roster {
         let (useful, spares) = self.useful();
         let waiting = if self.plan.is_empty() { 0 } else { useful };
         News {
-            lost: self.losses.named.clone(),
+            lost: self.losses.first_named(),
             lost_count: self.losses.count,
             waiting,
             spares,

@@ -1,19 +1,25 @@
 //! Whom the group of the last round has lost, and how that is told.
 
+use std::collections::BTreeSet;
+
 use super::super::super::record::{Lost, NAMED_LOSSES, News, Wants, Why};
 use super::{Class, Member, Roster};
 
 #[derive(Debug, Default)]
 pub(super) struct Losses {
-    /// The first few, the dead before all others: a death is the cause of what fails with it, also where somebody left
-    /// before it was noticed.
-    pub(super) named: Vec<Lost>,
+    /// The dead before all others: a death is the cause of what fails with it, also where somebody left before it was
+    /// noticed. Of the others the first few. The group is told of no more than that: some of the dead may be taken back.
+    named: Vec<Lost>,
     pub(super) count: usize,
     /// Those who are there no more, the first few: in a large group, who asks for a round takes the places in `named`
     /// before them.
     gone: Vec<Lost>,
     /// Losses that an earlier leader, or this one before it read all anew, has told of without a name. Those are found again.
     counted_before: usize,
+    /// The dead of whom nobody was told so far, as no request that tells of them was sent, or etcd has refused each.
+    untold: BTreeSet<String>,
+    /// Those of whom the request tells that is under way.
+    being_told: BTreeSet<String>,
 }
 
 impl Losses {
@@ -24,21 +30,41 @@ impl Losses {
             count: news.lost_count,
             gone: news.lost.iter().filter(|lost| is_gone(lost.why)).cloned().collect(),
             counted_before: news.lost_count.saturating_sub(news.lost.len()),
+            ..Losses::default()
         }
     }
 
     fn add(&mut self, lost: Lost) {
+        if lost.why == Why::Died && self.counted_before == 0 {
+            self.untold.insert(lost.node.clone());
+        }
         self.found(1);
         if self.gone.len() < NAMED_LOSSES && is_gone(lost.why) {
             self.gone.push(lost.clone());
         }
+        let deaths = self.named.iter().take_while(|lost| lost.why == Why::Died).count();
         if lost.why == Why::Died {
-            let deaths = self.named.iter().take_while(|lost| lost.why == Why::Died).count();
             self.named.insert(deaths, lost);
-            self.named.truncate(NAMED_LOSSES);
-        } else if self.named.len() < NAMED_LOSSES {
+        } else if self.named.len() - deaths < NAMED_LOSSES {
             self.named.push(lost);
         }
+    }
+
+    /// Those of whom the group is told by name, the first few.
+    pub(super) fn first_named(&self) -> Vec<Lost> {
+        self.named.iter().take(NAMED_LOSSES).cloned().collect()
+    }
+
+    /// Who was taken for dead is back, and nobody was told of that. False if somebody was, or may have been.
+    fn take_back(&mut self, id: &str) -> bool {
+        let untold = self.untold.remove(id);
+        if untold {
+            self.count -= 1;
+            for lost in [&mut self.named, &mut self.gone] {
+                lost.retain(|lost| lost.node != id);
+            }
+        }
+        untold
     }
 
     /// So many are lost who were not known to be.
@@ -72,6 +98,34 @@ impl Roster {
             });
         }
         self.lose(id, why);
+    }
+
+    /// The group is being told of all losses.
+    pub(in super::super) fn losses_are_being_told(&mut self) {
+        self.losses.being_told.append(&mut self.losses.untold);
+    }
+
+    /// It was told of them, or may have been. `refused`: it was not.
+    pub(in super::super) fn losses_were_told(&mut self, refused: bool) {
+        let being_told = std::mem::take(&mut self.losses.being_told);
+        if refused {
+            self.losses.untold.extend(being_told.iter().cloned());
+            for id in being_told {
+                self.take_back(&id);
+                self.look_at(&id);
+            }
+        }
+    }
+
+    /// A member that was taken for dead is there, as the process that it was. Of one of whom nobody was told that he died
+    /// nobody is told so any more: etcd was full, or has denied the leader that.
+    pub(super) fn take_back(&mut self, id: &str) {
+        let (Some(member), Some(node)) = (self.members.get(id), self.nodes.get(id)) else { return };
+        if member.incarnation == node.record.incarnation && self.losses.take_back(id) {
+            self.change(id, |roster| {
+                roster.members.entry(id.to_owned()).and_modify(Member::is_back);
+            });
+        }
     }
 
     /// Members that nobody can ask, since etcd has lost their places, are dead if they have not come back.

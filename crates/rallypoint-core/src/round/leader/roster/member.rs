@@ -6,6 +6,8 @@
 //!   Here(asked?)
 //!        └── dead, replaced, or asks for a round ─▶ Lost { gone } ◀─▶ its key is gone, or there again
 //! ```
+//!
+//! Who was taken for dead, and is there again before anybody was told of that, is here.
 
 use std::time::Duration;
 
@@ -146,6 +148,11 @@ impl Member {
     /// The others are told that the group has lost it. `gone`: its key is not there.
     pub(super) fn is_lost(&mut self, gone: bool) {
         self.fate = if self.has_left() { Fate::Left { told: true } } else { Fate::Lost { gone } };
+    }
+
+    /// It was taken for dead, that was told to nobody, and it is there. It may have come to leave.
+    pub(super) fn is_back(&mut self) {
+        self.fate = if self.has_left() { Fate::Left { told: false } } else { Fate::Here(Asked::No) };
     }
 
     /// Its key is gone.

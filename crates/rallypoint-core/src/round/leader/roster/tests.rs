@@ -303,3 +303,77 @@ fn who_does_not_come_to_the_next_round_is_named_though_nobody_was_told() {
     assert_eq!(absent, [("a".to_owned(), Why::Died), ("c".to_owned(), Why::Late)]);
     assert!(roster.gone().is_empty());
 }
+
+/// Seeds 3201262204 and 3204097505: etcd had no space for the line that tells of the death.
+#[test]
+fn who_is_back_before_anybody_was_told_of_its_death_has_not_died() {
+    let dead = || {
+        let mut roster = roster(Member::new(0, 1));
+        roster.remove("n", 3);
+        roster.ask(&["n".to_owned()], Asked::at(Duration::ZERO));
+        look_in_vain(&mut roster, &["n".to_owned()], Duration::from_secs(1));
+        assert_eq!(roster.news().lost_count, 1);
+        roster
+    };
+    let is_whole = |roster: &Roster| (roster.is_whole(), roster.news().lost_count) == (true, 0);
+
+    let mut untold = dead();
+    untold.read("n", &said(1, Wants::Stay, 4));
+    assert!(is_whole(&untold) && untold.class("n") == Class::Running);
+    untold.remove("n", 5);
+    assert_eq!(untold.unasked().len(), 1, "it may die another time");
+
+    let mut refused = dead();
+    refused.losses_are_being_told();
+    refused.read("n", &said(1, Wants::Stay, 4));
+    assert!(!is_whole(&refused), "the request may be carried out");
+    refused.losses_were_told(true);
+    assert!(is_whole(&refused));
+
+    let mut told = dead();
+    told.losses_are_being_told();
+    told.losses_were_told(false);
+    told.read("n", &said(1, Wants::Stay, 4));
+    assert!(!is_whole(&told));
+
+    let mut another = dead();
+    another.read("n", &said(2, Wants::Join, 4));
+    assert!(!is_whole(&another));
+
+    for before in [true, false] {
+        let mut leaves = dead();
+        leaves.losses_are_being_told();
+        leaves.losses_were_told(before);
+        leaves.losses_are_being_told();
+        leaves.read("n", &said(1, Wants::Leave, 4));
+        leaves.losses_were_told(true);
+        let why: Vec<Why> = leaves.news().lost.iter().map(|lost| lost.why).collect();
+        assert_eq!(why, [if before { Why::Left } else { Why::Died }]);
+    }
+}
+
+/// All others who are lost were behind the dead, and there was no room to name them.
+#[test]
+fn who_is_lost_is_named_when_the_dead_before_it_are_back() {
+    let ids: Vec<String> = (0..=NAMED_LOSSES).map(|rank| format!("n{rank}")).collect();
+    let mut roster = Roster::new(SETTINGS);
+    let members = ids.iter().enumerate().map(|(rank, id)| (id.clone(), Member::new(rank, 1))).collect();
+    let (plan, world_size) = ("plan".to_owned(), ids.len());
+    for id in &ids {
+        roster.read(id, &said(1, Wants::Stay, 2));
+    }
+    roster.begin(LastRound { round: 1, plan, world_size, members, ..LastRound::default() });
+    let (leaves, dead) = ids.split_first().unwrap();
+    roster.read(leaves, &said(1, Wants::Leave, 3));
+    for id in dead {
+        roster.remove(id, 3);
+        roster.lose(id, Why::Died);
+    }
+    assert!(roster.news().lost.iter().all(|lost| lost.why == Why::Died));
+    for id in dead {
+        roster.read(id, &said(1, Wants::Stay, 4));
+    }
+    let news = roster.news();
+    let named: Vec<_> = news.lost.iter().map(|lost| (&lost.node, lost.why)).collect();
+    assert_eq!((named, news.lost_count), (vec![(leaves, Why::Left)], 1));
+}

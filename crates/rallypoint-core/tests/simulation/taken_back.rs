@@ -1,0 +1,46 @@
+//! A member is taken for dead, and is back before etcd takes the line that would tell the others.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use crate::check::Told;
+use crate::finale::{MOMENT, settle, state};
+use crate::findings::second;
+use crate::scenarios::{start, tell, world};
+
+/// Seeds 3201262204 and 3204097505: etcd is full when the leader has looked for a member in vain. There is some space for a
+/// moment, in which that one comes back. Half a minute later the others were told that it had died.
+#[test]
+fn nobody_is_told_of_the_death_of_a_member_that_was_back_before_it_could_be_told() {
+    let untold = Cell::new(0);
+    tell(100, |seed| {
+        let mut world = world(seed, 2, 4);
+        start(&mut world, 4)?;
+        settle(&mut world, MOMENT)?;
+        let leader = world.leader().expect("somebody leads");
+        let members: Vec<usize> =
+            (1..4).map(|next| (leader + next) % 4).take(1 + seed as usize % 3).collect();
+        let lease = world.setup.lease;
+        for member in &members {
+            world.cut(*member, lease + second(1));
+        }
+        let all = world.check.holders_count();
+        let here = members.len();
+        assert!(world.run_while(world.now + lease * 2, |world| world.check.holders_count() > all - here)?);
+        // The leader has asked for all of them by then, and has not looked twice.
+        world.run_for(Duration::from_millis(300))?;
+        world.fill(second(3));
+        world.run_for(second(3))?;
+        // Whoever tries first has it.
+        world.run_while(world.now + second(2), |world| world.check.holders_count() < all)?;
+        world.fill(second(30));
+        world.run_for(second(30) + MOMENT)?;
+        let died = |(_, told): &(String, Told)| matches!(told, Told::Lost(_, _, "died"));
+        if !world.check.news.iter().any(died) {
+            untold.set(untold.get() + 1);
+            assert_eq!(world.check.commits, 1, "{}", state(&world));
+        }
+        settle(&mut world, MOMENT)
+    });
+    assert!(untold.get() > 0, "the leader was first in each world");
+}
