@@ -175,5 +175,8 @@ def descendants(parent: int) -> list[int]:
 
 
 def wait_for_text(page, selector: str, text: str, seconds: float = 60) -> None:
-    """Until an element of the page says so."""
-    wait_until(f"{selector} says {text!r}", lambda: text in (page.locator(selector).text_content() or ""), seconds)
+    """Until an element of the page says so. If it does not, what it says instead is told."""
+    try:
+        wait_until(f"{selector} says {text!r}", lambda: text in (page.locator(selector).text_content() or ""), seconds)
+    except AssertionError as late:
+        raise AssertionError(f"{late}; it says {page.locator(selector).text_content()!r}") from None

@@ -488,8 +488,18 @@ impl Round<'_> {
             || self.board.has(&here(rank)).await;
         if finished && self.gone.insert(rank) && rank != self.rank {
             info!("{}", words::had_finished(change));
+            self.tell_of(change, rank);
         }
         finished
+    }
+
+    /// Writes down that the round goes on without a member. One of those who are left does so for the run.
+    fn tell_of(&self, change: &GroupChange, rank: usize) {
+        let first = (0..self.nodes).find(|rank| !self.gone.contains(rank));
+        let keep = if first == Some(self.rank) { Keep::Run } else { Keep::Log };
+        if let GroupChange::Died { node, .. } | GroupChange::Left { node, .. } = change {
+            self.agent.timeline().note(keep, self.number, What::Without { node: node.clone(), rank });
+        }
     }
 
     /// Where that is the death of a node that had answered a failure.

@@ -36,7 +36,7 @@ pub(crate) struct Absent {
     pub(crate) is_known: bool,
 }
 
-/// Those that were lost first, then those of whom it is known that they are missing.
+/// Those that were lost first, then those of whom it is known that they are missing, then those whom nobody misses.
 pub(crate) fn absent(seen: &Seen) -> Vec<Absent> {
     let there: HashSet<&str> = seen.nodes.iter().map(|node| node.node.as_str()).collect();
     let is_absent = |node: &str| !there.contains(node);
@@ -55,25 +55,34 @@ pub(crate) fn absent(seen: &Seen) -> Vec<Absent> {
     });
     let is_waited_for = seen.meets();
     let lost = lost.iter().map(|lost| {
-        let node = seen.last_known.get(&lost.node).cloned().unwrap_or_default();
         let words = words(&lost.why);
-        Absent {
-            node: name(&lost.node),
-            rank: Some(lost.rank),
-            state: line(&lost.why, 40),
-            words: if is_waited_for { format!("missing, {words}") } else { words.to_owned() },
-            why: format!("node {} of round {} {words}", lost.rank, seen.round),
-            at_ms: lost_at(seen, &lost.node),
-            address: line(&node.address, WORDS),
-            host: name(&node.host),
-            rack: line(&node.rack, 60),
-            about: line(&node.about, WORDS),
-            since: node.since,
-            arrived: node.arrived,
-            is_known: seen.last_known.contains_key(&lost.node),
-        }
+        let words = if is_waited_for { format!("missing, {words}") } else { words.to_owned() };
+        Absent { state: line(&lost.why, 40), words, ..gone(seen, lost) }
     });
-    lost.chain(missing).take(SHOWN).collect()
+    let finished = seen.without.iter().filter(|lost| is_absent(&lost.node)).map(|lost| {
+        let words = format!("had finished, {}", words(&lost.why));
+        Absent { state: "finished".to_owned(), words, ..gone(seen, lost) }
+    });
+    lost.chain(missing).chain(finished).take(SHOWN).collect()
+}
+
+/// What is known of a member that is gone.
+fn gone(seen: &Seen, lost: &Lost) -> Absent {
+    let node = seen.last_known.get(&lost.node).cloned().unwrap_or_default();
+    Absent {
+        node: name(&lost.node),
+        rank: Some(lost.rank),
+        why: format!("node {} of round {} {}", lost.rank, seen.round, words(&lost.why)),
+        at_ms: lost_at(seen, &lost.node),
+        address: line(&node.address, WORDS),
+        host: name(&node.host),
+        rack: line(&node.rack, 60),
+        about: line(&node.about, WORDS),
+        since: node.since,
+        arrived: node.arrived,
+        is_known: seen.last_known.contains_key(&lost.node),
+        ..Absent::default()
+    }
 }
 
 /// When it was lost, as it has said itself, or as the others were told.
@@ -135,5 +144,15 @@ mod tests {
         assert_eq!((first.at_ms, &*first.rack, &*first.host), (Some(70), "rack-0", "host-011"));
         assert!(first.is_known && !shown[1].is_known);
         assert_eq!(absent(&seen("closed"))[0].words, "was killed", "nobody waits for it any more");
+    }
+
+    #[test]
+    fn who_had_finished_before_it_went_is_not_missing() {
+        let gone = json!({"node": "gpu-011", "rank": 9, "why": "died"});
+        let seen: Seen = serde_json::from_value(json!({"state": "running", "round": 2, "without": [gone],
+            "events": [{"round": 2, "event": "lost", "by": "gpu-001", "at_ms": 90, "lost": [gone]}]}))
+        .unwrap();
+        let shown: Vec<_> = absent(&seen).into_iter().map(|one| (one.state, one.words, one.at_ms)).collect();
+        assert_eq!(shown, [("finished".to_owned(), "had finished, died".to_owned(), Some(90))]);
     }
 }

@@ -27,8 +27,8 @@ impl Gone {
     pub(crate) async fn recall(&mut self, client: &Client, seen: &mut Seen) -> Result<()> {
         self.look(&seen.nodes);
         let there: HashSet<&str> = seen.nodes.iter().map(|node| node.node.as_str()).collect();
-        let lost =
-            seen.lost.iter().map(|lost| lost.node.clone()).filter(|node| !there.contains(node.as_str()));
+        let lost = seen.lost.iter().chain(&seen.without).map(|lost| lost.node.clone());
+        let lost = lost.filter(|node| !there.contains(node.as_str()));
         let lost: Vec<String> = lost.take(MOST).collect();
         let formed =
             seen.events.iter().rev().find(|event| event.kind == "formed" && event.round == seen.round);

@@ -86,6 +86,7 @@ pub(crate) fn number(events: &mut [Event]) {
 /// What an event is to those who look: somebody died, somebody left, or all who are named ask for a new round.
 pub(crate) fn look(event: &Event) -> &'static str {
     match event.kind.as_str() {
+        _ if event.is_harmless => "finished",
         "lost" => loss(event),
         "killed" => "died",
         "formed" => "formed",

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use rallypoint_core::round::DEFAULT_CLOSED_TTL;
+use rallypoint_core::round::{DEFAULT_CLOSED_TTL, What};
 use rallypoint_etcd::v3::Client;
 use rallypoint_etcd::{Error, ErrorKind, Result};
 use rallypoint_rendezvous::{Exclusion, native};
@@ -28,6 +28,8 @@ pub(crate) struct Seen {
     pub(crate) closed: Option<String>,
     pub(crate) leader: Option<String>,
     pub(crate) lost: Vec<Lost>,
+    /// Members that are gone, and that the round goes on without.
+    pub(crate) without: Vec<Lost>,
     pub(crate) waiting: usize,
     pub(crate) spares: usize,
     pub(crate) missing: Vec<Missing>,
@@ -144,6 +146,9 @@ pub(crate) struct Event {
     /// Made by [`past::number`](crate::past::number): several events can have one revision.
     #[serde(skip)]
     pub(crate) id: String,
+    /// It tells of the end of those whom the round goes on without.
+    #[serde(skip)]
+    pub(crate) is_harmless: bool,
     pub(crate) revision: i64,
     pub(crate) at_ms: u64,
     pub(crate) by: String,
@@ -255,6 +260,16 @@ pub(crate) async fn run(client: &Client, id: &str) -> Result<Option<Seen>> {
     let shown: Summary = understood(serde_json::to_value(&summary))?;
     seen.summary = Some(Summary { caveats: summary.caveats(), ..shown });
     seen.events = understood(serde_json::to_value(&events))?;
+    let without = native::Without::told_by(&events);
+    for (shown, event) in seen.events.iter_mut().zip(&events) {
+        let round = event.record.round;
+        shown.is_harmless = match &event.record.what {
+            What::Killed { .. } => without.has(round, &event.record.by),
+            What::Lost { lost, count, .. } => without.has_all(round, lost, *count),
+            What::Without { .. } => true,
+            _ => false,
+        };
+    }
     Ok(Some(seen))
 }
 

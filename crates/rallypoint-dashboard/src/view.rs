@@ -243,6 +243,7 @@ fn words(seen: &Seen) -> BTreeMap<&'static str, String> {
         ("missing", "missing".to_owned()),
         ("excluded", "excluded".to_owned()),
         ("gone", "is gone".to_owned()),
+        ("finished", "had finished, and is gone".to_owned()),
     ]);
     words.extend(lost);
     words
@@ -268,7 +269,14 @@ fn headline(seen: &Seen) -> String {
             format!("The first round is being formed: {}{range}.", are(present, "node", "here"))
         }
         "running" => {
-            format!("Round {} is at work on {}.{spares}", seen.round, count(seen.world_size, "node"))
+            let gone = seen.without.len();
+            let works = count(seen.world_size.saturating_sub(gone), "node");
+            let gone = if gone > 0 {
+                format!("; {gone} had finished, and {} gone", if gone == 1 { "is" } else { "are" })
+            } else {
+                String::new()
+            };
+            format!("Round {} is at work on {works}{gone}.{spares}", seen.round)
         }
         "meeting again" => {
             let (ready, still) = (in_state("joining"), in_state("member"));

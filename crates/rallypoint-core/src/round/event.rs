@@ -114,6 +114,13 @@ pub enum What {
         /// Its place in the round.
         rank: usize,
     },
+    /// A member is gone whose workers had finished, and its round goes on without it.
+    Without {
+        /// Its name.
+        node: String,
+        /// Its place in the round.
+        rank: usize,
+    },
     /// The workers of the round were started.
     Working,
     /// The workers of the round have ended.

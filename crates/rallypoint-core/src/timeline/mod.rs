@@ -1,12 +1,14 @@
 //! What happened in a run, in order, for people: the events that its nodes wrote down, in words, and what they cost.
 //!
-//! - [`Event`]: one of them. `words`: what is said of it. [`Killed`]: whose launcher was killed, which the group does not know.
+//! - [`Event`]: one of them. `words`: what is said of it. [`Killed`]: whose launcher was killed, and
+//!   [`Without`]: who had finished before it went, neither of which the group knows.
 //! - [`Span`]: what the run did in a part of its time.
 //! - [`Summary`]: the time that was lost, added up.
 
 mod killed;
 mod spans;
 mod summary;
+mod without;
 mod words;
 
 use std::time::Duration;
@@ -16,6 +18,7 @@ use serde::{Serialize, Serializer};
 pub use self::killed::Killed;
 pub use self::spans::{Span, SpanKind, spans};
 pub use self::summary::Summary;
+pub use self::without::Without;
 use crate::round::{Entry, EventRecord, What};
 use crate::time::rfc3339;
 

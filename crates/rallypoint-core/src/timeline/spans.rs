@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::Event;
+use super::{Event, Without};
 use crate::round::What;
 
 /// What a run did in a part of its time.
@@ -79,6 +79,7 @@ impl Line {
     /// Whether the run is closed by then.
     fn read(&mut self, events: &[Event]) -> bool {
         let mut last_at = 0;
+        let without = Without::told_by(events);
         for event in events {
             let (at, round) = (event.record.at_ms, event.record.round);
             let open = self.open.map(|(kind, round, _)| (kind, round));
@@ -108,6 +109,7 @@ impl Line {
                     self.end_unseen(last_at, round.saturating_add(1));
                 }
                 What::Working if open == Some((SpanKind::Working, round)) => self.started(at),
+                What::Lost { lost, count, .. } if without.has_all(round, lost, *count) => {}
                 What::Lost { .. } | What::Stopped { .. } if open == Some((SpanKind::Working, round)) => {
                     self.end(at);
                     self.begin(SpanKind::Regaining, round.saturating_add(1), at);

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::Event;
 use super::spans::{Line, Span, SpanKind, nobody_was_left};
 use super::words::duration;
+use super::{Event, Without};
 use crate::round::{Lost, NODE_EVENTS, What, Why};
 use crate::text::count;
 
@@ -77,6 +77,7 @@ impl Summary {
                 _ => event.record.round,
             })
             .collect();
+        let without = Without::told_by(events);
         let mut latest = 0;
         for event in events {
             let (at, round) = (event.record.at_ms, event.record.round);
@@ -95,10 +96,11 @@ impl Summary {
                     told.entry(before).or_insert(at.saturating_sub(formed.took_ms()));
                 }
                 What::Killed { .. } => _ = dead.insert((round, event.record.by.as_str())),
-                What::Lost { lost, within_ms, .. } => {
+                What::Lost { lost, count, within_ms, .. } => {
                     let deserted = deserted.contains(&round);
+                    let missed = !without.has_all(round, lost, *count);
                     // Who dies after that is missed while the others meet. Where nobody is left, nobody works meanwhile.
-                    if died(lost, false).next().is_some() && !deserted && noticed.insert(round) {
+                    if missed && died(lost, false).next().is_some() && !deserted && noticed.insert(round) {
                         summary.noticing_ms = summary.noticing_ms.saturating_add(within_ms.unwrap_or(0));
                     }
                     dead.extend(died(lost, deserted).map(|node| (round, node)));
@@ -208,6 +210,25 @@ mod tests {
             message: String::new(),
             traceback: String::new(),
         }))
+    }
+
+    /// Of who had finished nobody asks.
+    #[test]
+    fn a_round_that_goes_on_without_who_is_gone_works_on() {
+        let died = Lost { node: "b".to_owned(), rank: 1, why: Why::Died };
+        let lost = || What::Lost { lost: vec![died.clone()], count: 1, within_ms: Some(400), found: None };
+        let without = What::Without { node: "b".to_owned(), rank: 1 };
+        let mut events = vec![event(1_000, 1, formed(1_000)), event(5_000, 1, lost())];
+        let missed = Summary::of(&events, Some(10_000));
+        assert_eq!((missed.working_ms, missed.regaining_ms, missed.noticing_ms), (4_000, 5_000, 400));
+        events.push(event(5_001, 1, without));
+        let summary = Summary::of(&events, Some(10_000));
+        assert_eq!((summary.working_ms, summary.regaining_ms, summary.noticing_ms), (9_000, 0, 0));
+        assert_eq!(summary.deaths, 1);
+        // Somebody else is missed.
+        let both = vec![died.clone(), Lost { node: "c".to_owned(), ..died }];
+        events.push(event(6_000, 1, What::Lost { lost: both, count: 2, within_ms: None, found: None }));
+        assert_eq!(Summary::of(&events, Some(10_000)).working_ms, 5_000);
     }
 
     fn stopped() -> What {

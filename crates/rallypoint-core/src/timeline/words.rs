@@ -23,6 +23,9 @@ pub(super) fn sentence(event: &EventRecord) -> String {
             format!("node {rank} ({by}) is preempted by {}{}", plain(signal), left.unwrap_or_default())
         }
         What::Killed { rank } => format!("node {rank} ({by}) was killed"),
+        What::Without { node, rank } => {
+            format!("round {round} goes on without node {rank} ({}), whose workers had finished", plain(node))
+        }
         What::Working => format!("the workers of round {round} were started"),
         What::Stopped { why } => format!("the workers of round {round} have ended: {}", plain(why)),
         What::Closed { reason } if by.is_empty() => {

@@ -15,7 +15,7 @@ const EXCLUDED = "\uffff\uffff\uffffexcluded";
 const NAMED = 24;
 const ROOMY = 256;
 const MEDIUM = 2000;
-const KNOWN = ["member", "joining", "waiting", "spare", "leaving", "missing", "died", "killed", "left", "replaced", "late", "excluded"];
+const KNOWN = ["member", "joining", "waiting", "spare", "leaving", "missing", "died", "killed", "left", "replaced", "late", "excluded", "finished"];
 
 let cells = 0;
 

@@ -382,7 +382,7 @@ export class RunPage {
 
   #showLegend(head) {
     const present = this.#grid.states;
-    const order = ["killed", "died", "missing", "member", "joining", "waiting", "spare", "leaving", "excluded"];
+    const order = ["killed", "died", "missing", "member", "joining", "waiting", "spare", "leaving", "finished", "excluded"];
     const rest = [...present].filter((state) => !order.includes(state));
     // Two states can have one word.
     const keys = new Map();

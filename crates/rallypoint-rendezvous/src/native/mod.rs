@@ -31,7 +31,7 @@ pub use rallypoint_core::round::{
     LONGEST_EXCLUSION, Lost, MOST_EXCLUSIONS, MasterRecord, RankPolicy, RunSettings, SHORTEST_EXCLUSION,
     WhenExcluded, Why, default_lease, exclusion_time,
 };
-pub use rallypoint_core::timeline::{Event, Killed, Span, SpanKind, Summary, spans};
+pub use rallypoint_core::timeline::{Event, Killed, Span, SpanKind, Summary, Without, spans};
 pub use settings::{
     DEFAULT_JOIN_TIMEOUT, DEFAULT_ROOT, LONGEST_NAME, NativeSettings, OPTIONS, check_run_id, run_prefix,
     token,

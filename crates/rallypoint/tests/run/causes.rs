@@ -1,10 +1,12 @@
 //! What came first is named by all nodes and paid for by the one that failed, also on a bad day.
 
 use std::fs;
+use std::process::Command;
 
 use crate::launcher::{Launcher, signal, wait_until};
 use rallypoint_testkit::{Etcd, Version};
 
+const RALLYPOINT: &str = env!("CARGO_BIN_EXE_rallypoint");
 const QUICK: &str = "last_call_timeout=1,lease_timeout=3";
 /// Of one that is stopped for a while, and is not to be missed.
 const PATIENT: &str = "last_call_timeout=1,lease_timeout=60";
@@ -79,7 +81,7 @@ fn a_run_without_restarts_is_closed_before_slow_workers_have_ended() {
 struct Pair {
     folder: tempfile::TempDir,
     nodes: [Launcher; 2],
-    _etcd: Etcd,
+    etcd: Etcd,
 }
 
 impl Pair {
@@ -98,7 +100,7 @@ impl Pair {
         if first.contains("as 1") {
             nodes.reverse();
         }
-        Pair { folder, nodes, _etcd: etcd }
+        Pair { folder, nodes, etcd }
     }
 
     /// What the worker with this rank is to do: `ends` or `fails`.
@@ -139,6 +141,39 @@ fn what_fails_after_another_node_that_had_finished_has_died_is_the_cause() {
     let ended = other.ended().expect(1);
     assert_eq!(ended.with("rank 0 failed first").len(), 1, "{}", ended.text());
     assert!(ended.with("begins 1").is_empty(), "{}", ended.text());
+}
+
+/// As operators and the timeline have it.
+#[test]
+fn a_round_that_goes_on_without_who_had_finished_is_running() {
+    let mut pair = Pair::start();
+    pair.finish(1);
+    pair.nodes[1].pull_the_plug();
+    pair.nodes[0].wait_for("died; its workers had finished, and the others go on");
+    let said = |command: &str, more: &[&str]| {
+        let endpoint = pair.etcd.endpoint();
+        let asked = Command::new(RALLYPOINT)
+            .args([command, "job", "--endpoint", &endpoint])
+            .args(more)
+            .output()
+            .unwrap();
+        String::from_utf8(asked.stdout).unwrap()
+    };
+    let told = wait_until("it is written down", || {
+        let events = said("events", &[]);
+        events.contains("round 1 goes on without node 1 (").then_some(events)
+    });
+    assert!(!told.contains("meeting again") && told.contains("1 death"), "{told}");
+    let status = said("status", &[]);
+    assert!(status.contains("state    running") && status.contains("finished node 1 ("), "{status}");
+    assert!(!status.contains("missing") && !status.contains("not back"), "{status}");
+    let all =
+        Command::new(RALLYPOINT).args(["status", "--endpoint", &pair.etcd.endpoint()]).output().unwrap();
+    let all = String::from_utf8(all.stdout).unwrap();
+    assert!(all.lines().any(|line| line.contains("job") && line.contains("running")), "{all}");
+    pair.tell(0, "ends");
+    let [other, _] = pair.nodes;
+    other.ended().expect(0);
 }
 
 #[test]

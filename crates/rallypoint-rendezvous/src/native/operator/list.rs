@@ -1,6 +1,7 @@
 //! All runs, in a few words each.
 
-use rallypoint_core::round::{Keys, RoundRecord};
+use rallypoint_core::round::{Keys, News, RoundRecord};
+use rallypoint_core::timeline::Without;
 use rallypoint_etcd::Result;
 use rallypoint_etcd::v3::{Client, KeyRange};
 use serde::Serialize;
@@ -8,7 +9,7 @@ use serde::Serialize;
 use super::super::settings::run_prefix;
 use super::super::translate::read_all;
 use super::state::RunState;
-use super::{readable, runs};
+use super::{events, readable, runs};
 
 /// A run in a few words.
 #[derive(Debug, Clone, Serialize)]
@@ -63,7 +64,8 @@ pub async fn row(client: &Client, run_id: &str) -> Result<Option<RunRow>> {
     let is_closed = round.closed.is_some();
     // All who are there wait to get in.
     let nobody_works = round.news.waiting + round.news.spares >= there;
-    let meets_again = round.news.lost_count > 0 || nobody_works;
+    let is_missed = !is_closed && !goes_on(client, run_id, round.round, &round.news).await?;
+    let meets_again = is_missed || nobody_works;
     let state = RunState::of(is_corrupt, is_closed, there, round.round, meets_again);
     // Before the first round all who are there wait for it.
     let waiting = match round.has_round() {
@@ -85,4 +87,13 @@ pub async fn row(client: &Client, run_id: &str) -> Result<Option<RunRow>> {
         spares: if is_closed { 0 } else { round.news.spares.min(there) },
         closed: round.closed,
     }))
+}
+
+/// Whether nobody who was lost is missed: the round goes on without those who had finished.
+async fn goes_on(client: &Client, run_id: &str, round: u64, news: &News) -> Result<bool> {
+    if news.lost_count == 0 {
+        return Ok(true);
+    }
+    let events = events(client, run_id).await?;
+    Ok(Without::told_by(&events).has_all(round, &news.lost, news.lost_count))
 }

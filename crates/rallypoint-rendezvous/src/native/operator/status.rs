@@ -7,7 +7,7 @@ use rallypoint_core::round::{
     Exclusion, Keys, Lost, MasterRecord, NodeConfig, NodeRecord, RankRecord, RoundRecord, RunSettings, Wants,
     Why,
 };
-use rallypoint_core::timeline::Killed;
+use rallypoint_core::timeline::{Killed, Without};
 use rallypoint_etcd::Result;
 use rallypoint_etcd::v3::Client;
 use serde::Serialize;
@@ -48,6 +48,8 @@ pub struct RunStatus {
     pub closed: Option<String>,
     /// Members of that round that are there no more, the first few. Who asks for a new round is none of them.
     pub lost: Vec<Lost>,
+    /// Members that are there no more, and that the round goes on without: their workers had finished.
+    pub without: Vec<Lost>,
     /// Who is excluded from the run.
     pub excluded: Vec<Exclusion>,
     /// The node that plans the rounds.
@@ -151,18 +153,26 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
     let waiting = count(NodeState::Waiting) + count(NodeState::Joining);
     let spares = count(NodeState::Spare);
     let nobody_works = shown.iter().all(|node| node.rank.is_none());
-    let meets_again = round.round > 0 && (nobody_works || count(NodeState::Joining) > 0 || !lost.is_empty());
+    let asks = nobody_works || count(NodeState::Joining) > 0;
+    let meets_without = |lost: &[Lost]| round.round > 0 && (asks || !lost.is_empty());
     let is_full = round.settings.is_some_and(|settings| round.world_size >= settings.max_nodes);
-    let has_room = !is_closed && !is_corrupt && (meets_again || !is_full);
-    let has_left = lost.iter().any(|lost| lost.why == Why::Left);
-    let events = if has_room || has_left { events(client, run_id).await? } else { Vec::new() };
+    let has_room = |meets_again: bool| !is_closed && !is_corrupt && (meets_again || !is_full);
+    let is_told = has_room(meets_without(&lost)) || !lost.is_empty();
+    let events = if is_told { events(client, run_id).await? } else { Vec::new() };
     Killed::told_by(&events).amend_lost(round.round, &mut lost);
+    let goes_on = Without::told_by(&events);
+    let (without, lost): (Vec<Lost>, Vec<Lost>) =
+        lost.into_iter().partition(|lost| goes_on.has(round.round, &lost.node));
+    let meets_again = meets_without(&lost);
+    let has_room = has_room(meets_again);
     let is_named = |node: &str| {
         shown.iter().any(|known| known.node == node) || excluded.iter().any(|it| it.whom.is(node, ""))
     };
     let mut not_back = if has_room && round.round > 0 { not_back(&events, is_named) } else { Vec::new() };
     let unhealthy = if has_room { unhealthy::unhealthy(events, &shown) } else { Vec::new() };
-    not_back.retain(|lost| unhealthy.iter().all(|sick| sick.node != lost.node));
+    not_back.retain(|lost| {
+        unhealthy.iter().all(|sick| sick.node != lost.node) && !goes_on.has(lost.round, &lost.node)
+    });
     if nobody_came && unhealthy.is_empty() {
         return Ok(None);
     }
@@ -192,6 +202,7 @@ pub async fn status(client: &Client, run_id: &str) -> Result<Option<RunStatus>> 
         settings: round.settings,
         closed: round.closed,
         lost,
+        without,
         excluded,
         leader,
         is_corrupt,

@@ -378,6 +378,14 @@ fn describe(status: &RunStatus, filter: Option<&Filter>, hidden: usize, now: u64
         };
         text.push_str(&format!("{what:<8} node {} ({})\n", lost.rank, plain(&lost.node)));
     }
+    for gone in &status.without {
+        let node = plain(&gone.node);
+        text.push_str(&format!(
+            "finished node {} ({node}): it {}, and the round goes on\n",
+            gone.rank,
+            gone.why.words()
+        ));
+    }
     if let Some(kept_out) = kept_out_in_short(&status.excluded) {
         text.push_str(&format!("excluded {kept_out}\n"));
     }
