@@ -23,6 +23,8 @@ pub(crate) const HERE: &str = "rallypoint/finished/";
 /// How often a node that waits makes sure that it is counted, at most; more seldom in larger groups.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 const LOOK_AGAIN_PER_NODE: Duration = Duration::from_millis(2);
+/// Who wakes up so much too late was stopped.
+const AWAKE: Duration = Duration::from_millis(500);
 
 /// The barrier of c10d, without a limit: work takes as long as it takes, and a node that dies is known. Where etcd was
 /// restored from a time before this node had come, it comes again.
@@ -96,18 +98,24 @@ pub(crate) fn here(rank: usize) -> Vec<u8> {
     format!("{HERE}{rank}").into_bytes()
 }
 
-/// Waits until etcd has not answered for so long, counted from now at the earliest. Never where that is not known.
+/// Waits until etcd has not answered for so long, counted from now at the earliest. Never where that is not known. In which
+/// this process was stopped, or its machine asleep, nobody could have been heard.
 pub(crate) async fn silent_for(handler: &dyn RendezvousHandler, time: Duration) {
-    let mut since = Instant::now();
+    let (mut since, mut asleep) = (Instant::now(), Duration::ZERO);
     loop {
         let Some(contact) = handler.contact() else { return std::future::pending().await };
-        since = since.max(contact.at);
+        if contact.at > since {
+            (since, asleep) = (contact.at, Duration::ZERO);
+        }
         // It answers only now and then: a short time without a word is no silence.
-        let at = contact.silent_at().max(since + bounded(time));
-        if at <= Instant::now() {
+        let at = contact.silent_at().max(since + bounded(time)) + asleep;
+        let now = Instant::now();
+        if at <= now {
             return;
         }
-        tokio::time::sleep_until(at).await;
+        let next = at.min(now + AWAKE);
+        tokio::time::sleep_until(next).await;
+        asleep += Some(next.elapsed()).filter(|late| *late > AWAKE).unwrap_or_default();
     }
 }
 

@@ -479,18 +479,24 @@ impl Round<'_> {
     /// Whether that is the end of a node whose workers had succeeded, as it has said through etcd or directly. It has done
     /// its part, and this round goes on without it.
     async fn had_finished(&mut self, change: &GroupChange, fence: &Fence) -> bool {
-        let Some(rank) = gone(change) else { return false };
-        if self.nodes > MOST_WITHOUT {
-            return false;
-        }
-        let finished = (rank == self.rank && *self.decision.stage() == Stage::Finishing)
-            || fence.has_finished(rank)
-            || self.board.has(&here(rank)).await;
-        if finished && self.gone.insert(rank) && rank != self.rank {
+        let finished = self.has_finished(change, fence).await;
+        if finished
+            && let Some(rank) = gone(change)
+            && self.gone.insert(rank)
+            && rank != self.rank
+        {
             info!("{}", words::had_finished(change));
             self.tell_of(change, rank);
         }
         finished
+    }
+
+    /// The same, where it may be missed all the same.
+    async fn has_finished(&self, change: &GroupChange, fence: &Fence) -> bool {
+        let Some(rank) = gone(change).filter(|_| self.nodes <= MOST_WITHOUT) else { return false };
+        (rank == self.rank && *self.decision.stage() == Stage::Finishing)
+            || fence.has_finished(rank)
+            || self.board.has(&here(rank)).await
     }
 
     /// Writes down that the round goes on without a member. One of those who are left does so for the run.

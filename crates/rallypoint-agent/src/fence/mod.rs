@@ -128,6 +128,11 @@ impl Fence {
         }
     }
 
+    /// What is known to have come first.
+    pub(crate) fn first(&self) -> Option<Notice> {
+        self.notes.as_ref().and_then(Notes::all).map(|news| news.notice)
+    }
+
     /// Tells the other nodes directly what is known to have come first: etcd has not taken it.
     pub(crate) async fn spread(&self) {
         if let Some(news) = self.notes.as_ref().and_then(Notes::all) {

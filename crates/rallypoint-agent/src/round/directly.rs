@@ -45,13 +45,20 @@ pub(super) async fn say_within<T>(
     }
 }
 
-/// Passes the answers that this node was told directly on to etcd, for all to know. For as long as etcd takes them.
+/// Passes the answers that this node was told directly on to etcd, for all to know. For as long as etcd takes them. What came
+/// first goes before, as it may have been told directly as well: with the last answer nothing else is waited for.
 pub(super) async fn pass_on_answers(board: &Board, fence: &Fence) -> Infallible {
     let mut passed_on = BTreeSet::new();
     loop {
         let node = fence.answered_by_other_than(&passed_on).await;
         passed_on.insert(node);
-        if let Err(error) = board.answer_for(node).await {
+        let passing_on = async {
+            if let Some(first) = fence.first() {
+                board.tell(&first).await?;
+            }
+            board.answer_for(node).await
+        };
+        if let Err(error) = passing_on.await {
             debug!(%error, node, "the answer of a node that etcd does not answer cannot be passed on");
             return std::future::pending().await;
         }

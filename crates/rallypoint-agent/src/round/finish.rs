@@ -33,10 +33,15 @@ impl Round<'_> {
             let saving = self.preemption.saving();
             let event = tokio::select! {
                 biased;
-                done = &mut done, if gives_up.is_none() => match done {
+                told = &mut done, if gives_up.is_none() => match told {
                     Ok(()) => Event::AllSucceeded,
                     Err(error) => {
                         debug!(%error, "the end cannot be told");
+                        if error.is_silence() && agent.handler().contact().is_some() {
+                            // Whether that has lasted for long enough is found out by the other wait.
+                            done.set(finished(store, place, timeout));
+                            continue;
+                        }
                         if error.is_refusal() {
                             // For as long as that; that it renews the lease meanwhile does not help.
                             gives_up = Some(Instant::now());

@@ -5,13 +5,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use rallypoint_core::round::What;
+use rallypoint_core::time::bounded;
 use rallypoint_rendezvous::{GroupChange, Whom};
 use rustix::process::Signal;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::directly::{pass_on_answers, say, say_within};
 use super::{ASK_AGAIN, LOSS_IS_TOLD, Round, gone};
+use crate::agent::Agent;
 use crate::decision::{Cause, Event, ServerIs, Stage, Verdict, WhenExhausted, may_leave};
 use crate::error::AgentError;
 use crate::exclude::{exclude, without};
@@ -28,6 +31,8 @@ const DEPARTURES: &[u8] = b"departures";
 const STORE: usize = 0;
 /// For etcd to take a failure before the others are told directly, too. No death is told so soon.
 const FAILURE_TO_BE_TAKEN: Duration = Duration::from_millis(1500);
+/// For nodes whose leases have ended while etcd was away to come back.
+const TO_COME_BACK: Duration = Duration::from_secs(8);
 /// For a node that etcd has given up to answer directly.
 const TO_ANSWER: Duration = Duration::from_millis(1500);
 
@@ -212,7 +217,7 @@ impl Round<'_> {
             }
             board.all_answered().await
         };
-        let time = tokio::time::sleep(self.handler().time_to_notice());
+        let time = a_death_is_told(agent);
         let passing_on = pass_on_answers(&board, fence);
         tokio::pin!(telling, time, passing_on);
         let (mut all_answered, mut directly) = (false, !self.told_by_etcd);
@@ -258,6 +263,10 @@ impl Round<'_> {
                 notice = fence.closed() => self.closed_by(notice),
                 notice = fence.told(first.as_ref()) => {
                     directly = true;
+                    // Who told it may hear of no answer that goes through etcd, as this node's own failure did.
+                    if Some(&notice) != own {
+                        answer_directly().await;
+                    }
                     Event::Notice(notice)
                 }
                 why = fence.cut_off() => {
@@ -275,12 +284,13 @@ impl Round<'_> {
                 }
                 notice = &mut telling, if !all_answered => {
                     all_answered = true;
-                    fence.tell(notice.clone());
-                    self.decision.handle(Event::Notice(notice));
+                    self.hear(Event::Notice(notice), fence);
                     Event::AllAnswered
                 }
                 change = self.change() => {
-                    if gone(&change) == Some(STORE) && without_store {
+                    if gone(&change) == Some(STORE)
+                        && (without_store || self.has_finished(&change, fence).await)
+                    {
                         self.decision.handle(Event::Without(change));
                         continue;
                     }
@@ -296,7 +306,7 @@ impl Round<'_> {
                         && !all_answered
                         && let Ok(notice) = tokio::time::timeout(LOSS_IS_TOLD, &mut telling).await
                     {
-                        self.decision.handle(Event::Notice(notice));
+                        self.hear(Event::Notice(notice), fence);
                     }
                     let died_after = self.died_after(&change).await;
                     match died_after {
@@ -307,8 +317,21 @@ impl Round<'_> {
                 () = &mut time => Event::TimeUp,
                 never = &mut passing_on => match never {},
             };
-            self.decision.handle(event);
+            self.hear(event, fence);
         }
+    }
+
+    /// Takes note of what another node tells, through etcd or directly: what came first stays so.
+    fn hear(&mut self, event: Event, fence: &Fence) {
+        let first = |notice: Notice| {
+            fence.tell(notice.clone());
+            fence.first().unwrap_or(notice)
+        };
+        self.decision.handle(match event {
+            Event::Notice(notice) => Event::Notice(first(notice)),
+            Event::DiedAfter(notice) => Event::DiedAfter(first(notice)),
+            event => event,
+        });
     }
 
     /// Whether the others can go on without this node, whose restarts are used up. If so it is counted, and gone.
@@ -357,14 +380,55 @@ impl Round<'_> {
             WhenExhausted::Leave | WhenExhausted::Close => None,
         };
         let goes = goes.unwrap_or_else(|| Whom::Node(self.agent.name().to_owned()));
-        let mut spared = without(self.handler(), &goes, &**run_store).await?;
-        if self.agent.hosts_server() {
-            spared.server = ServerIs::Here;
+        let until = Instant::now() + TO_COME_BACK;
+        loop {
+            let mut spared = without(self.handler(), &goes, &**run_store).await?;
+            if self.agent.hosts_server() {
+                spared.server = ServerIs::Here;
+            }
+            match spared.check() {
+                Ok(()) => break,
+                Err(why) if Instant::now() >= until || self.are_all_here().await => return Err(why),
+                Err(why) => debug!(why, "the others are waited for"),
+            }
+            tokio::time::sleep(ASK_AGAIN).await;
         }
-        spared.check()?;
         // Only who could leave is counted.
         let departures = run_store.add(DEPARTURES, 1).await.map_err(|error| error.to_string())?;
         may_leave(departures, self.agent.spec().max_departures)
+    }
+
+    /// Whether no other node of the round is missing. An etcd that was away has ended leases, and those nodes come back.
+    async fn are_all_here(&self) -> bool {
+        let itself = Whom::Node(self.agent.name().to_owned());
+        let others = self.handler().others_than(&itself).await;
+        others.is_ok_and(|others| others.is_none_or(|others| others >= self.nodes - 1))
+    }
+}
+
+/// Waits until the death of a node would have been told. That takes an etcd that answers: one that is back after a silence
+/// gives its leases time again, and so do those who look after them. Nobody waits for it without end.
+async fn a_death_is_told(agent: &Agent) {
+    let (handler, time) = (agent.handler(), agent.handler().time_to_notice());
+    let (began, most) = (Instant::now(), time + bounded(agent.spec().exit_barrier_timeout));
+    let (mut since, mut last) = (began, handler.contact());
+    loop {
+        let contact = handler.contact();
+        if let (Some(before), Some(contact)) = (last, contact) {
+            // It is refreshed more often than that.
+            let silence = contact.lease / 2;
+            if contact.at.saturating_duration_since(before.at) > silence {
+                since = since.max(contact.at);
+            } else if contact.at.elapsed() > silence {
+                since = Instant::now();
+            }
+        }
+        last = contact;
+        let left = time.saturating_sub(since.elapsed()).min(most.saturating_sub(began.elapsed()));
+        if left.is_zero() {
+            return;
+        }
+        tokio::time::sleep(left.min(ASK_AGAIN)).await;
     }
 }
 

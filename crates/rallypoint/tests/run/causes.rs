@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::process::Command;
+use std::time::Duration;
 
 use crate::launcher::{Launcher, signal, wait_until};
 use rallypoint_testkit::{Etcd, Version};
@@ -174,6 +175,92 @@ fn a_round_that_goes_on_without_who_had_finished_is_running() {
     pair.tell(0, "ends");
     let [other, _] = pair.nodes;
     other.ended().expect(0);
+}
+
+/// It leaves in the moment in which the other one fails, and gives no answer.
+#[test]
+fn what_fails_while_the_node_with_the_store_leaves_costs_nothing_though_that_had_finished() {
+    let mut pair = Pair::start();
+    pair.finish(0);
+    pair.nodes[0].signal("TERM");
+    pair.tell(1, "fails");
+    let [_, other] = pair.nodes;
+    let ended = other.ended().expect(0);
+    assert!(!ended.with("begins 1").is_empty(), "{}", ended.text());
+    assert!(!ended.with("failed with exit code 9, which followed from that").is_empty(), "{}", ended.text());
+}
+
+/// A worker of `c` is killed with its node, and those of the others fail with it.
+fn fails_with_c(folder: &std::path::Path) -> String {
+    format!(
+        "echo begins $WORLD_SIZE; [ $WORLD_SIZE = 3 ] || exec sleep 600; \
+         if [ $RALLYPOINT_NODE = c ]; then echo $$ >{0}/pid; exec sleep 600; fi; \
+         until [ -s {0}/pid ]; do sleep 0.05; done; while [ -e /proc/$(cat {0}/pid) ]; do sleep 0.02; done; exit 9",
+        folder.display()
+    )
+}
+
+/// It does not know of the death while it is away, and tells of it late when it is back.
+#[test]
+fn a_death_is_the_cause_also_where_etcd_is_away_at_that_moment() {
+    let (mut etcd, folder) = (Etcd::start(Version::V35), tempfile::tempdir().unwrap());
+    let (endpoint, script) = (etcd.endpoint(), fails_with_c(folder.path()));
+    let conf = "last_call_timeout=1,lease_timeout=5";
+    let mut nodes = ["a", "b", "c"].map(|name| {
+        let script = script.replace("$RALLYPOINT_NODE", name);
+        node_with(conf, &endpoint, name, &["--nnodes", "2:3", "--max-restarts", "0"], &script)
+    });
+    for node in &mut nodes {
+        node.wait_for("begins 3");
+        node.forget();
+    }
+    let [mut a, mut b, mut c] = nodes;
+    etcd.pause();
+    c.pull_the_plug();
+    std::thread::sleep(Duration::from_secs(5));
+    etcd.resume();
+    for node in [&mut a, &mut b] {
+        node.wait_for("begins 2");
+    }
+    for node in [a, b] {
+        node.signal("TERM");
+        let ended = node.ended().expect(143);
+        assert!(
+            ended.with("failed first").is_empty() && ended.with("starting again").is_empty(),
+            "{}",
+            ended.text()
+        );
+    }
+}
+
+/// Their leases have ended meanwhile, and they come back.
+#[test]
+fn a_node_without_restarts_leaves_those_whom_etcd_has_forgotten_for_a_moment() {
+    let (mut etcd, folder) = (Etcd::start(Version::V35), tempfile::tempdir().unwrap());
+    let (endpoint, fails) = (etcd.endpoint(), folder.path().join("fails"));
+    let works = "echo begins $WORLD_SIZE; exec sleep 600";
+    let script =
+        format!("echo begins $WORLD_SIZE; until [ -e {} ]; do sleep 0.05; done; exit 7", fails.display());
+    let args = ["--nnodes", "2:3", "--max-restarts", "0", "--when-exhausted", "leave"];
+    let mut nodes = [("a", works), ("b", works), ("c", &script)]
+        .map(|(name, script)| node_with(QUICK, &endpoint, name, &args, script));
+    for node in &mut nodes {
+        node.wait_for("begins 3");
+        node.forget();
+    }
+    let [mut a, mut b, c] = nodes;
+    etcd.pause();
+    fs::write(&fails, "").unwrap();
+    std::thread::sleep(Duration::from_secs(7));
+    etcd.resume();
+    c.ended().expect(1);
+    for node in [&mut a, &mut b] {
+        node.wait_for("begins 2");
+    }
+    for node in [a, b] {
+        node.signal("TERM");
+        node.ended().expect(143);
+    }
 }
 
 #[test]

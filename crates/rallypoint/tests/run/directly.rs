@@ -139,6 +139,19 @@ fn the_failure_of_a_node_that_is_cut_off_from_etcd_alone_is_the_cause_for_all() 
     nodes.into_iter().for_each(names_the_failure);
 }
 
+/// What fails with it on the others is told to etcd before it can be.
+#[test]
+fn what_fails_with_a_node_that_is_cut_off_from_etcd_is_not_taken_for_the_cause() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("fails");
+    let echo = fails_with(&file).replace("exit 7", "sleep 0.2; exit 9");
+    let conf = "last_call_timeout=1,lease_timeout=5";
+    let (_etcd, proxy, nodes) = one_by_proxy(conf, [&echo, &echo, &fails_with(&file)]);
+    proxy.delay(HELD);
+    fs::write(&file, "").unwrap();
+    nodes.into_iter().for_each(names_the_failure);
+}
+
 /// It is killed before it can: the others know that the run ends.
 #[test]
 fn a_run_ends_for_all_though_the_node_that_is_to_close_it_is_gone_before_etcd_takes_that() {

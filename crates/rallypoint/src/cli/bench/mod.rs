@@ -321,18 +321,20 @@ async fn form_telling(
     let mut tellers: Vec<_> = telemetry.map_or_else(Vec::new, |telemetry| {
         std::iter::repeat_with(|| telemetry.of_a_node()).take(nodes).collect()
     });
+    let mut handlers = Vec::with_capacity(nodes);
+    for index in 0..nodes {
+        let mut settings = settings.clone();
+        settings.node_id = Some(format!("node-{index:05}"));
+        let client = clients[if index == 0 { 0 } else { 1 + index % connections }].clone();
+        handlers.push(Arc::new(NativeHandler::with_client(settings, client).await?));
+    }
 
     progress.now(format!("forming a group of {group}"));
     let began = Instant::now();
     let leader = Keys::new(&run_prefix(&settings.run_id)).leader();
     let mut met = Vec::with_capacity(nodes);
     let mut joining = JoinSet::new();
-    for index in 0..nodes {
-        let mut settings = settings.clone();
-        settings.node_id = Some(format!("node-{index:05}"));
-        let shared = 1 + index % connections;
-        let client = clients[if index == 0 { 0 } else { shared }].clone();
-        let node = Arc::new(NativeHandler::with_client(settings, client).await?);
+    for (index, node) in handlers.into_iter().enumerate() {
         let watched = tellers.pop().map(|teller| teller.over(&node));
         joining.spawn(async move {
             let round = match &watched {
