@@ -305,6 +305,9 @@ impl Group {
             };
             if !killed && !self.left().is_empty() {
                 error!(pids = ?self.left(), "workers do not end even by SIGKILL; they are left behind");
+                // They hold their streams for as long as they are there.
+                let held = self.workers.iter_mut().filter(|worker| worker.ended.is_none());
+                held.for_each(|worker| worker.streams.clear());
             }
         }
         for worker in &mut self.workers {
