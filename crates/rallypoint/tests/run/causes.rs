@@ -114,6 +114,13 @@ impl Pair {
         self.tell(rank, "ends");
         self.nodes[rank].wait_for("waiting for those of other nodes");
     }
+
+    /// The one with rank 1 does, and dies.
+    fn lose_who_has_finished(&mut self) {
+        self.finish(1);
+        self.nodes[1].pull_the_plug();
+        self.nodes[0].wait_for("died; its workers had finished, and the others go on");
+    }
 }
 
 /// Nobody misses it until then; it served the store that the workers met at.
@@ -134,9 +141,7 @@ fn what_fails_after_the_node_with_the_store_has_died_costs_nothing_though_that_h
 #[test]
 fn what_fails_after_another_node_that_had_finished_has_died_is_the_cause() {
     let mut pair = Pair::start();
-    pair.finish(1);
-    pair.nodes[1].pull_the_plug();
-    pair.nodes[0].wait_for("died; its workers had finished, and the others go on");
+    pair.lose_who_has_finished();
     pair.tell(0, "fails");
     let [other, _] = pair.nodes;
     let ended = other.ended().expect(1);
@@ -148,29 +153,21 @@ fn what_fails_after_another_node_that_had_finished_has_died_is_the_cause() {
 #[test]
 fn a_round_that_goes_on_without_who_had_finished_is_running() {
     let mut pair = Pair::start();
-    pair.finish(1);
-    pair.nodes[1].pull_the_plug();
-    pair.nodes[0].wait_for("died; its workers had finished, and the others go on");
-    let said = |command: &str, more: &[&str]| {
+    pair.lose_who_has_finished();
+    let said = |command: &[&str]| {
         let endpoint = pair.etcd.endpoint();
-        let asked = Command::new(RALLYPOINT)
-            .args([command, "job", "--endpoint", &endpoint])
-            .args(more)
-            .output()
-            .unwrap();
+        let asked = Command::new(RALLYPOINT).args(command).args(["--endpoint", &endpoint]).output().unwrap();
         String::from_utf8(asked.stdout).unwrap()
     };
     let told = wait_until("it is written down", || {
-        let events = said("events", &[]);
+        let events = said(&["events", "job"]);
         events.contains("round 1 goes on without node 1 (").then_some(events)
     });
     assert!(!told.contains("meeting again") && told.contains("1 death"), "{told}");
-    let status = said("status", &[]);
+    let status = said(&["status", "job"]);
     assert!(status.contains("state    running") && status.contains("finished node 1 ("), "{status}");
     assert!(!status.contains("missing") && !status.contains("not back"), "{status}");
-    let all =
-        Command::new(RALLYPOINT).args(["status", "--endpoint", &pair.etcd.endpoint()]).output().unwrap();
-    let all = String::from_utf8(all.stdout).unwrap();
+    let all = said(&["status"]);
     assert!(all.lines().any(|line| line.contains("job") && line.contains("running")), "{all}");
     pair.tell(0, "ends");
     let [other, _] = pair.nodes;
