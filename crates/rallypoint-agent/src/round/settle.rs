@@ -168,7 +168,7 @@ impl Round<'_> {
         // What another told through etcd was told while that was there.
         let was_there =
             self.told_by_etcd && matches!(self.decision.stage(), Stage::Settling { first: Some(_) });
-        let (answered, rank) = (AtomicBool::new(false), self.rank);
+        let (answered, is_taken, rank) = (AtomicBool::new(false), AtomicBool::new(false), self.rank);
         // What another could tell only directly.
         let told_directly = match self.decision.stage() {
             Stage::Settling { first: Some(notice) } if !self.told_by_etcd => Some(notice.clone()),
@@ -207,17 +207,19 @@ impl Round<'_> {
                 debug!(?told, "what another node could tell only directly is passed on");
             }
             // They may not have heard of it either.
-            match say(agent, board.answer(), answer_directly()).await {
-                Ok(()) => _ = answers.send_replace(true),
-                Err(error) => debug!(%error, "the other nodes cannot be answered"),
+            while let Err(error) = say(agent, board.answer(), answer_directly()).await {
+                debug!(%error, "the other nodes cannot be answered");
+                tokio::time::sleep(ASK_AGAIN).await;
             }
+            answers.send_replace(true);
+            is_taken.store(true, Ordering::Relaxed);
             for node in had_finished {
                 let answered = board.answer_for(node).await;
                 debug!(?answered, node, "a node that had finished and is gone has nothing to say");
             }
             board.all_answered().await
         };
-        let time = a_death_is_told(agent);
+        let time = a_death_is_told(agent, &is_taken);
         let passing_on = pass_on_answers(&board, fence);
         tokio::pin!(telling, time, passing_on);
         let (mut all_answered, mut directly) = (false, !self.told_by_etcd);
@@ -407,8 +409,9 @@ impl Round<'_> {
 }
 
 /// Waits until the death of a node would have been told. That takes an etcd that answers: one that is back after a silence
-/// gives its leases time again, and so do those who look after them. Nobody waits for it without end.
-async fn a_death_is_told(agent: &Agent) {
+/// gives its leases time again, and so do those who look after them. And one that takes what it is told, as it has by then
+/// what this node had to say: deaths are written, too. Nobody waits for it without end.
+async fn a_death_is_told(agent: &Agent, is_taken: &AtomicBool) {
     let (handler, time) = (agent.handler(), agent.handler().time_to_notice());
     let (began, most) = (Instant::now(), time + bounded(agent.spec().exit_barrier_timeout));
     let (mut since, mut last) = (began, handler.contact());
@@ -424,6 +427,9 @@ async fn a_death_is_told(agent: &Agent) {
             }
         }
         last = contact;
+        if !is_taken.load(Ordering::Relaxed) {
+            since = Instant::now();
+        }
         let left = time.saturating_sub(since.elapsed()).min(most.saturating_sub(began.elapsed()));
         if left.is_zero() {
             return;

@@ -219,7 +219,36 @@ fn a_death_is_the_cause_also_where_etcd_is_away_at_that_moment() {
     for node in [&mut a, &mut b] {
         node.wait_for("begins 2");
     }
-    for node in [a, b] {
+    end_without_failure([a, b]);
+}
+
+/// It takes no word of the death while it is full, nor of what failed with it.
+#[test]
+fn a_death_is_the_cause_also_where_etcd_is_full_at_that_moment() {
+    let etcd = Etcd::builder(Version::V35).arg("--quota-backend-bytes=2000000").unsafe_no_fsync().start();
+    let folder = tempfile::tempdir().unwrap();
+    let (endpoint, script) = (etcd.endpoint(), fails_with_c(folder.path()));
+    let mut nodes = ["a", "b", "c"].map(|name| {
+        let script = script.replace("$RALLYPOINT_NODE", name);
+        node(&endpoint, name, &["--nnodes", "2:3", "--max-restarts", "0"], &script)
+    });
+    for node in &mut nodes {
+        node.wait_for("begins 3");
+        node.forget();
+    }
+    let [mut a, mut b, mut c] = nodes;
+    etcd.exhaust_space();
+    c.pull_the_plug();
+    std::thread::sleep(Duration::from_secs(15));
+    etcd.free_space();
+    for node in [&mut a, &mut b] {
+        node.wait_for("begins 2");
+    }
+    end_without_failure([a, b]);
+}
+
+fn end_without_failure(nodes: [Launcher; 2]) {
+    for node in nodes {
         node.signal("TERM");
         let ended = node.ended().expect(143);
         assert!(
