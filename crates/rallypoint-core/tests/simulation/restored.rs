@@ -67,6 +67,32 @@ fn a_leader_is_not_replaced_by_an_earlier_process_of_its_name_that_a_restore_bri
     });
 }
 
+/// Seed 3403593265: etcd has lost everything while a process was cut off, and a later one of its name meets by itself. The
+/// earlier one comes back, and has its name for a moment, as revisions count from the beginning again. It says which round it
+/// was in: by that the leader took its own round back.
+#[test]
+fn a_leader_does_not_take_its_round_back_for_what_an_earlier_process_of_its_name_says() {
+    tell(300, |seed| {
+        let mut world = world(seed, 1, 1);
+        world.etcd.advance(20, false);
+        let earlier = world.start("n0")?;
+        world.run_for(MOMENT)?;
+        let lease = world.setup.lease;
+        world.cut(earlier, Duration::from_secs(2));
+        world.lose_data(Loss { empty: true, ..Loss::default() })?;
+        let later = world.start("n0")?;
+        world.run_for(Duration::from_millis(1_990))?;
+        assert_eq!((world.leader(), world.members()), (Some(later), vec![earlier, later]));
+        // It hears of what becomes of its key before it can have it back.
+        world.weather.slow = 0.5;
+        world.run_for(lease)?;
+        world.weather.slow = 0.0;
+        settle(&mut world, lease + Duration::from_secs(5))?;
+        assert_eq!(world.members(), vec![later]);
+        Ok(())
+    });
+}
+
 /// After seed 3200506649: a member is cut off. The others meet without it, and when they are gone, somebody comes from a round
 /// that etcd has lost, and takes theirs back. All that the member sees by then is that there is no round.
 #[test]

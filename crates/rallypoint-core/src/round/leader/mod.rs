@@ -240,7 +240,7 @@ impl Leader {
         // The members of a round that was lost come back one by one, and say so. A line of news that is under way is
         // waited for: it would make the record seem to be another one than that which is taken for outdated.
         if other.is_none() && !self.newsroom.is_writing() {
-            self.take_claims(context.now, view);
+            self.take_claims(context, view);
         }
         // Who is missing may have come back, and the watch lags behind.
         if self.roster.is_unsure() && silence.is_sure(context.now) {
@@ -323,9 +323,9 @@ impl Leader {
     }
 
     /// Goes by what nodes say of a round that etcd has lost, instead of by its record of an earlier one.
-    fn take_claims(&mut self, now: Duration, view: &View) {
-        let lost = self.lost_at.is_some_and(|at| now < at + LOSS);
-        if let Some(last) = self.roster.claimed(lost) {
+    fn take_claims(&mut self, context: &Context<'_>, view: &View) {
+        let lost = self.lost_at.is_some_and(|at| context.now < at + LOSS);
+        if let Some(last) = self.roster.claimed(context.config, lost) {
             self.roster.begin(last);
             self.planner.members_changed();
             self.outdated = view.known().map(|known| known.modified);

@@ -263,7 +263,7 @@ impl Leader {
             let last = reading::last_round(context, &mut self.roster, &known.record, &ranks);
             self.roster.begin(last);
         }
-        self.take_claims(context.now, view);
+        self.take_claims(context, view);
         self.roster.look_at_all();
         if changed { self.own_key(context) } else { Word::Nothing }
     }

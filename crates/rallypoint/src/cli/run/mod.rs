@@ -600,7 +600,10 @@ fn report(
         }
         Outcome::Closed { reason } => {
             let why = if reason.is_empty() { String::new() } else { format!(": {reason}") };
-            Err(Problem::new(CLOSED, format!("run {run_id:?} was closed while its workers ran{why}")))
+            Err(Problem::new(
+                CLOSED,
+                format!("run {run_id:?} was closed before its workers had finished{why}"),
+            ))
         }
         Outcome::Stopped { signal, failure } => {
             match failure {

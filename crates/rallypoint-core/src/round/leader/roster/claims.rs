@@ -2,23 +2,31 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{Class, LastRound, Present, Roster};
+use super::{Class, LastRound, Member, Present, Roster};
+use crate::round::NodeConfig;
 
 impl Roster {
     /// The round that a node says it had a seat in, where that is later than the last one that is known, or another of
     /// the same number: etcd has lost it. In one history there is no such thing. A group that is there and may be at
     /// work counts for more: who comes from a lost one is a newcomer to it. After a loss of data (`lost`) numbers tell
-    /// nothing: a run may have begun anew.
-    pub(in super::super) fn claimed(&self, lost: bool) -> Option<LastRound> {
+    /// nothing: a run may have begun anew. What an earlier process of the leader's own name says (`own`) is no claim: the leader
+    /// has its name back soon.
+    pub(in super::super) fn claimed(&self, own: &NodeConfig, lost: bool) -> Option<LastRound> {
+        let is_overwritten =
+            self.nodes.get(&own.id).is_some_and(|node| node.record.incarnation != own.incarnation);
+        let is_itself = |member: &Member| member.incarnation == own.incarnation && !member.has_left();
+        let is_in_it = is_overwritten && self.members.get(&own.id).is_some_and(is_itself);
         // Nobody was in any round: that must be cheap, for it is asked with each of many that come for the first.
         if self.latest_claim == 0
             || self.latest_claim < self.round && !lost
             || self.members.keys().any(|id| self.may_be_in_last_round(id))
+            || is_in_it
         {
             return None;
         }
         let mut claims: BTreeMap<(u64, &str), (usize, usize)> = BTreeMap::new();
-        for seat in self.nodes.values().filter_map(|node| node.record.seat.as_ref()) {
+        let said = self.nodes.iter().filter(|(id, _)| !is_overwritten || **id != own.id);
+        for seat in said.filter_map(|(_, node)| node.record.seat.as_ref()) {
             claims.entry((seat.round, &seat.plan)).or_insert((0, seat.world_size)).0 += 1;
         }
         // Of two rounds with one number, that with more members left.
