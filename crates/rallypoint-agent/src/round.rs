@@ -1,5 +1,6 @@
 //! One round on one node: from the moment the nodes have met until they meet again, or never.
 
+mod changes;
 mod crew;
 mod directly;
 mod entrance;
@@ -15,13 +16,14 @@ use std::time::{Duration, SystemTime};
 
 use rallypoint_core::endpoint::host_and_port;
 use rallypoint_core::round::What;
-use rallypoint_rendezvous::{GroupChange, Rendezvous, RendezvousHandler, Standing, Whom};
+use rallypoint_rendezvous::{GroupChange, Rendezvous, RendezvousHandler, Whom};
 use rallypoint_store::Store;
 use rustix::process::Signal;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use self::changes::next_change;
 use crate::agent::Agent;
 use crate::decision::{Cause, Decision, Event, Rules, Stage, Verdict};
 use crate::descendants::Reaper;
@@ -29,7 +31,7 @@ use crate::environment::WorkerRanks;
 use crate::error::AgentError;
 use crate::failure::{Exit, Failure};
 use crate::fence::Fence;
-use crate::finish::{here, server_gone};
+use crate::finish::server_gone;
 use crate::group::Group;
 use crate::hang::HangWatch;
 use crate::notice::{Board, Notice};
@@ -44,8 +46,6 @@ use crate::timeline::Keep;
 use crate::words;
 use crate::worker_store::ServedStore;
 
-/// A round of more nodes does not go on without those who had finished: each node would read all others again and again.
-const MOST_WITHOUT: usize = 64;
 /// A change that was heard of is told again at once; nothing tells of the next one but asking again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// A store that was lost is told of as a change of the group, but not always at once.
@@ -372,16 +372,6 @@ impl Round<'_> {
         Ok(Vec::new())
     }
 
-    /// The next change of the group that is not the last one again.
-    async fn change(&mut self) -> GroupChange {
-        next_change(self.agent.handler(), &self.gone, &mut self.heard, &mut self.put_off, None).await
-    }
-
-    /// The round's store has failed. Where etcd has lost it with the rest of the round, the group is told.
-    async fn loss(&self) -> Option<GroupChange> {
-        tokio::time::timeout(LOSS_IS_TOLD, self.handler().changed()).await.ok()
-    }
-
     /// Waits for the first thing that ends the work.
     async fn work(
         &mut self,
@@ -451,23 +441,6 @@ impl Round<'_> {
         Ok(())
     }
 
-    /// A change of the group, or what was behind it or before it: whoever leaves or meets again has said why before, which may
-    /// be heard of later, and so may a failure that was told before a death.
-    async fn with_reason(&self, change: GroupChange, stop: &mut StopListener) -> Event {
-        let said = async {
-            match &change {
-                GroupChange::Left { .. } => self.board.said().await.map(Event::Notice),
-                change => self.died_after(change).await,
-            }
-        };
-        let said = tokio::select! {
-            biased;
-            _ = stop.asked() => None,
-            said = said => said,
-        };
-        said.unwrap_or(Event::Changed(change))
-    }
-
     /// Why workers that did not fail are stopped, in words.
     fn why(&self) -> Option<String> {
         match self.decision.verdict() {
@@ -475,96 +448,6 @@ impl Round<'_> {
             _ => self.heard.as_ref().map(words::change),
         }
     }
-
-    /// Whether that is the end of a node whose workers had succeeded, as it has said through etcd or directly. It has done
-    /// its part, and this round goes on without it.
-    async fn had_finished(&mut self, change: &GroupChange, fence: &Fence) -> bool {
-        let finished = self.has_finished(change, fence).await;
-        if finished
-            && let Some(rank) = gone(change)
-            && self.gone.insert(rank)
-            && rank != self.rank
-        {
-            info!("{}", words::had_finished(change));
-            self.tell_of(change, rank);
-        }
-        finished
-    }
-
-    /// The same, where it may be missed all the same.
-    async fn has_finished(&self, change: &GroupChange, fence: &Fence) -> bool {
-        let Some(rank) = gone(change).filter(|_| self.nodes <= MOST_WITHOUT) else { return false };
-        (rank == self.rank && *self.decision.stage() == Stage::Finishing)
-            || fence.has_finished(rank)
-            || self.board.has(&here(rank)).await
-    }
-
-    /// Writes down that the round goes on without a member. One of those who are left does so for the run.
-    fn tell_of(&self, change: &GroupChange, rank: usize) {
-        let first = (0..self.nodes).find(|rank| !self.gone.contains(rank));
-        let keep = if first == Some(self.rank) { Keep::Run } else { Keep::Log };
-        if let GroupChange::Died { node, .. } | GroupChange::Left { node, .. } = change {
-            self.agent.timeline().note(keep, self.number, What::Without { node: node.clone(), rank });
-        }
-    }
-
-    /// Where that is the death of a node that had answered a failure.
-    async fn died_after(&self, change: &GroupChange) -> Option<Event> {
-        let GroupChange::Died { rank: Some(rank), .. } = change else { return None };
-        self.board.answered_by(*rank).await.map(Event::DiedAfter)
-    }
-}
-
-/// The next change of the group that is not `heard`, the last one, again. Some wait until workers have saved: `put_off`, once
-/// that was said.
-async fn next_change(
-    handler: &dyn RendezvousHandler,
-    gone: &BTreeSet<usize>,
-    heard: &mut Option<GroupChange>,
-    put_off: &mut Option<GroupChange>,
-    saving: Option<Saving>,
-) -> GroupChange {
-    loop {
-        let Some(change) = besides(handler, gone, handler.changed().await).await else {
-            tokio::time::sleep(ASK_AGAIN).await;
-            continue;
-        };
-        let later = saving.is_some_and(|saving| saving.puts_off(&change));
-        if !later && heard.as_ref() != Some(&change) {
-            *heard = Some(change.clone());
-            return change;
-        }
-        let news = later && change.is_a_loss() && put_off.as_ref() != Some(&change);
-        if news {
-            info!("{}; the workers of this node go on saving", words::change(&change));
-            *put_off = Some(change);
-        }
-        tokio::time::sleep(ASK_AGAIN).await;
-    }
-}
-
-/// Whose end that is, for good or for now.
-fn gone(change: &GroupChange) -> Option<usize> {
-    match change {
-        GroupChange::Died { rank, .. } | GroupChange::Left { rank, .. } => *rank,
-        _ => None,
-    }
-}
-
-/// A change of the group, or another one where it is the loss of those who had finished.
-async fn besides(
-    handler: &dyn RendezvousHandler,
-    gone: &BTreeSet<usize>,
-    change: GroupChange,
-) -> Option<GroupChange> {
-    let is_known = |change: &GroupChange| self::gone(change).is_some_and(|rank| gone.contains(&rank));
-    if !is_known(&change) {
-        return Some(change);
-    }
-    let Standing { lost, over, .. } = handler.standing().await.ok()?;
-    let other = lost.into_iter().find(|change| !is_known(change));
-    // A member that asks for another round waits for the others there.
-    other.or_else(|| over.then_some(GroupChange::Waiting { count: 1 }))
 }
 
 /// Whether etcd does not answer this node.

@@ -9,7 +9,8 @@ use rallypoint_store::{Store, StoreError};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use super::{ASK_AGAIN, LOSS_IS_TOLD, Round, next_change};
+use super::changes::next_change;
+use super::{ASK_AGAIN, LOSS_IS_TOLD, Round};
 use crate::decision::{Event, Stage, Verdict};
 use crate::fence::Fence;
 use crate::finish::{PASSED, finished, finished_without, silent_for};

@@ -12,8 +12,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
+use super::changes::gone;
 use super::directly::{pass_on_answers, say, say_within};
-use super::{ASK_AGAIN, LOSS_IS_TOLD, Round, gone};
+use super::{ASK_AGAIN, LOSS_IS_TOLD, Round};
 use crate::agent::Agent;
 use crate::decision::{Cause, Event, ServerIs, Stage, Verdict, WhenExhausted, may_leave};
 use crate::error::AgentError;
