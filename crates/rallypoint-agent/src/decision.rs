@@ -339,8 +339,11 @@ fn changed(stage: Stage, change: GroupChange) -> Stage {
     let first = if let Stage::Settling { first } = &stage { first.clone() } else { None };
     match change {
         GroupChange::Closed { reason } => Stage::Over(Verdict::Closed { reason, first }),
-        // Somebody wants in, or has settled a moment earlier. What came first is still worth knowing.
-        GroupChange::Waiting { .. } | GroupChange::Left { .. } if matches!(stage, Stage::Settling { .. }) => {
+        // Somebody wants in, or has settled a moment earlier; or etcd has lost the round since. What came first is still worth
+        // knowing, and the nodes tell each other directly.
+        GroupChange::Waiting { .. } | GroupChange::Left { .. } | GroupChange::StateLost
+            if matches!(stage, Stage::Settling { .. }) =>
+        {
             stage
         }
         // Those who wait are in time for nothing, unless somebody who still works meets again.

@@ -50,6 +50,8 @@ use crate::worker_store::ServedStore;
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// A store that was lost is told of as a change of the group, but not always at once.
 const LOSS_IS_TOLD: Duration = Duration::from_secs(5);
+/// For etcd to take a failure before the others are told directly, too. No death is told so soon.
+const FAILURE_TO_BE_TAKEN: Duration = Duration::from_millis(1500);
 /// Workers that take longer to end are waited for with a word.
 const LONG_STOP: Duration = Duration::from_secs(2);
 /// For etcd to take it that this node leaves, when its workers are gone.
@@ -409,7 +411,7 @@ impl Round<'_> {
                         self.heard = None;
                         continue;
                     }
-                    self.with_reason(change, stop).await
+                    self.with_reason(change, fence, stop).await
                 }
                 notice = fence.told(None), if !saves_here => {
                     self.told_by_etcd = false;

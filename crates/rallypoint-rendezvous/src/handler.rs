@@ -1,5 +1,6 @@
 //! What every backend does, and what a node gets from it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -119,6 +120,18 @@ pub trait RendezvousHandler: Send + Sync + std::fmt::Debug {
     /// where the backend does not know.
     fn lost(&self) -> Vec<GroupChange> {
         Vec::new()
+    }
+
+    /// Waits until this node is told that its last round has lost somebody besides those with these ranks: `changed` may tell
+    /// of the first one alone. For ever where the backend does not say.
+    async fn lost_besides(&self, _ranks: &BTreeSet<usize>) -> GroupChange {
+        std::future::pending().await
+    }
+
+    /// Whom the last round this node was in has lost, the first few, as etcd has it now: what `changed` tells may lag behind. One
+    /// small read. None where the backend does not say.
+    async fn losses_told(&self) -> Result<Vec<GroupChange>> {
+        Ok(Vec::new())
     }
 
     /// How the last round this node was in stands now, as far as that is known. Read when asked for.

@@ -4,6 +4,7 @@
 
 mod seen;
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -323,6 +324,14 @@ impl RendezvousHandler for Observed {
 
     fn lost(&self) -> Vec<GroupChange> {
         self.inner.lost()
+    }
+
+    async fn lost_besides(&self, ranks: &BTreeSet<usize>) -> GroupChange {
+        self.inner.lost_besides(ranks).await
+    }
+
+    async fn losses_told(&self) -> Result<Vec<GroupChange>> {
+        self.inner.losses_told().await
     }
 
     async fn standing(&self) -> Result<Standing> {

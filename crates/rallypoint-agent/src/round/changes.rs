@@ -6,7 +6,7 @@ use rallypoint_core::round::What;
 use rallypoint_rendezvous::{GroupChange, RendezvousHandler, Standing};
 use tracing::info;
 
-use super::{ASK_AGAIN, LOSS_IS_TOLD, Round};
+use super::{ASK_AGAIN, FAILURE_TO_BE_TAKEN, LOSS_IS_TOLD, Round};
 use crate::decision::{Event, Stage};
 use crate::fence::Fence;
 use crate::finish::here;
@@ -24,6 +24,16 @@ impl Round<'_> {
         next_change(self.agent.handler(), &self.gone, &mut self.heard, &mut self.put_off, None).await
     }
 
+    /// The same while it is settled what came first, or the loss of somebody besides those with these ranks.
+    pub(super) async fn change_besides(&mut self, ranks: &BTreeSet<usize>) -> GroupChange {
+        let handler = self.agent.handler();
+        tokio::select! {
+            biased;
+            change = next_change(handler, &self.gone, &mut self.heard, &mut self.put_off, None) => change,
+            loss = handler.lost_besides(ranks), if !ranks.is_empty() => loss,
+        }
+    }
+
     /// The round's store has failed. Where etcd has lost it with the rest of the round, the group is told.
     pub(super) async fn loss(&self) -> Option<GroupChange> {
         tokio::time::timeout(LOSS_IS_TOLD, self.handler().changed()).await.ok()
@@ -31,10 +41,20 @@ impl Round<'_> {
 
     /// A change of the group, or what was behind it or before it: whoever leaves or meets again has said why before, which may
     /// be heard of later, and so may a failure that was told before a death.
-    pub(super) async fn with_reason(&self, change: GroupChange, stop: &mut StopListener) -> Event {
+    pub(super) async fn with_reason(
+        &mut self,
+        change: GroupChange,
+        fence: &Fence,
+        stop: &mut StopListener,
+    ) -> Event {
         let said = async {
             match &change {
                 GroupChange::Left { .. } => self.board.said().await.map(Event::Notice),
+                // A failure before that can be told only directly.
+                GroupChange::StateLost => {
+                    let told = tokio::time::timeout(FAILURE_TO_BE_TAKEN, fence.told(None)).await.ok();
+                    told.map(Event::Notice)
+                }
                 change => self.died_after(change).await,
             }
         };
@@ -43,6 +63,9 @@ impl Round<'_> {
             _ = stop.asked() => None,
             said = said => said,
         };
+        if change == GroupChange::StateLost && said.is_some() {
+            self.told_by_etcd = false;
+        }
         said.unwrap_or(Event::Changed(change))
     }
 

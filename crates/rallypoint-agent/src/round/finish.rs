@@ -80,7 +80,7 @@ impl Round<'_> {
                         Event::AllSucceeded
                     }
                     change if self.had_finished(&change, fence).await => continue,
-                    change => self.with_reason(change, stop).await,
+                    change => self.with_reason(change, fence, stop).await,
                 },
             };
             self.decision.handle(event);

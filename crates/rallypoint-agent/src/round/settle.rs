@@ -1,5 +1,6 @@
 //! When a round is over on this node: what came first, with the other nodes, and what that leads to.
 
+use std::collections::BTreeSet;
 use std::error::Error as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
@@ -10,11 +11,11 @@ use rallypoint_rendezvous::{GroupChange, Whom};
 use rustix::process::Signal;
 use tokio::sync::watch;
 use tokio::time::Instant;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::changes::gone;
 use super::directly::{pass_on_answers, say, say_within};
-use super::{ASK_AGAIN, LOSS_IS_TOLD, Round};
+use super::{ASK_AGAIN, FAILURE_TO_BE_TAKEN, LOSS_IS_TOLD, Round};
 use crate::agent::Agent;
 use crate::decision::{Cause, Event, ServerIs, Stage, Verdict, WhenExhausted, may_leave};
 use crate::error::AgentError;
@@ -30,10 +31,10 @@ use crate::words;
 const DEPARTURES: &[u8] = b"departures";
 /// The node that serves the store that the workers meet at.
 const STORE: usize = 0;
-/// For etcd to take a failure before the others are told directly, too. No death is told so soon.
-const FAILURE_TO_BE_TAKEN: Duration = Duration::from_millis(1500);
 /// For nodes whose leases have ended while etcd was away to come back.
 const TO_COME_BACK: Duration = Duration::from_secs(8);
+/// Whoever waits for longer for the others is told so.
+const LONG: Duration = Duration::from_secs(3);
 /// For a node that etcd has given up to answer directly.
 const TO_ANSWER: Duration = Duration::from_millis(1500);
 
@@ -169,6 +170,7 @@ impl Round<'_> {
         // What another told through etcd was told while that was there.
         let was_there =
             self.told_by_etcd && matches!(self.decision.stage(), Stage::Settling { first: Some(_) });
+        let contact = self.handler().contact();
         let (answered, is_taken, rank) = (AtomicBool::new(false), AtomicBool::new(false), self.rank);
         // What another could tell only directly.
         let told_directly = match self.decision.stage() {
@@ -197,7 +199,7 @@ impl Round<'_> {
                 own_is_told.store(true, Ordering::Relaxed);
                 // It gives no other answer.
                 if !stands.is_failure() {
-                    return stands;
+                    return Ok(stands);
                 }
             }
             answered.store(true, Ordering::Relaxed);
@@ -208,22 +210,36 @@ impl Round<'_> {
                 debug!(?told, "what another node could tell only directly is passed on");
             }
             // They may not have heard of it either.
-            while let Err(error) = say(agent, board.answer(), answer_directly()).await {
-                debug!(%error, "the other nodes cannot be answered");
+            let is_first = loop {
+                match say(agent, board.answer(), answer_directly()).await {
+                    Ok(is_first) => break is_first,
+                    Err(error) => debug!(%error, "the other nodes cannot be answered"),
+                }
                 tokio::time::sleep(ASK_AGAIN).await;
-            }
+            };
             answers.send_replace(true);
             is_taken.store(true, Ordering::Relaxed);
+            // Where it was cut off for long, and nobody has passed its answer on, the others may have settled that it died.
+            if is_first
+                && contact.is_some_and(|contact| contact.at.elapsed() > contact.lease / 2)
+                && let Some(given_up) = is_given_up(agent, rank).await
+            {
+                return Err(given_up);
+            }
             for node in had_finished {
                 let answered = board.answer_for(node).await;
                 debug!(?answered, node, "a node that had finished and is gone has nothing to say");
             }
-            board.all_answered().await
+            Ok(board.all_answered().await)
         };
+        // Of those it is known what their loss means.
+        let mut lost = BTreeSet::new();
+        let long = tokio::time::sleep(LONG);
         let time = a_death_is_told(agent, &is_taken);
         let passing_on = pass_on_answers(&board, fence);
-        tokio::pin!(telling, time, passing_on);
-        let (mut all_answered, mut directly) = (false, !self.told_by_etcd);
+        tokio::pin!(telling, long, time, passing_on);
+        let (mut all_answered, mut directly, mut is_long) = (false, !self.told_by_etcd, false);
+        let mut state_lost = self.heard == Some(GroupChange::StateLost);
         loop {
             let first = match self.decision.stage() {
                 Stage::Over(verdict) => {
@@ -245,6 +261,11 @@ impl Round<'_> {
                 }
                 Stage::Working | Stage::Finishing | Stage::Unable { .. } => None,
             };
+            if std::mem::take(&mut state_lost) {
+                // Nothing can be said through etcd any more, nor is a death told.
+                is_taken.store(true, Ordering::Relaxed);
+                answer_directly().await;
+            }
             let event = tokio::select! {
                 biased;
                 signal = stop.asked() => {
@@ -285,12 +306,19 @@ impl Round<'_> {
                     all_answered = true;
                     Event::AllAnswered
                 }
-                notice = &mut telling, if !all_answered => {
+                told = &mut telling, if !all_answered => {
                     all_answered = true;
-                    self.hear(Event::Notice(notice), fence);
-                    Event::AllAnswered
+                    match told {
+                        Ok(notice) => {
+                            self.hear(Event::Notice(notice), fence);
+                            Event::AllAnswered
+                        }
+                        Err(given_up) => Event::Changed(given_up),
+                    }
                 }
-                change = self.change() => {
+                change = self.change_besides(&lost) => {
+                    lost.extend(gone(&change));
+                    state_lost = change == GroupChange::StateLost;
                     if gone(&change) == Some(STORE)
                         && (without_store || self.has_finished(&change, fence).await)
                     {
@@ -307,7 +335,7 @@ impl Round<'_> {
                     // Whoever closed it because of a failure has heard from all what came first, and so can this node.
                     if matches!(change, GroupChange::Closed { .. })
                         && !all_answered
-                        && let Ok(notice) = tokio::time::timeout(LOSS_IS_TOLD, &mut telling).await
+                        && let Ok(Ok(notice)) = tokio::time::timeout(LOSS_IS_TOLD, &mut telling).await
                     {
                         self.hear(Event::Notice(notice), fence);
                     }
@@ -316,6 +344,11 @@ impl Round<'_> {
                         Some(died_after) => died_after,
                         None => answers_directly(&change, fence).await.unwrap_or(Event::Changed(change)),
                     }
+                }
+                () = &mut long, if !is_long => {
+                    is_long = true;
+                    info!("waiting for the other nodes: what came first is known when all have answered, or one of them is known to be gone");
+                    continue;
                 }
                 () = &mut time => Event::TimeUp,
                 never = &mut passing_on => match never {},
@@ -339,7 +372,9 @@ impl Round<'_> {
 
     /// Whether the others can go on without this node, whose restarts are used up. If so it is counted, and gone.
     async fn can_be_spared(&self) -> bool {
-        let spared = tokio::time::timeout(self.handler().time_to_notice(), self.departs()).await;
+        // Those are waited for who may come back, and etcd after that.
+        let time = TO_COME_BACK + self.handler().time_to_notice();
+        let spared = tokio::time::timeout(time, self.departs()).await;
         match spared.unwrap_or_else(|_| Err("etcd does not answer".to_owned())) {
             Ok(()) => {
                 warn!("this node's restarts are used up: it leaves, and the others go on");
@@ -437,6 +472,13 @@ async fn a_death_is_told(agent: &Agent, is_taken: &AtomicBool) {
         }
         tokio::time::sleep(left.min(ASK_AGAIN)).await;
     }
+}
+
+/// The death of this node itself, where the group was told of that before etcd has taken this node's answer: it was cut off.
+async fn is_given_up(agent: &Agent, rank: usize) -> Option<GroupChange> {
+    let told = tokio::time::timeout(LOSS_IS_TOLD, agent.handler().losses_told()).await;
+    let mut lost = told.ok().and_then(Result::ok).unwrap_or_default().into_iter();
+    lost.find(|change| matches!(change, GroupChange::Died { rank: Some(lost), .. } if *lost == rank))
 }
 
 /// Waits until all other nodes have answered directly, and this one has. Who tells of what came first has answered by that.

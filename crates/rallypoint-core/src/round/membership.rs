@@ -346,13 +346,7 @@ impl Membership {
         // A death before all else: it is the cause of what fails with it. An earlier version may have led.
         let mut lost = record.news.lost.iter();
         if let Some(lost) = lost.clone().find(|lost| lost.why == Why::Died).or_else(|| lost.next()) {
-            let (node, rank) = (lost.node.clone(), lost.rank);
-            return Some(match lost.why {
-                Why::Died => Change::Died { node, rank },
-                Why::Replaced => Change::MemberReplaced { node, rank },
-                Why::Excluded => Change::MemberKeptOut { node, rank },
-                Why::Left | Why::Killed | Why::Again | Why::Late | Why::Other => Change::Left { node, rank },
-            });
+            return Some(Change::of_loss(lost));
         }
         if record.news.lost_count > 0 {
             // Nobody knows who: their seats were lost.

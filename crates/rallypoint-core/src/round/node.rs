@@ -15,7 +15,7 @@ use super::look::Look;
 use super::membership::{Goal, Membership};
 use super::output::{CloseOutcome, NodeEvent, Output, WatchId};
 use super::presence::Presence;
-use super::record::News;
+use super::record::{Lost, News};
 use super::settings::NodeConfig;
 use super::silence::Silence;
 use super::view::View;
@@ -243,6 +243,14 @@ impl Node {
     #[must_use]
     pub fn news(&self) -> Option<&News> {
         self.view.known().map(|known| &known.record.news)
+    }
+
+    /// Whom the round that this node works in has lost, the first few, as far as this node knows.
+    #[must_use]
+    pub fn lost(&self) -> &[Lost] {
+        let seat = self.membership.seat_at_work();
+        let known = self.view.known().filter(|known| seat.is_some_and(|seat| seat.plan == known.record.plan));
+        known.map_or(&[], |known| &known.record.news.lost)
     }
 
     /// All who are kept out of the run, as far as this node knows.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::etcd::{Request, Watched};
 use super::exclusion::Exclusion;
-use super::record::{Corrupt, Lost};
+use super::record::{Corrupt, Lost, Why};
 
 /// What whoever drives a [`Node`](super::Node) has to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -158,6 +158,20 @@ pub enum Change {
     StateLost,
     /// The run's record in etcd cannot be read.
     Corrupt(Corrupt),
+}
+
+impl Change {
+    /// What a member at work is told of the loss of another.
+    #[must_use]
+    pub fn of_loss(lost: &Lost) -> Self {
+        let (node, rank) = (lost.node.clone(), lost.rank);
+        match lost.why {
+            Why::Died => Change::Died { node, rank },
+            Why::Replaced => Change::MemberReplaced { node, rank },
+            Why::Excluded => Change::MemberKeptOut { node, rank },
+            Why::Left | Why::Killed | Why::Again | Why::Late | Why::Other => Change::Left { node, rank },
+        }
+    }
 }
 
 /// Why there will be no round for a node.

@@ -1,6 +1,6 @@
 //! What a node's handler asks of its task, and what that tells it.
 
-use rallypoint_core::round::{CloseOutcome, Joined, Refusal};
+use rallypoint_core::round::{CloseOutcome, Joined, Lost, Refusal};
 use tokio::sync::oneshot;
 
 use super::reach::Complaint;
@@ -56,4 +56,6 @@ pub(super) struct Group {
     pub(super) plan: String,
     /// Why the group is no longer as it was then.
     pub(super) change: Option<GroupChange>,
+    /// Whom it has lost since, the first few.
+    pub(super) lost: Vec<Lost>,
 }

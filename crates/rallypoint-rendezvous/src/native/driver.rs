@@ -383,13 +383,26 @@ impl Driver {
                 Output::Event(event) => self.event(event),
             }
         }
+        self.tell_losses();
+    }
+
+    /// `changed` tells of one loss alone.
+    fn tell_losses(&self) {
+        let lost = self.node.lost();
+        self.group.send_if_modified(|group| {
+            let is_news = group.lost != lost;
+            if is_news {
+                group.lost = lost.to_vec();
+            }
+            is_news
+        });
     }
 
     fn event(&mut self, event: NodeEvent) {
         match event {
             NodeEvent::Joined(joined) => {
                 let (round, plan) = (joined.round, joined.plan.clone());
-                self.group.send_replace(Group { round, plan, change: None });
+                self.group.send_replace(Group { round, plan, ..Group::default() });
                 let unwanted = match self.joining.take() {
                     Some(joining) => joining.done.send(Ok(joined)).err().and_then(Result::ok),
                     None => Some(joined),

@@ -1,5 +1,6 @@
 //! One node's side of a run.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -8,8 +9,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rallypoint_core::round::{
-    CloseOutcome, Corrupt, EventRecord, Exclusion, ExclusionAuthor, ExclusionChange, Joined, Keys, Refusal,
-    kept_out,
+    Change, CloseOutcome, Corrupt, EventRecord, Exclusion, ExclusionAuthor, ExclusionChange, Joined, Keys,
+    Refusal, kept_out,
 };
 use rallypoint_etcd::v3::Client;
 use rallypoint_store::{EtcdStore, Store};
@@ -24,7 +25,7 @@ use super::clusters::Clusters;
 use super::command::{Command, Departing, Group, NoRound};
 use super::driver::Driver;
 use super::identity::{Identity, config, local_address};
-use super::news::loss;
+use super::news::{change, loss};
 use super::operator::{self, Gone};
 use super::own_events::OwnEvents;
 use super::patience::patiently;
@@ -440,6 +441,24 @@ impl RendezvousHandler for NativeHandler {
         let plan = self.group.borrow().plan.clone();
         let members = operator::members(&self.client, &self.keys, &plan).await;
         members.map_err(|error| self.connection(error))
+    }
+
+    async fn lost_besides(&self, ranks: &BTreeSet<usize>) -> GroupChange {
+        let mut group = self.group.clone();
+        let other = |group: &Group| group.lost.iter().find(|lost| !ranks.contains(&lost.rank)).cloned();
+        let lost = group.wait_for(|group| other(group).is_some()).await.ok().and_then(|group| other(&group));
+        match lost {
+            Some(lost) => change(Change::of_loss(&lost)),
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn losses_told(&self) -> Result<Vec<GroupChange>> {
+        let plan = self.group.borrow().plan.clone();
+        let round = operator::read_round(&self.client, &self.keys).await;
+        let round = round.map_err(|error| self.connection(error))?.filter(|round| round.plan == plan);
+        let lost = round.map(|round| round.news.lost).unwrap_or_default();
+        Ok(lost.iter().map(|lost| change(Change::of_loss(lost))).collect())
     }
 
     async fn standing(&self) -> Result<Standing> {

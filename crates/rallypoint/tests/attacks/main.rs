@@ -35,6 +35,8 @@ use tokio::net::TcpStream;
 const MOST: u64 = 512;
 /// MiB of that which an allocator may keep for the next: pieces of what was freed.
 const KEPT: u64 = 384;
+/// Bytes of good clients' requests.
+const UNDER_WAY: usize = 16 << 20;
 const RANGE: &str = "/etcdserverpb.KV/Range";
 const TXN: &str = "/etcdserverpb.KV/Txn";
 
@@ -121,7 +123,9 @@ async fn given_back(serving: &Serving, most: u64) -> u64 {
 async fn fill(serving: &Serving, prefix: &str, keys: usize, bytes: usize) {
     let client = Client::connect([&serving.endpoint], None).await.unwrap();
     let value = vec![b'v'; bytes];
-    for keys in (0..keys).collect::<Vec<_>>().chunks(256) {
+    // More than that under way at a time would be an attack of its own.
+    let at_once = (UNDER_WAY / bytes).clamp(1, 256);
+    for keys in (0..keys).collect::<Vec<_>>().chunks(at_once) {
         let puts = keys.iter().map(|key| {
             let (mut client, value) = (client.clone(), value.clone());
             async move { client.put(format!("{prefix}{key:06}"), value, None).await.unwrap() }

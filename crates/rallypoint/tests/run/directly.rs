@@ -182,3 +182,40 @@ fn a_run_ends_for_all_though_the_node_that_is_to_close_it_is_gone_before_etcd_ta
         assert!(ended.with("begins 2").is_empty(), "{}", ended.text());
     }
 }
+
+/// It cannot be told by etcd that the first one is alive, nor by that one that the second is not.
+#[test]
+fn a_death_is_the_cause_also_where_one_that_is_cut_off_from_etcd_is_missed_with_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let pid = folder.path().join("pid");
+    let dies = format!("echo $$ >{}; {WORKS}", pid.display());
+    let echo = format!(
+        "echo begins $WORLD_SIZE; [ $WORLD_SIZE = 3 ] || exec sleep 600; until [ -s {0} ]; do sleep 0.05; done; \
+         while [ -e /proc/$(cat {0}) ]; do sleep 0.02; done; sleep 0.3; exit 9",
+        pid.display()
+    );
+    let (_etcd, proxy, [mut a, mut b, c]) = one_by_proxy(QUICK, [&echo, &dies, &echo]);
+    proxy.delay(HELD);
+    std::thread::sleep(Duration::from_millis(600));
+    b.pull_the_plug();
+    let said = a.wait_for("meeting again");
+    assert!(said.contains("(b) died"), "{said}");
+    proxy.delay(Duration::ZERO);
+    proxy.cut();
+    go_on([a, c]);
+}
+
+#[test]
+fn a_failure_is_the_cause_also_where_etcd_loses_all_it_had_right_after_it() {
+    let mut etcd = Etcd::start(Version::V35);
+    let (endpoint, folder) = (etcd.endpoint(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("fails");
+    let mut nodes = [("a", WORKS), ("b", WORKS), ("c", &fails_with(&file))]
+        .map(|(name, script)| node(QUICK, &endpoint, name, script));
+    three(&mut nodes);
+    etcd.pause();
+    fs::write(&file, "").unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    etcd.restart_empty();
+    nodes.into_iter().for_each(names_the_failure);
+}

@@ -478,3 +478,23 @@ fn whatever_is_cut_no_two_have_one_rank_for_long_and_all_meet_again() {
         node.ended().expect(0);
     }
 }
+
+/// Not for as long as it would stop its workers for that. It comes back with a failure of its own, which was the first.
+#[test]
+fn a_node_that_was_given_up_while_it_was_cut_off_names_its_own_death_as_the_others_do() {
+    let mut site = Site::of_members(3, &["--nnodes", "3", "--max-restarts", "1"]);
+    site.network.host(0).cut();
+    std::thread::sleep(Duration::from_millis(500));
+    let file = |n: usize| site.folder.path().join(format!("node{n}.fail"));
+    (0..3).for_each(|n| std::fs::write(file(n), "7").unwrap());
+    std::thread::sleep(Duration::from_millis(4_500));
+    (0..3).for_each(|n| std::fs::remove_file(file(n)).unwrap());
+    site.network.host(0).mend();
+    site.meet(2, 3, 0..3);
+    std::fs::write(site.folder.path().join("end"), "").unwrap();
+    for node in site.nodes {
+        let ended = node.ended().expect(0);
+        assert!(!ended.with("died; meeting again").is_empty(), "{}", ended.text());
+        assert!(ended.with("starting again").is_empty(), "{}", ended.text());
+    }
+}
