@@ -361,23 +361,23 @@ impl Board {
         tokio::time::timeout(TO_READ, read).await.ok()?
     }
 
-    /// Says that this node is there and has said all it has to say. False: another had passed that on already.
-    pub(crate) async fn answer(&self) -> Result<bool, StoreError> {
+    /// Says that this node is there and has said all it has to say.
+    pub(crate) async fn answer(&self) -> Result<(), StoreError> {
         self.answer_for(self.node).await
     }
 
     /// The same of another node, which has told this one so.
-    pub(crate) async fn answer_for(&self, node: usize) -> Result<bool, StoreError> {
+    pub(crate) async fn answer_for(&self, node: usize) -> Result<(), StoreError> {
         // Whoever counts all answers knows whose they are. Several may pass on one, and one of them counts it.
         let by = self.node.to_string().into_bytes();
         if self.store.compare_set(&answered(node), &[], &by).await? != by {
-            return Ok(false);
+            return Ok(());
         }
         let answers = self.store.add(ANSWERS, 1).await?;
         if usize::try_from(answers).is_ok_and(|answers| answers >= self.nodes) {
             self.store.set(ALL_ANSWERED, b"1").await?;
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Answers, and waits until all have heard of the notice.

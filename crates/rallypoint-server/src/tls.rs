@@ -1,11 +1,13 @@
 //! Certificates from files, which are read again when they change.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt as _;
+use std::fs::{self, OpenOptions};
+use std::io::Read as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
@@ -16,6 +18,8 @@ use crate::{ServerError, Tls};
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
+/// More than any certificates are.
+const MOST_BYTES: u64 = 4 << 20;
 /// How often the files are looked at, at most: when a connection comes.
 const INTERVAL: Duration = Duration::from_secs(2);
 
@@ -106,8 +110,9 @@ pub(crate) fn common_name(certificate: &CertificateDer<'_>) -> Option<Arc<str>> 
 pub(crate) fn acceptor(tls: &Tls) -> Result<TlsAcceptor, ServerError> {
     let unusable = |source: Cause| ServerError::Tls { path: tls.cert_file.clone(), source };
     let chain = certificates("certificate", &tls.cert_file)?;
-    let key = PrivateKeyDer::from_pem_file(&tls.key_file)
-        .map_err(|error| unreadable("private key", &tls.key_file, error.into()))?;
+    let key = read(&tls.key_file)
+        .and_then(|text| Ok(PrivateKeyDer::from_pem_slice(&text)?))
+        .map_err(|error| unreadable("private key", &tls.key_file, error))?;
 
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -133,13 +138,25 @@ pub(crate) fn acceptor(tls: &Tls) -> Result<TlsAcceptor, ServerError> {
 
 /// All certificates of a file; at least one.
 fn certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, ServerError> {
-    let found = CertificateDer::pem_file_iter(path)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .map_err(|error| unreadable(what, path, error.into()))?;
+    let found = read(path)
+        .and_then(|text| Ok(CertificateDer::pem_slice_iter(&text).collect::<Result<Vec<_>, _>>()?))
+        .map_err(|error| unreadable(what, path, error))?;
     if found.is_empty() {
         return Err(unreadable(what, path, "the file has none".into()));
     }
     Ok(found)
+}
+
+/// The text of a file. What is no file may never end, as a pipe does not.
+fn read(path: &Path) -> Result<Vec<u8>, Cause> {
+    let at_once = i32::try_from(OFlags::NONBLOCK.bits())?;
+    let file = OpenOptions::new().read(true).custom_flags(at_once).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err("it is no file".into());
+    }
+    let mut text = Vec::new();
+    file.take(MOST_BYTES).read_to_end(&mut text)?;
+    Ok(text)
 }
 
 fn unreadable(what: &'static str, path: &Path, source: Cause) -> ServerError {

@@ -157,6 +157,10 @@ async fn tls_and_mutual_tls() {
     put_over_tls(&server, trusting()).await.unwrap_err();
 }
 
+fn pipe(path: &std::path::Path) {
+    assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
 /// With a real client before and after. What cannot be used changes nothing.
 #[tokio::test]
 async fn certificates_are_read_again_when_they_change() {
@@ -181,6 +185,12 @@ async fn certificates_are_read_again_when_they_change() {
         server.reload();
         put_over_tls(&server, trusting(&old)).await.unwrap();
     }
+    // Nor does a pipe, which would be read for ever.
+    std::fs::remove_file(&cert).unwrap();
+    pipe(&cert);
+    server.reload();
+    put_over_tls(&server, trusting(&old)).await.unwrap();
+    std::fs::remove_file(&cert).unwrap();
     // A certificate without its key is not used either.
     std::fs::copy(new.server_cert(), &cert).unwrap();
     server.reload();
@@ -252,6 +262,12 @@ async fn bad_certificate_files_are_named() {
     assert!(matches!(wrong, ServerError::Tls { .. }), "{wrong}");
     let empty = error(&|tls| tls.client_ca_file = Some(certs.server_key().into()));
     assert!(empty.to_string().starts_with("cannot read the client authority in "), "{empty}");
+    let folder = tempfile::tempdir().unwrap();
+    pipe(&folder.path().join("pipe"));
+    for endless in [folder.path().join("pipe"), "/dev/zero".into()] {
+        let endless = error(&|tls| tls.key_file.clone_from(&endless));
+        assert!(endless.source().unwrap().to_string().contains("it is no file"), "{endless}");
+    }
 }
 
 /// Sends this and no more, and reads until the server hangs up.

@@ -212,10 +212,12 @@ fn who_leaves_says_so_and_costs_nobody_anything() {
 }
 
 #[test]
-fn what_comes_first_is_waited_for_even_where_others_meet_again() {
-    let settling = after(0, [Event::Failed, Event::Changed(left())]);
-    assert_eq!(settling, Stage::Settling { first: None });
-    assert_eq!(over(0, [Event::Changed(left())]), free(Cause::Group(left())));
+fn what_comes_first_is_waited_for_even_where_others_meet_again_or_etcd_has_lost_the_round() {
+    for change in [left(), GroupChange::StateLost] {
+        let settling = after(0, [Event::Failed, Event::Changed(change.clone())]);
+        assert_eq!(settling, Stage::Settling { first: None });
+        assert_eq!(over(0, [Event::Changed(change.clone())]), free(Cause::Group(change)));
+    }
     let waiting = GroupChange::Waiting { count: 1 };
     assert_eq!(over(0, [Event::Changed(waiting.clone())]), free(Cause::Group(waiting.clone())));
     assert_eq!(after(0, [Event::Succeeded, Event::Changed(waiting)]), Stage::Finishing);

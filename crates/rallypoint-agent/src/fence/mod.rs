@@ -17,7 +17,7 @@ mod wire;
 mod witness;
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rallypoint_rendezvous::{Contact, Rendezvous, RendezvousHandler};
@@ -49,6 +49,8 @@ pub(crate) struct Fence {
     cut_off: watch::Receiver<Option<CutOff>>,
     /// This node's own workers have ended.
     ended: watch::Sender<bool>,
+    /// When another node first took this one's own answer directly.
+    answered: OnceLock<Instant>,
     /// Those that find out; they end with this.
     _tasks: JoinSet<()>,
 }
@@ -58,7 +60,7 @@ impl Fence {
     pub(crate) fn none() -> Self {
         let (peers, cut_off) = (watch::channel(Vec::new()).1, watch::channel(None).1);
         let (ended, _tasks) = (watch::Sender::new(false), JoinSet::new());
-        Fence { seat: None, notes: None, peers, cut_off, ended, _tasks }
+        Fence { seat: None, notes: None, peers, cut_off, ended, answered: OnceLock::new(), _tasks }
     }
 
     /// Watches over the round that this node is in now.
@@ -91,7 +93,8 @@ impl Fence {
             let (peers, notes, ended) = (peers.clone(), notes.clone(), ended.subscribe());
             async move { watch_over(&*handler, &ranks, &peers, &notes, &ended, &sender, limits).await }
         });
-        Fence { seat: Some(seat), notes: Some(notes), peers, cut_off, ended, _tasks: tasks }
+        let answered = OnceLock::new();
+        Fence { seat: Some(seat), notes: Some(notes), peers, cut_off, ended, answered, _tasks: tasks }
     }
 
     /// Waits until this node knows how to ask the others, so that an etcd that is lost right after finds it prepared. Not
@@ -153,11 +156,18 @@ impl Fence {
     }
 
     async fn tell_directly(&self, news: &News) {
-        self.to_all(|reach| {
+        let told = self.to_all(|reach| {
             let news = news.clone();
             async move { reach.tell(&news).await }
-        })
-        .await;
+        });
+        if told.await && news.answered.is_some() {
+            self.answered.get_or_init(Instant::now);
+        }
+    }
+
+    /// Whether this node's own answer has reached another directly by then.
+    pub(crate) fn has_answered_before(&self, time: Instant) -> bool {
+        self.answered.get().is_some_and(|answered| *answered < time)
     }
 
     /// Tells the other nodes directly that this one, with this rank, has finished: etcd may not be able to.
@@ -166,15 +176,15 @@ impl Fence {
         self.to_all(|reach| async move { reach.tell_finish(rank).await }).await;
     }
 
-    /// To all at the same time, as far as it is known how they are reached.
-    async fn to_all<T: Future<Output = ()> + Send + 'static>(&self, say: impl Fn(Arc<Reach>) -> T) {
+    /// To all at the same time, as far as it is known how they are reached. Whether any of them was.
+    async fn to_all<T: Future<Output = bool> + Send + 'static>(&self, say: impl Fn(Arc<Reach>) -> T) -> bool {
         let mut saying = JoinSet::new();
         for peer in self.peers.borrow().iter() {
             if let Peer::At(reach) = peer {
                 saying.spawn(say(Arc::clone(reach)));
             }
         }
-        saying.join_all().await;
+        saying.join_all().await.contains(&true)
     }
 
     /// Whether the node with this rank has said so.

@@ -96,17 +96,17 @@ impl Reach {
         Some((answer, News::read(&news)))
     }
 
-    /// Tells the member what this node knows, unasked.
-    pub(super) async fn tell(&self, news: &News) {
-        self.send(&[&self.question.write_telling()[..], &news.write()].concat()).await;
+    /// Tells the member what this node knows, unasked. Whether it has taken that.
+    pub(super) async fn tell(&self, news: &News) -> bool {
+        self.send(&[&self.question.write_telling()[..], &news.write()].concat()).await
     }
 
     /// Tells the member that the node with this rank has finished.
-    pub(super) async fn tell_finish(&self, rank: u32) {
-        self.send(&self.question.write_finish(rank)).await;
+    pub(super) async fn tell_finish(&self, rank: u32) -> bool {
+        self.send(&self.question.write_finish(rank)).await
     }
 
-    async fn send(&self, text: &[u8]) {
+    async fn send(&self, text: &[u8]) -> bool {
         let telling = async {
             let mut stream = TcpStream::connect(&self.addresses[..]).await?;
             stream.write_all(text).await?;
@@ -116,6 +116,7 @@ impl Reach {
         };
         let told = tokio::time::timeout(ASKING, telling).await;
         debug!(addresses = ?self.addresses, ?told, "a node was told directly");
+        matches!(told, Ok(Ok(_)))
     }
 }
 

@@ -210,18 +210,16 @@ impl Round<'_> {
                 debug!(?told, "what another node could tell only directly is passed on");
             }
             // They may not have heard of it either.
-            let is_first = loop {
-                match say(agent, board.answer(), answer_directly()).await {
-                    Ok(is_first) => break is_first,
-                    Err(error) => debug!(%error, "the other nodes cannot be answered"),
-                }
+            while let Err(error) = say(agent, board.answer(), answer_directly()).await {
+                debug!(%error, "the other nodes cannot be answered");
                 tokio::time::sleep(ASK_AGAIN).await;
-            };
+            }
             answers.send_replace(true);
             is_taken.store(true, Ordering::Relaxed);
-            // Where it was cut off for long, and nobody has passed its answer on, the others may have settled that it died.
-            if is_first
-                && contact.is_some_and(|contact| contact.at.elapsed() > contact.lease / 2)
+            // Where nobody had heard from it before its lease could end, the others may have settled that it died.
+            if let Some(lease_ends) = contact.map(|contact| contact.at + contact.lease)
+                && lease_ends < Instant::now()
+                && !fence.has_answered_before(lease_ends)
                 && let Some(given_up) = is_given_up(agent, rank).await
             {
                 return Err(given_up);
@@ -420,13 +418,15 @@ impl Round<'_> {
         let goes = goes.unwrap_or_else(|| Whom::Node(self.agent.name().to_owned()));
         let until = Instant::now() + TO_COME_BACK;
         loop {
+            // Looked at before: who comes back meanwhile is not counted.
+            let are_all_here = self.are_all_here().await;
             let mut spared = without(self.handler(), &goes, &**run_store).await?;
             if self.agent.hosts_server() {
                 spared.server = ServerIs::Here;
             }
             match spared.check() {
                 Ok(()) => break,
-                Err(why) if Instant::now() >= until || self.are_all_here().await => return Err(why),
+                Err(why) if are_all_here || Instant::now() >= until => return Err(why),
                 Err(why) => debug!(why, "the others are waited for"),
             }
             tokio::time::sleep(ASK_AGAIN).await;

@@ -273,6 +273,7 @@ impl Work {
             self.folder.take_reserve();
         }
         if was_scarce && !self.room.is_scarce() {
+            self.folder.take_reserve();
             self.begin_log();
         }
         self.tell(was_full);

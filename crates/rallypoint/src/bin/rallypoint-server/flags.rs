@@ -230,6 +230,17 @@ pub(super) fn parse(args: impl Iterator<Item = OsString>) -> Result<Flags, Error
     }
     let url = text("listen-client-urls").unwrap_or_default();
     let (https, listen) = listen_address(url).map_err(&mut wrong)?;
+    // An empty name is that of a variable that was not set, and would let everybody in.
+    let is_by_default = matches.value_source(TOKEN_FILE) == Some(ValueSource::DefaultValue);
+    if !is_by_default && text(TOKEN_FILE).is_none() {
+        return Err(wrong(format!("--{TOKEN_FILE} names no file: leave it out to let in whoever comes")));
+    }
+    let asks_for_certificates = text("trusted-ca-file").is_some() || is_on(&matches, "client-cert-auth");
+    if !https && asks_for_certificates {
+        return Err(wrong(format!(
+            "--client-cert-auth and --trusted-ca-file need https://, not {url}: clients that they are to turn away would be let in"
+        )));
+    }
     let tls = match (https, text("cert-file"), text("key-file")) {
         (false, ..) => None,
         (true, Some(cert), Some(key)) => {
@@ -286,6 +297,10 @@ pub(super) fn parse(args: impl Iterator<Item = OsString>) -> Result<Flags, Error
         NO_MEANING.iter().chain(NO_MEANING_SWITCHES).filter(given).map(|name| (*name).to_owned()).collect();
     if text("auto-compaction-mode") != Some("revision") && given(&&"auto-compaction-retention") {
         without_meaning.push("auto-compaction-retention".to_owned());
+    }
+    if !https {
+        let certificates = ["cert-file", "key-file"].into_iter().filter(|flag| text(flag).is_some());
+        without_meaning.extend(certificates.map(|flag| format!("{flag} without https://")));
     }
     Ok(Flags {
         config,
@@ -456,6 +471,9 @@ mod tests {
             (&["--max-txn-ops", "many"], "\"many\" is not a number"),
             (&["--dta-dir", "x"], "--data-dir"),
             (&["--client-crl-file", "x"], "would be let in"),
+            (&["--client-cert-auth", "--trusted-ca-file", "ca.pem"], "would be let in"),
+            (&["--trusted-ca-file", "ca.pem"], "need https://"),
+            (&["--token-file", ""], "names no file"),
             (&["--experimental-watch-progress-notify-interval", "10"], "is not a time"),
         ] {
             let error = flags(args).unwrap_err();
