@@ -3,10 +3,13 @@
 use std::cell::Cell;
 use std::time::Duration;
 
+use rallypoint_core::round::NAMED_LOSSES;
+
 use crate::check::Told;
 use crate::finale::{MOMENT, settle, state};
 use crate::findings::second;
 use crate::scenarios::{start, tell, world};
+use crate::world::World;
 
 /// Seeds 3201262204 and 3204097505: etcd is full when the leader has looked for a member in vain. There is some space for a
 /// moment, in which that one comes back. Half a minute later the others were told that it had died.
@@ -43,4 +46,42 @@ fn nobody_is_told_of_the_death_of_a_member_that_was_back_before_it_could_be_told
         settle(&mut world, MOMENT)
     });
     assert!(untold.get() > 0, "the leader was first in each world");
+}
+
+/// Seed 3503310830: all members are lost, as they ask for another round, and only some of them are named. The next leader takes
+/// one of the others for dead, and has nothing else to tell until that one is back. It was told later that it had died.
+#[test]
+fn nobody_is_told_of_the_death_of_a_member_that_was_lost_without_a_name_and_is_back() {
+    tell(100, |seed| {
+        let nodes = NAMED_LOSSES + 3;
+        let mut world = world(seed, nodes, nodes);
+        start(&mut world, nodes)?;
+        settle(&mut world, MOMENT)?;
+        let leader = world.leader().expect("somebody leads");
+        world.crash((leader + 1) % nodes);
+        let lease = world.setup.lease;
+        world.run_for(lease + MOMENT * 2)?;
+        let lost = world.check.round().news.lost.clone();
+        let is_named = |id: &String| lost.iter().any(|lost| lost.node == *id);
+        let unnamed = world.living().find(|index| *index != leader && !is_named(&world.processes[*index].id));
+        let member = unnamed.expect("too many are lost to name all");
+        world.cut(member, lease * 2 + second(2));
+        let all_join = |world: &World| world.check.round().news.joined == nodes - 1;
+        assert!(all_join(&world) && world.run_while(world.now + lease * 2, all_join)?, "{}", state(&world));
+        world.crash(leader);
+        // There are as many again as the group was told.
+        world.start("newcomer")?;
+        assert!(world.run_while(world.now + lease * 2, |world| world.leader().is_none())?);
+        // For the next one to look twice.
+        world.run_for(Duration::from_millis(700))?;
+        let is_back = |world: &World| world.check.holds_key(&world.processes[member]);
+        assert!(!is_back(&world) && world.run_while(world.now + lease * 2, |world| !is_back(world))?);
+        let id = world.processes[member].id.clone();
+        let died = |(_, told): &(String, Told)| matches!(told, Told::Lost(who, _, "died") if *who == id);
+        assert!(!world.check.news.iter().any(died), "it was told in time: {}", state(&world));
+        world.run_for(MOMENT)?;
+        assert!(!world.check.news.iter().any(died), "{}", state(&world));
+        world.start("last")?;
+        settle(&mut world, MOMENT)
+    });
 }

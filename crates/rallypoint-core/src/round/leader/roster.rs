@@ -417,7 +417,7 @@ impl Roster {
 
     /// Whether the group of the last round is as it was.
     pub(super) fn is_whole(&self) -> bool {
-        self.losses.count == 0 && !self.state_lost
+        self.losses.count() == 0 && !self.state_lost
     }
 
     /// How many members the last round had.
@@ -452,7 +452,7 @@ impl Roster {
         let waiting = if self.plan.is_empty() { 0 } else { useful };
         News {
             lost: self.losses.first_named(),
-            lost_count: self.losses.count,
+            lost_count: self.losses.count(),
             waiting,
             spares,
             joined: self.joined(),

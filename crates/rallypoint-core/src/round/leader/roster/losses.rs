@@ -10,13 +10,15 @@ pub(super) struct Losses {
     /// The dead before all others: a death is the cause of what fails with it, also where somebody left before it was
     /// noticed. Of the others the first few. The group is told of no more than that: some of the dead may be taken back.
     named: Vec<Lost>,
-    pub(super) count: usize,
+    /// So many are known to be lost.
+    known: usize,
+    /// So many an earlier leader, or this one before it read all anew, has told of. Those without a name are found again.
+    told_before: usize,
     /// Those who are there no more, the first few: in a large group, who asks for a round takes the places in `named`
     /// before them.
     gone: Vec<Lost>,
-    /// Losses that an earlier leader, or this one before it read all anew, has told of without a name. Those are found again.
-    counted_before: usize,
-    /// The dead of whom nobody was told so far, as no request that tells of them was sent, or etcd has refused each.
+    /// The dead of whom nobody was told so far, as no request that tells of them was sent, or etcd has refused each. Who was told of
+    /// so many without a name was not told that these have died.
     untold: BTreeSet<String>,
     /// Those of whom the request tells that is under way.
     being_told: BTreeSet<String>,
@@ -27,18 +29,23 @@ impl Losses {
     pub(super) fn told(news: &News) -> Self {
         Losses {
             named: news.lost.clone(),
-            count: news.lost_count,
+            known: news.lost.len(),
+            told_before: news.lost_count,
             gone: news.lost.iter().filter(|lost| is_gone(lost.why)).cloned().collect(),
-            counted_before: news.lost_count.saturating_sub(news.lost.len()),
             ..Losses::default()
         }
     }
 
+    /// So many the group has lost.
+    pub(super) fn count(&self) -> usize {
+        self.known.max(self.told_before)
+    }
+
     fn add(&mut self, lost: Lost) {
-        if lost.why == Why::Died && self.counted_before == 0 {
+        if lost.why == Why::Died {
             self.untold.insert(lost.node.clone());
         }
-        self.found(1);
+        self.known += 1;
         if self.gone.len() < NAMED_LOSSES && is_gone(lost.why) {
             self.gone.push(lost.clone());
         }
@@ -59,19 +66,12 @@ impl Losses {
     fn take_back(&mut self, id: &str) -> bool {
         let untold = self.untold.remove(id);
         if untold {
-            self.count -= 1;
+            self.known -= 1;
             for lost in [&mut self.named, &mut self.gone] {
                 lost.retain(|lost| lost.node != id);
             }
         }
         untold
-    }
-
-    /// So many are lost who were not known to be.
-    fn found(&mut self, found: usize) {
-        let counted = found.min(self.counted_before);
-        self.counted_before -= counted;
-        self.count += found - counted;
     }
 }
 
@@ -130,8 +130,7 @@ impl Roster {
 
     /// Members that nobody can ask, since etcd has lost their places, are dead if they have not come back.
     pub(in super::super) fn lose_unnamed(&mut self) {
-        let unnamed = std::mem::take(&mut self.unnamed);
-        self.losses.found(unnamed);
+        self.losses.known += std::mem::take(&mut self.unnamed);
     }
 
     /// Looks at all members anew.

@@ -1,7 +1,7 @@
 //! What becomes of members and of who takes their names.
 
 use super::super::super::context::tests::Bench;
-use super::super::super::record::{NAMED_LOSSES, RECORD_VERSION, RoundRecord, Seat, json};
+use super::super::super::record::{Lost, NAMED_LOSSES, RECORD_VERSION, RoundRecord, Seat, json};
 use super::super::super::settings::RankPolicy;
 use super::super::reading::last_round;
 use super::member::{ANSWER, SLOW};
@@ -69,7 +69,7 @@ fn a_member_is_dead_once_it_was_asked_and_has_not_answered() {
     assert_eq!(roster.silent(asked), none);
     assert_eq!(roster.silent(asked + ANSWER), ids);
     roster.looked_for("n", asked, asked * 2, None);
-    assert_eq!(roster.losses.count, 0, "nobody has looked for it");
+    assert_eq!(roster.losses.count(), 0, "nobody has looked for it");
     roster.look_for(&ids, asked * 2);
     roster.looked_for("n", asked, asked * 2, Some(&said(1, Wants::Stay, 9)));
     assert_eq!(roster.class("n"), Class::Missing, "it was there at an earlier look, and is gone since");
@@ -84,7 +84,7 @@ fn a_member_is_dead_once_it_was_asked_and_has_not_answered() {
     assert_eq!(roster.answer_due(), Some(asked * 4 + ANSWER), "nobody has seen whether it is there");
     roster.look_for(&ids, asked * 5);
     roster.looked_for("n", asked * 5, asked * 5, None);
-    assert_eq!((roster.class("n"), roster.losses.count), (Class::None, 1));
+    assert_eq!((roster.class("n"), roster.losses.count()), (Class::None, 1));
 }
 
 /// etcd is away while the leader looks for a member, and the member could not answer. It may be slow for ever, too.
@@ -99,7 +99,7 @@ fn looks_that_take_long_are_repeated_a_few_times() {
             let look = roster.answer_due().unwrap();
             roster.look_for(&ids, look);
             roster.looked_for("n", look, look + *took, None);
-            roster.losses.count == 1
+            roster.losses.count() == 1
         })
     };
     let (quick, slow) = (SLOW, SLOW * 2);
@@ -350,6 +350,32 @@ fn who_is_back_before_anybody_was_told_of_its_death_has_not_died() {
         let why: Vec<Why> = leaves.news().lost.iter().map(|lost| lost.why).collect();
         assert_eq!(why, [if before { Why::Left } else { Why::Died }]);
     }
+}
+
+/// Seed 3503310830: an earlier leader has told of more losses than it named, and who was one of the others dies, and is back.
+#[test]
+fn who_was_lost_without_a_name_and_is_back_before_its_death_was_told_has_not_died() {
+    let lost_count = NAMED_LOSSES + 1;
+    let lost = |rank| Lost { node: format!("m{rank}"), rank, why: Why::Again };
+    let told = News { lost: (1..=NAMED_LOSSES).map(lost).collect(), lost_count, ..News::default() };
+    let mut roster = Roster::new(SETTINGS);
+    let mut members: HashMap<_, _> =
+        told.lost.iter().map(|lost| (lost.node.clone(), Member::new(lost.rank, 1))).collect();
+    members.insert("n".to_owned(), Member::new(0, 1));
+    let (plan, world_size) = ("plan".to_owned(), members.len());
+    roster.begin(LastRound { round: 1, plan, world_size, members, told, ..LastRound::default() });
+    let news = |roster: &Roster| {
+        let News { lost, lost_count, .. } = roster.news();
+        (lost.iter().filter(|lost| lost.why == Why::Died).count(), lost_count)
+    };
+    for modified in [4, 6] {
+        dies(&mut roster, "n", modified - 1);
+        assert_eq!(news(&roster), (1, lost_count));
+        roster.read("n", &said(1, Wants::Stay, modified));
+        assert_eq!(news(&roster), (0, lost_count));
+    }
+    roster.read("n", &said(1, Wants::Leave, 8));
+    assert_eq!(roster.news().lost_count, lost_count, "it is counted once");
 }
 
 /// All others who are lost were behind the dead, and there was no room to name them.
