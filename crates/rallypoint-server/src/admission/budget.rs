@@ -1,10 +1,11 @@
 //! The budget, and who has what of it.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use slab::Slab;
-use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use super::accounts::{Accounts, Holder};
 
 /// How often in a row a connection may be refused.
 const MAX_REFUSALS: usize = 1000;
@@ -24,7 +25,9 @@ pub(crate) struct Budget {
     held: AtomicUsize,
     /// Counts what is asked for; the one that asked last has the highest.
     asked: AtomicUsize,
-    accounts: Mutex<Slab<Arc<Holder>>>,
+    /// Who holds less than this cannot hold the most when there is no room: together they have half of it at most.
+    unranked: usize,
+    accounts: Mutex<Accounts>,
     /// For those who watch over the server: connections that were turned away, those that were closed to make room, and
     /// requests for more that were refused.
     turned_away: AtomicU64,
@@ -42,19 +45,6 @@ pub(crate) struct Numbers {
     pub(crate) turned_away: u64,
     pub(crate) pushed_out: u64,
     pub(crate) refused: u64,
-}
-
-/// What one connection holds.
-#[derive(Debug, Default)]
-struct Holder {
-    held: AtomicUsize,
-    /// When it asked for something last, in the budget's count; 0 if never.
-    asked: AtomicUsize,
-    /// How often it was refused since it was let the last time.
-    refused: AtomicUsize,
-    /// It was told to go, to make room.
-    is_pushed_out: AtomicBool,
-    pushed_out: Notify,
 }
 
 /// There is no room.
@@ -83,6 +73,7 @@ impl Budget {
             max_accounts,
             held: AtomicUsize::new(0),
             asked: AtomicUsize::new(0),
+            unranked: ((capacity - kept) / (2 * max_accounts.max(1))).max(1),
             accounts: Mutex::default(),
             turned_away: AtomicU64::new(0),
             pushed_out: AtomicU64::new(0),
@@ -95,18 +86,15 @@ impl Budget {
     pub(crate) fn open(self: &Arc<Self>) -> Result<Account, Full> {
         let holder = Arc::<Holder>::default();
         let mut accounts = self.accounts();
-        let leaving = accounts.iter().filter(|(_, holder)| holder.is_leaving()).count();
-        if accounts.len() - leaving >= self.max_accounts {
-            let idle = accounts.iter().map(|(_, holder)| holder);
-            let idle = idle.filter(|holder| holder.held() == 0 && !holder.is_leaving());
-            let Some(idle) = idle.min_by_key(|holder| holder.asked.load(Ordering::Relaxed)) else {
+        if accounts.staying() >= self.max_accounts {
+            let Some(idle) = accounts.idle() else {
                 self.turned_away.fetch_add(1, Ordering::Relaxed);
                 return Err(Full);
             };
-            idle.push_out();
+            accounts.push_out(idle);
             self.pushed_out.fetch_add(1, Ordering::Relaxed);
         }
-        let key = accounts.insert(Arc::clone(&holder));
+        let key = accounts.all.insert(Arc::clone(&holder));
         Ok(Account(Arc::new(Opened { budget: Arc::clone(self), holder, key, turn: Semaphore::new(1) })))
     }
 
@@ -129,7 +117,7 @@ impl Budget {
     /// For those who watch over the server.
     pub(crate) fn numbers(&self) -> Numbers {
         Numbers {
-            connections: self.accounts().len(),
+            connections: self.accounts().all.len(),
             max_connections: self.max_accounts,
             held: self.held(),
             capacity: self.capacity,
@@ -144,27 +132,30 @@ impl Budget {
         self.held.load(Ordering::Relaxed)
     }
 
-    fn accounts(&self) -> MutexGuard<'_, Slab<Arc<Holder>>> {
+    fn accounts(&self) -> MutexGuard<'_, Accounts> {
         self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Ranks one that holds something else than before, if it holds much, or did.
+    fn held_by(&self, holder: &Holder, key: usize) {
+        if holder.is_ranked() || holder.is_leaving() || holder.held() >= self.unranked {
+            self.accounts().rank(key, self.unranked);
+        }
+    }
+
     /// Decides when there is no room, and has one go if that helps: see [`decide`].
-    fn make_room(&self, asking: &Holder, bytes: usize) -> Result<(), Full> {
-        let accounts = self.accounts();
-        let others = accounts
-            .iter()
-            .filter(|(_, holder)| !std::ptr::eq(Arc::as_ptr(holder), asking))
-            .map(|(key, holder)| (key, holder.held(), holder.is_leaving()));
-        match decide(self.ordinary(), self.held(), asking.held(), bytes, others) {
+    fn make_room(&self, asking: usize, bytes: usize) -> Result<(), Full> {
+        let mut accounts = self.accounts();
+        let own = accounts.all[asking].held();
+        let staying = self.held().saturating_sub(accounts.leaving_bytes);
+        match decide(self.ordinary(), staying, own, bytes, accounts.largest_but(asking)) {
             Verdict::Room => Ok(()),
             Verdict::Refuse => Err(Full),
             Verdict::PushOut(key) => {
-                let holder = &accounts[key];
-                tracing::info!(
-                    bytes = holder.held(),
-                    "a connection that holds the most is closed, to make room"
-                );
-                holder.push_out();
+                let bytes = accounts.all[key].held();
+                accounts.push_out(key);
+                drop(accounts);
+                tracing::info!(bytes, "a connection that holds the most is closed, to make room");
                 self.pushed_out.fetch_add(1, Ordering::Relaxed);
                 Ok(())
             }
@@ -174,56 +165,22 @@ impl Budget {
 
 /// Longest queue drop: the largest holder makes room, be it the one who asks.
 ///
-/// `others` are their keys, what they hold, and whether they are about to give it back. Until they have, it is no room: but
-/// nobody else has to go for it.
+/// `staying` is what is held by those who are not about to give it back. Until these have, it is no room: but nobody else
+/// has to go for it. `largest` is what the other holds that holds the most, and its key.
 fn decide(
     capacity: usize,
-    held: usize,
+    staying: usize,
     own: usize,
     more: usize,
-    others: impl Iterator<Item = (usize, usize, bool)>,
+    largest: Option<(usize, usize)>,
 ) -> Verdict {
-    let (mut leaving, mut largest) = (0, None);
-    for (key, held, is_leaving) in others {
-        if is_leaving {
-            leaving += held;
-        } else if largest.is_none_or(|(_, most)| held > most) {
-            largest = Some((key, held));
-        }
-    }
-    if held.saturating_sub(leaving).saturating_add(more) <= capacity {
+    if staying.saturating_add(more) <= capacity {
         return Verdict::Room;
     }
     match largest {
         // One that goes must make room enough, or it would go for nothing.
-        Some((key, most)) if most > own.saturating_add(more) => Verdict::PushOut(key),
+        Some((most, key)) if most > own.saturating_add(more) => Verdict::PushOut(key),
         _ => Verdict::Refuse,
-    }
-}
-
-impl Holder {
-    fn held(&self) -> usize {
-        self.held.load(Ordering::Relaxed)
-    }
-
-    fn is_leaving(&self) -> bool {
-        self.is_pushed_out.load(Ordering::Relaxed)
-    }
-
-    /// Counts what it is told. To refuse costs memory too, if the answers are not read.
-    fn answered(&self, answer: Result<(), Full>) -> Result<(), Full> {
-        if answer.is_ok() {
-            self.refused.store(0, Ordering::Relaxed);
-        } else if self.refused.fetch_add(1, Ordering::Relaxed) == MAX_REFUSALS {
-            tracing::info!("a connection that is refused and goes on is closed");
-            self.push_out();
-        }
-        answer
-    }
-
-    fn push_out(&self) {
-        self.is_pushed_out.store(true, Ordering::Relaxed);
-        self.pushed_out.notify_one();
     }
 }
 
@@ -279,25 +236,43 @@ impl Account {
     }
 
     fn add(&self, bytes: usize) -> Result<(), Full> {
-        let Opened { budget, holder, .. } = &*self.0;
+        let Opened { budget, holder, key, .. } = &*self.0;
         holder.asked.store(budget.asked.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
         if holder.is_leaving() {
             return Err(Full);
         }
         if !budget.hold(bytes, budget.ordinary()) {
-            budget.make_room(holder, bytes)?;
+            budget.make_room(*key, bytes)?;
             // Who leaves holds it until then. Who asks for little has room all the same.
             if !budget.hold(bytes, budget.limit(holder.held().saturating_add(bytes))) {
                 return Err(Full);
             }
         }
-        holder.held.fetch_add(bytes, Ordering::Relaxed);
+        holder.add(bytes);
+        budget.held_by(holder, *key);
         Ok(())
     }
 
     fn give_back(&self, bytes: usize) {
-        self.0.holder.held.fetch_sub(bytes, Ordering::Relaxed);
-        self.0.budget.held.fetch_sub(bytes, Ordering::Relaxed);
+        let Opened { budget, holder, key, .. } = &*self.0;
+        holder.give_back(bytes);
+        budget.held.fetch_sub(bytes, Ordering::Relaxed);
+        budget.held_by(holder, *key);
+    }
+
+    /// Counts what it is told. To refuse costs memory too, if the answers are not read.
+    fn answered(&self, answer: Result<(), Full>) -> Result<(), Full> {
+        let Opened { budget, holder, key, .. } = &*self.0;
+        if answer.is_ok() {
+            holder.refused.store(0, Ordering::Relaxed);
+            return answer;
+        }
+        budget.refused.fetch_add(1, Ordering::Relaxed);
+        if holder.refused.fetch_add(1, Ordering::Relaxed) == MAX_REFUSALS {
+            tracing::info!("a connection that is refused and goes on is closed");
+            budget.accounts().push_out(*key);
+        }
+        answer
     }
 }
 
@@ -321,11 +296,7 @@ impl Share {
 
     /// Takes more.
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), Full> {
-        let added = self.account.add(bytes);
-        if added.is_err() {
-            self.account.0.budget.refused.fetch_add(1, Ordering::Relaxed);
-        }
-        self.account.0.holder.answered(added)?;
+        self.account.answered(self.account.add(bytes))?;
         self.bytes += bytes;
         Ok(())
     }
@@ -431,9 +402,9 @@ mod tests {
         let account = budget.open().unwrap();
         let share = account.take(1).unwrap();
         drop(account);
-        assert_eq!(budget.accounts().len(), 1, "its share is still held");
+        assert_eq!(budget.accounts().all.len(), 1, "its share is still held");
         drop(share);
-        assert!(budget.accounts().is_empty() && budget.held() == 0);
+        assert!(budget.accounts().all.is_empty() && budget.held() == 0);
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //!
 //! Plain bookkeeping: it knows no sockets, and decides by numbers alone.
 
+mod accounts;
 mod budget;
 mod counted;
 

@@ -1,7 +1,6 @@
 //! A line of those who want the same: a lock, or to lead. Each has a key under its name, on a lease of its own, and whoever
 //! has the oldest is the first. These are the keys that etcd's clients make when they do it by themselves.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
@@ -11,12 +10,12 @@ use etcd_client::proto::{
     PbTxnRequestOp,
 };
 use etcd_client::{CompareOp, SortOrder, SortTarget};
-use tokio::time::Sleep;
 use tonic::{Code, Status};
 
 use super::call::OwnedCall;
 use super::kv;
-use super::watch::{PAUSE, SMALL_BYTES, WATCH_BYTES};
+use super::pause::Pause;
+use super::watch::{SMALL_BYTES, WATCH_BYTES};
 use crate::admission::{Account, Full, Share};
 use crate::durable::kept;
 use crate::mvcc::{Done, Error, Record, Span, TxnDone};
@@ -222,7 +221,7 @@ pub(super) struct InnerWatch {
     stream: StreamKey,
     /// For the message that was told last.
     share: Option<Share>,
-    pause: Option<Pin<Box<Sleep>>>,
+    pause: Pause,
 }
 
 /// Versions of keys, or their deletions; none if some were compacted before they could be told.
@@ -232,7 +231,7 @@ impl InnerWatch {
     pub(super) fn open(call: &OwnedCall) -> Self {
         let stream = call.shared.write(|state| state.hub.open());
         let (shared, account) = (Arc::clone(&call.shared), call.account.clone());
-        InnerWatch { shared, account, stream, share: None, pause: None }
+        InnerWatch { shared, account, stream, share: None, pause: Pause::default() }
     }
 
     /// Watches these keys too. Whether the caller may is asked before.
@@ -264,10 +263,7 @@ impl InnerWatch {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<WatchBatch, Status>> {
         self.share = None;
         loop {
-            if let Some(pause) = &mut self.pause {
-                ready!(pause.as_mut().poll(cx));
-                self.pause = None;
-            }
+            ready!(self.pause.poll(cx));
             let room = self.share.as_ref().map_or(SMALL_BYTES, Share::bytes);
             match self.shared.write(|state| state.hub.poll(&state.store, self.stream, room, cx.waker())) {
                 Polled::Message(Message::Events { events, .. }) => {
@@ -277,8 +273,11 @@ impl InnerWatch {
                 Polled::Message(Message::Refused { .. }) => return Poll::Ready(Err(Error::NoSpace.into())),
                 Polled::Message(_) => {}
                 Polled::NoRoom(bytes) => match self.account.take_or_wait(bytes) {
-                    Ok(share) => self.share = Some(share),
-                    Err(Full) => self.pause = Some(Box::pin(tokio::time::sleep(PAUSE))),
+                    Ok(share) => {
+                        self.pause.end();
+                        self.share = Some(share);
+                    }
+                    Err(Full) => self.pause.begin(),
                 },
                 Polled::Again => {
                     cx.waker().wake_by_ref();

@@ -12,6 +12,7 @@ mod lease;
 mod line;
 mod lock;
 mod methods;
+mod pause;
 mod reflection;
 mod rope;
 mod snapshot;

@@ -3,16 +3,16 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use etcd_client::WatchFilterType;
 use etcd_client::proto::{PbWatchRequest, PbWatchRequestUnion, PbWatchResponse};
 use futures::Stream;
-use tokio::time::{Interval, MissedTickBehavior, Sleep, interval_at};
+use tokio::time::{Interval, MissedTickBehavior, interval_at};
 use tonic::{Status, Streaming};
 
 use super::answer;
 use super::call::OwnedCall;
+use super::pause::Pause;
 use super::rope::Rope;
 use super::streaming::Outgoing;
 use crate::admission::{Account, Full, Share};
@@ -28,8 +28,6 @@ const MAX_ANSWERS_WAITING: usize = 64;
 pub(super) const WATCH_BYTES: usize = 1024;
 /// Messages up to it are not counted: a stream has only one or two.
 pub(super) const SMALL_BYTES: usize = 4096;
-/// Until the next try, when there was no room for a message.
-pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
 /// One stream of watches. It is asked for the next message when the connection can take one, and only then
 /// looks for it.
@@ -47,7 +45,7 @@ pub(super) struct Session {
     /// What was taken for the next message, or the one that is being sent.
     share: Option<Arc<Share>>,
     /// Until there may be room for the next message.
-    pause: Option<Pin<Box<Sleep>>>,
+    pause: Pause,
     /// Ticks once a watch wants to hear of its progress.
     progress: Option<Interval>,
 }
@@ -64,7 +62,7 @@ impl Session {
             caller,
             fragments: Vec::new(),
             share: None,
-            pause: None,
+            pause: Pause::default(),
             progress: None,
         }
     }
@@ -138,10 +136,7 @@ impl Session {
     /// The next message, whose parts then wait to be sent, last first.
     fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
         loop {
-            if let Some(pause) = &mut self.pause {
-                ready!(pause.as_mut().poll(cx));
-                self.pause = None;
-            }
+            ready!(self.pause.poll(cx));
             let room = self.share.as_ref().map_or(SMALL_BYTES, |share| share.bytes());
             match self.shared.write(|state| state.hub.poll(&state.store, self.stream, room, cx.waker())) {
                 Polled::Message(message) => {
@@ -152,8 +147,11 @@ impl Session {
                 // It stays where it is until there is room. If that takes too long it is compacted, as for any watcher
                 // that is slow.
                 Polled::NoRoom(bytes) => match self.account.take_or_wait(bytes) {
-                    Ok(share) => self.share = Some(Arc::new(share)),
-                    Err(Full) => self.pause = Some(Box::pin(tokio::time::sleep(PAUSE))),
+                    Ok(share) => {
+                        self.pause.end();
+                        self.share = Some(Arc::new(share));
+                    }
+                    Err(Full) => self.pause.begin(),
                 },
                 Polled::Again => {
                     cx.waker().wake_by_ref();

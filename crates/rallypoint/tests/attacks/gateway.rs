@@ -75,3 +75,20 @@ async fn very_many_that_wait_in_line_and_leave_at_once() {
     };
     under("4,000 that wait for a lock or to lead and leave at once", &serving, attack).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watches_in_json_of_one_key_that_are_not_read() {
+    let serving = Serving::start();
+    let attack = async {
+        let body = r#"{"create_request":{"key":"aG90MDAwMDAw"}}"#;
+        let held = ask(&serving, size(12_000, 1_500), 1, "/v3/watch", body).await;
+        for _ in 0..12 {
+            fill(&serving, "hot", 1, size(2_000, 20_000)).await;
+        }
+        // The attacker does nothing more.
+        tokio::time::sleep(Duration::from_secs(size(20, 3) as u64)).await;
+        held
+    };
+    under("12,000 watches in JSON of one key, beside 12 values of 2 kB, that are not read", &serving, attack)
+        .await;
+}

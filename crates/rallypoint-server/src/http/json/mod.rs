@@ -205,8 +205,10 @@ impl Answers {
                 Ok(text) if text.is_empty() => {}
                 Ok(text) => {
                     let text = Bytes::from(text);
-                    return Some(Ok(match &self.share {
-                        Some(share) => counted(text, Arc::clone(share)),
+                    // With the last piece of a message it leaves too: the next may not come for long.
+                    let share = if self.writing.is_none() { self.share.take() } else { self.share.clone() };
+                    return Some(Ok(match share {
+                        Some(share) => counted(text, share),
                         None => text,
                     }));
                 }
