@@ -12,6 +12,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// Bytes that are read in one turn: some hundred small requests, which take a few milliseconds.
 const TURN: usize = 32 << 10;
 
+/// Bytes that are read at once. hyper doubles its buffer, up to 400 kB for each connection and for as long as it lasts,
+/// whenever a read fills it; at first it has 8 KiB.
+const READ: usize = (8 << 10) - 1;
+
 /// A connection whose reader pauses after each turn. What it has to write goes out before the next.
 #[derive(Debug)]
 pub(crate) struct Fair<S> {
@@ -36,9 +40,12 @@ impl<S: AsyncRead + Unpin> AsyncRead for Fair<S> {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let before = buf.filled().len();
-        let read = ready!(Pin::new(&mut self.inner).poll_read(cx, buf));
-        self.left = self.left.saturating_sub(buf.filled().len() - before);
+        let room = buf.remaining().min(READ);
+        let mut some = ReadBuf::new(buf.initialize_unfilled_to(room));
+        let read = ready!(Pin::new(&mut self.inner).poll_read(cx, &mut some));
+        let came = some.filled().len();
+        buf.advance(came);
+        self.left = self.left.saturating_sub(came);
         Poll::Ready(read)
     }
 }
@@ -74,6 +81,15 @@ mod tests {
     use std::task::Waker;
 
     use super::*;
+
+    #[test]
+    fn it_reads_no_more_at_once_than_a_small_buffer_has() {
+        let mut fair = Fair::new(&[1; 1 << 20][..]);
+        let mut buffer = vec![0; 1 << 20];
+        let mut buf = ReadBuf::new(&mut buffer);
+        assert!(Pin::new(&mut fair).poll_read(&mut Context::from_waker(Waker::noop()), &mut buf).is_ready());
+        assert_eq!(buf.filled(), [1; READ]);
+    }
 
     #[test]
     fn it_pauses_after_each_turn_and_loses_nothing() {

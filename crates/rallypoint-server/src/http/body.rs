@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::body::Body;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use tokio::time::timeout;
@@ -20,6 +20,9 @@ pub(super) const REQUEST_BYTES: usize = 2048;
 /// About the size of a piece: what is handed to the connection is out of our hands until the client reads it.
 const PIECE: usize = 32 << 10;
 
+/// Bytes of a body that lie together while it comes in.
+const TOGETHER: usize = 64 << 10;
+
 /// There is no room for a request, or for the answer to it.
 pub(super) fn full(_: Full) -> Error {
     Error::new(Code::Internal, "etcdserver: too many requests", 0)
@@ -27,10 +30,20 @@ pub(super) fn full(_: Full) -> Error {
 
 /// Reads the body of a request; what came of it is counted in `share`.
 pub(super) async fn read(limits: &Limits, body: Body, share: &mut Share) -> Result<Bytes, Error> {
+    read_pieces(limits, body, share).await.map(together)
+}
+
+/// The same, in pieces of which only the last is not full. A large one that waits in one buffer that has grown leaves
+/// holes behind, in all as large as it.
+pub(super) async fn read_pieces(
+    limits: &Limits,
+    body: Body,
+    share: &mut Share,
+) -> Result<Vec<Vec<u8>>, Error> {
     let failed = |cause: String| Error::parse(Code::InvalidForm, cause);
     let mut body = Limited::new(body, limits.body);
     let read = async {
-        let mut all = BytesMut::new();
+        let mut all = Vec::new();
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| {
                 let too_large = error.is::<LengthLimitError>();
@@ -38,13 +51,34 @@ pub(super) async fn read(limits: &Limits, body: Body, share: &mut Share) -> Resu
             })?;
             if let Some(piece) = frame.data_ref() {
                 share.grow(piece.len()).map_err(full)?;
-                all.extend_from_slice(piece);
+                add(&mut all, piece);
             }
         }
-        Ok(all.freeze())
+        Ok(all)
     };
     let late = || Err(failed(format!("the body did not arrive within {:?}", limits.body_time)));
     timeout(limits.body_time, read).await.unwrap_or_else(|_| late())
+}
+
+fn add(pieces: &mut Vec<Vec<u8>>, mut more: &[u8]) {
+    while !more.is_empty() {
+        let is_first = pieces.is_empty();
+        match pieces.last_mut().filter(|last| last.len() < TOGETHER) {
+            Some(last) => {
+                let (now, later) = more.split_at(more.len().min(TOGETHER - last.len()));
+                last.extend_from_slice(now);
+                more = later;
+            }
+            // Most bodies are small. One that is not will fill it.
+            None if is_first => pieces.push(Vec::new()),
+            None => pieces.push(Vec::with_capacity(TOGETHER)),
+        }
+    }
+}
+
+/// The whole of what came in pieces.
+pub(super) fn together(mut pieces: Vec<Vec<u8>>) -> Bytes {
+    if pieces.len() > 1 { pieces.concat().into() } else { pieces.pop().unwrap_or_default().into() }
 }
 
 /// The body of an answer, counted until its last byte has left.
@@ -88,4 +122,22 @@ pub(super) fn next_piece(left: &mut Bytes) -> Option<Bytes> {
 /// A share of an account, for what is about to be built.
 pub(super) fn take(account: &Account, bytes: usize) -> Result<Share, Error> {
     account.take(REQUEST_BYTES + bytes).map_err(full)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_is_put_together_however_it_is_cut() {
+        let sent: Vec<u8> = (0..5 * TOGETHER / 2).map(|at| u8::try_from(at % 251).unwrap()).collect();
+        for size in [1000, TOGETHER, TOGETHER + 1, sent.len()] {
+            let mut pieces = Vec::new();
+            sent.chunks(size).for_each(|piece| add(&mut pieces, piece));
+            assert_eq!(pieces.iter().map(Vec::len).collect::<Vec<_>>(), [TOGETHER, TOGETHER, TOGETHER / 2]);
+            assert!(pieces[1..].iter().all(|piece| piece.capacity() == TOGETHER), "{size}");
+            assert_eq!(together(pieces), sent);
+        }
+        assert_eq!(together(Vec::new()), "");
+    }
 }

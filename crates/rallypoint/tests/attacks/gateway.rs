@@ -92,3 +92,19 @@ async fn watches_in_json_of_one_key_that_are_not_read() {
     under("12,000 watches in JSON of one key, beside 12 values of 2 kB, that are not read", &serving, attack)
         .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_bodies_in_json_whose_answers_are_not_read() {
+    let serving = Serving::start();
+    let key = format!(r#"{{"key":"{}"#, "A".repeat(size(4_100_000, 1_000_000)));
+    let number = format!(r#"{{"lease":{}"#, "9".repeat(size(4_100_000, 1_000_000)));
+    let attack = async {
+        let mut held = Vec::new();
+        for _ in 0..size(25, 3) {
+            held.extend(ask(&serving, 40, 1, "/v3/kv/put", &key).await);
+            held.extend(ask(&serving, 40, 1, "/v3/kv/put", &number).await);
+        }
+        held
+    };
+    under("2,000 bodies in JSON of 4.1 MB whose answers are not read", &serving, attack).await;
+}

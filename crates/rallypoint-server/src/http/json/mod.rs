@@ -83,10 +83,11 @@ impl Json {
         let mut share = account.take(body::REQUEST_BYTES).map_err(Error::from)?;
         // No message is longer than that, as JSON.
         let limits = &Limits { body: limits.body.min(2 * self.grpc.message_bytes()), ..limits.clone() };
-        let text = body::read(limits, incoming, &mut share).await.map_err(|error| match error.code {
-            crate::v2::Code::Internal => Error::TooManyRequests.into(),
-            _ => Status::invalid_argument(String::from_utf8_lossy(&error.cause)),
-        })?;
+        let text =
+            body::read_pieces(limits, incoming, &mut share).await.map_err(|error| match error.code {
+                crate::v2::Code::Internal => Error::TooManyRequests.into(),
+                _ => Status::invalid_argument(String::from_utf8_lossy(&error.cause)),
+            })?;
         let (messages, mut share) = self.read(limits, route, text, share).await?;
         let mut call = Request::post(&route.method).body(Full::new(messages)).map_err(internal)?;
         for name in ["token", "authorization"] {
@@ -136,19 +137,21 @@ impl Json {
         &self,
         limits: &Limits,
         route: &'static Route,
-        text: Bytes,
+        text: Vec<Vec<u8>>,
         mut share: Share,
     ) -> Result<(Bytes, Share), Status> {
-        if text.len() < LARGE {
-            return Ok((route.messages(&text)?, share));
+        let length = text.iter().map(Vec::len).sum::<usize>();
+        if length < LARGE {
+            return Ok((route.messages(&body::together(text))?, share));
         }
         let turn = timeout(limits.body_time, Arc::clone(&self.reading).acquire_owned()).await;
         let turn = turn.map_err(|_| Status::from(Error::TooManyRequests))?.map_err(internal)?;
-        share.grow(READING * text.len()).map_err(Error::from)?;
+        share.grow(READING * length).map_err(Error::from)?;
         // It goes on when the client has gone, and holds its turn and its share until it is done.
         let read = move || {
+            let text = body::together(text);
             let messages = route.messages(&text);
-            share.shrink_to(body::REQUEST_BYTES + text.len());
+            share.shrink_to(body::REQUEST_BYTES + length);
             drop((text, turn));
             messages.map(|messages| (messages, share))
         };
