@@ -231,8 +231,9 @@ pub(super) fn parse(args: impl Iterator<Item = OsString>) -> Result<Flags, Error
     let url = text("listen-client-urls").unwrap_or_default();
     let (https, listen) = listen_address(url).map_err(&mut wrong)?;
     // An empty name is that of a variable that was not set, and would let everybody in.
-    let is_by_default = matches.value_source(TOKEN_FILE) == Some(ValueSource::DefaultValue);
-    if !is_by_default && text(TOKEN_FILE).is_none() {
+    let from = matches.value_source(TOKEN_FILE);
+    let is_given = matches!(from, Some(ValueSource::CommandLine | ValueSource::EnvVariable));
+    if is_given && text(TOKEN_FILE).is_none() {
         return Err(wrong(format!("--{TOKEN_FILE} names no file: leave it out to let in whoever comes")));
     }
     let asks_for_certificates = text("trusted-ca-file").is_some() || is_on(&matches, "client-cert-auth");
