@@ -200,9 +200,22 @@ fn fails_with_c(folder: &std::path::Path) -> String {
 /// It does not know of the death while it is away, and tells of it late when it is back.
 #[test]
 fn a_death_is_the_cause_also_where_etcd_is_away_at_that_moment() {
-    let (mut etcd, folder) = (Etcd::start(Version::V35), tempfile::tempdir().unwrap());
-    let (endpoint, script) = (etcd.endpoint(), fails_with_c(folder.path()));
     let conf = "last_call_timeout=1,lease_timeout=5";
+    c_dies(Etcd::start(Version::V35), conf, Etcd::pause, Duration::from_secs(5), Etcd::resume);
+}
+
+/// It takes no word of the death while it is full, nor of what failed with it.
+#[test]
+fn a_death_is_the_cause_also_where_etcd_is_full_at_that_moment() {
+    let etcd = Etcd::builder(Version::V35).arg("--quota-backend-bytes=2000000").unsafe_no_fsync().start();
+    let (fill, free) = (|etcd: &mut Etcd| etcd.exhaust_space(), |etcd: &mut Etcd| etcd.free_space());
+    c_dies(etcd, QUICK, fill, Duration::from_secs(15), free);
+}
+
+/// In the time in which something is wrong with etcd. The others go on, and have failed for no reason of their own.
+fn c_dies(mut etcd: Etcd, conf: &str, begins: fn(&mut Etcd), time: Duration, ends: fn(&mut Etcd)) {
+    let folder = tempfile::tempdir().unwrap();
+    let (endpoint, script) = (etcd.endpoint(), fails_with_c(folder.path()));
     let mut nodes = ["a", "b", "c"].map(|name| {
         let script = script.replace("$RALLYPOINT_NODE", name);
         node_with(conf, &endpoint, name, &["--nnodes", "2:3", "--max-restarts", "0"], &script)
@@ -212,35 +225,10 @@ fn a_death_is_the_cause_also_where_etcd_is_away_at_that_moment() {
         node.forget();
     }
     let [mut a, mut b, mut c] = nodes;
-    etcd.pause();
+    begins(&mut etcd);
     c.pull_the_plug();
-    std::thread::sleep(Duration::from_secs(5));
-    etcd.resume();
-    for node in [&mut a, &mut b] {
-        node.wait_for("begins 2");
-    }
-    end_without_failure([a, b]);
-}
-
-/// It takes no word of the death while it is full, nor of what failed with it.
-#[test]
-fn a_death_is_the_cause_also_where_etcd_is_full_at_that_moment() {
-    let etcd = Etcd::builder(Version::V35).arg("--quota-backend-bytes=2000000").unsafe_no_fsync().start();
-    let folder = tempfile::tempdir().unwrap();
-    let (endpoint, script) = (etcd.endpoint(), fails_with_c(folder.path()));
-    let mut nodes = ["a", "b", "c"].map(|name| {
-        let script = script.replace("$RALLYPOINT_NODE", name);
-        node(&endpoint, name, &["--nnodes", "2:3", "--max-restarts", "0"], &script)
-    });
-    for node in &mut nodes {
-        node.wait_for("begins 3");
-        node.forget();
-    }
-    let [mut a, mut b, mut c] = nodes;
-    etcd.exhaust_space();
-    c.pull_the_plug();
-    std::thread::sleep(Duration::from_secs(15));
-    etcd.free_space();
+    std::thread::sleep(time);
+    ends(&mut etcd);
     for node in [&mut a, &mut b] {
         node.wait_for("begins 2");
     }
