@@ -46,7 +46,15 @@ const AT_ONCE: usize = 8;
 /// alone when the time is up.
 #[must_use]
 pub fn look(pids: &[u32], time: Duration) -> Vec<Process> {
-    let deadline = Instant::now() + time;
+    look_longer(pids, time, time)
+}
+
+/// Like [`look`], and goes on until so long at most while it has seen what none of them does: a machine that is as busy as that tells
+/// nothing of any of them.
+#[must_use]
+pub fn look_longer(pids: &[u32], time: Duration, at_most: Duration) -> Vec<Process> {
+    let began = Instant::now();
+    let (time_is_up, deadline) = (began + time, began + at_most.max(time));
     let (send, seen) = mpsc::channel();
     let mut found: Vec<Option<Process>> = pids.iter().map(|_| None).collect();
     let (mut next, mut under_way) = (0, 0);
@@ -71,7 +79,9 @@ pub fn look(pids: &[u32], time: Duration) -> Vec<Process> {
         if under_way == 0 {
             break;
         }
-        let Ok((at, process)) = seen.recv_timeout(deadline.saturating_duration_since(Instant::now())) else {
+        let some_are_seen = found.iter().flatten().any(Process::is_seen);
+        let until = if some_are_seen { time_is_up } else { deadline };
+        let Ok((at, process)) = seen.recv_timeout(until.saturating_duration_since(Instant::now())) else {
             break;
         };
         match process {
@@ -79,8 +89,9 @@ pub fn look(pids: &[u32], time: Duration) -> Vec<Process> {
             None => under_way -= 1,
         }
     }
+    let looked = if found.iter().flatten().any(Process::is_seen) { time } else { deadline - began };
     let late =
-        |pid| Process::unseen(pid, format!("it could not be looked at within {} s", time.as_secs_f64()));
+        |pid| Process::unseen(pid, format!("it could not be looked at within {} s", looked.as_secs_f64()));
     found.into_iter().zip(pids).map(|(process, pid)| process.unwrap_or_else(|| late(*pid))).collect()
 }
 

@@ -55,6 +55,11 @@ impl Process {
         Process { pid, unseen: vec![why], ..Process::default() }
     }
 
+    /// Whether it was seen what one of its threads does.
+    pub(crate) fn is_seen(&self) -> bool {
+        self.threads.iter().any(|thread| !thread.frames.is_empty())
+    }
+
     /// The first thread, which is the one that matters in most programs.
     #[must_use]
     pub fn main(&self) -> Option<&Thread> {

@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rallypoint_stacks::{Folded, Process, fold, look};
+use rallypoint_stacks::{Folded, Process, fold, look, look_longer};
 
 const LOCKED: &str = "
 import threading
@@ -112,6 +112,19 @@ fn each_is_seen_or_named_within_the_time() {
         let seen = look(&[child.0.id()], Duration::from_secs(20));
         assert_eq!(seen[0].main().unwrap().state, state);
     }
+}
+
+/// As on a machine that is too busy for the time.
+#[test]
+fn while_none_is_seen_it_is_looked_longer() {
+    let python = Kept::start("python3", &["-c", LOCKED]);
+    let pids = [python.0.id()];
+    let late = look(&pids, Duration::ZERO).remove(0);
+    assert_eq!(late.unseen, ["it could not be looked at within 0 s"]);
+    let began = Instant::now();
+    let seen = look_longer(&pids, Duration::ZERO, Duration::from_secs(20)).remove(0);
+    assert!(text(&seen).contains("stuck_in_a_lock (<string>:7)"), "{seen}");
+    assert!(began.elapsed() < Duration::from_secs(20), "and no longer than that");
 }
 
 /// Its child sleeps, and is no Python either.

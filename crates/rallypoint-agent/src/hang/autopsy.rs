@@ -47,8 +47,22 @@ pub(super) fn runs(pid: Pid) -> bool {
     Stat::of(pid).is_some_and(|stat| !stat.ended())
 }
 
+/// For how long workers are looked at.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Look {
+    pub(super) time: Duration,
+    /// So long at most while it was seen of none of them what it does.
+    pub(super) at_most: Duration,
+}
+
+impl From<Duration> for Look {
+    fn from(time: Duration) -> Self {
+        Look { time, at_most: time }
+    }
+}
+
 /// Looks at the workers that run, for so long; what they do, those that do the same as one, the odd ones first.
-pub(crate) async fn look(subjects: &[Subject], time: Duration, why: &str) -> Vec<Folded> {
+pub(super) async fn look(subjects: &[Subject], Look { time, at_most }: Look, why: &str) -> Vec<Folded> {
     let subjects: Vec<Subject> = subjects.iter().filter(|subject| !subject.has_ended()).cloned().collect();
     if subjects.is_empty() {
         return Vec::new();
@@ -57,7 +71,7 @@ pub(crate) async fn look(subjects: &[Subject], time: Duration, why: &str) -> Vec
     let why = why.to_owned();
     let look = move || {
         let pids: Vec<u32> = subjects.iter().map(|subject| subject.pid.as_raw_pid().unsigned_abs()).collect();
-        let processes = rallypoint_stacks::look(&pids, time);
+        let processes = rallypoint_stacks::look_longer(&pids, time, at_most);
         let each = subjects.iter().zip(&processes);
         // Who asked may have given up.
         let _ = send.send(fold(each.clone().map(|(subject, process)| Folded::of(subject.rank, process))));
@@ -69,7 +83,7 @@ pub(crate) async fn look(subjects: &[Subject], time: Duration, why: &str) -> Vec
         warn!("it cannot be looked at what the workers do: {error}");
         return Vec::new();
     }
-    let seen = tokio::time::timeout(time + A_MOMENT, seen).await;
+    let seen = tokio::time::timeout(time.max(at_most) + A_MOMENT, seen).await;
     seen.ok().and_then(Result::ok).unwrap_or_default()
 }
 

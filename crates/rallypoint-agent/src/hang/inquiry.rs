@@ -33,13 +33,15 @@ pub(crate) struct Asked {
     pub(crate) node: Option<usize>,
     /// Whether the workers' stacks are wanted too.
     pub(crate) stacks: bool,
+    /// Whether a node that has seen none of its workers may look longer: no other node keeps everybody waiting.
+    pub(crate) patient: bool,
     /// What tells it from another of the same.
     pub(crate) id: u64,
 }
 
 impl Asked {
     pub(crate) fn new(node: Option<usize>, stacks: bool) -> Self {
-        Asked { node, stacks, id: fastrand::u64(..) }
+        Asked { node, stacks, patient: false, id: fastrand::u64(..) }
     }
 }
 

@@ -26,7 +26,7 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 pub(crate) use self::autopsy::Subject;
-use self::autopsy::runs;
+use self::autopsy::{Look, runs};
 pub use self::inquiry::{Answer, Worker, WorkerState, ask_stacks};
 use self::inquiry::{Asked, Hung, Inquiries, Verdict};
 use self::judge::{Finding, judge};
@@ -39,6 +39,9 @@ use crate::workers::Workers;
 const LOOK: Duration = Duration::from_secs(2);
 /// The same before workers are stopped because one failed or hangs: the next round waits for it.
 const LOOK_BEFORE_STOP: Duration = Duration::from_secs(1);
+/// The same while it was seen of no worker of a node what it does, where all nodes have just answered: who hangs may be among them, and
+/// a machine may be that busy.
+const LOOK_LONGER: Duration = Duration::from_secs(2);
 /// For all nodes to answer.
 const TO_ANSWER: Duration = Duration::from_secs(4);
 /// What is left of that for those who have just not answered, while the others look at their workers.
@@ -193,7 +196,7 @@ impl HangWatch {
         if self.look_before < LookBefore::Failures {
             return;
         }
-        let folded = autopsy::look(&self.subjects, LOOK_BEFORE_STOP, why).await;
+        let folded = autopsy::look(&self.subjects, LOOK_BEFORE_STOP.into(), why).await;
         for stack in folded.iter().filter(|stack| stack.unseen.is_none()).take(MOST_TOLD) {
             let who = if stack.ranks.len() == 1 { "it was" } else { "they were" };
             info!("when {who} stopped, {}", stack.line());
@@ -303,7 +306,8 @@ impl Watching {
     }
 
     async fn open(&mut self, number: u64, wants: Wants) {
-        let asked = Asked::new(Some(self.node), wants == Wants::Stacks);
+        let patient = self.others_wait.is_some_and(|time| time >= TO_ANSWER);
+        let asked = Asked { patient, ..Asked::new(Some(self.node), wants == Wants::Stacks) };
         // Whoever was quicker asks the same, or is an operator; then the next one is this node's.
         if let Err(error) = self.inquiries.open(number, &asked).await {
             self.cannot_agree(&error);
@@ -337,8 +341,12 @@ impl Watching {
         if asked.stacks && looks {
             let why =
                 if asked.node.is_some() { "when the run made no progress" } else { "as an operator asked" };
-            let time = if asked.node.is_some() { LOOK_BEFORE_STOP } else { LOOK };
-            answer.stacks = autopsy::look(&self.subjects, time, why).await;
+            let look = match asked.node {
+                None => Look::from(LOOK),
+                Some(_) if asked.patient => Look { time: LOOK_BEFORE_STOP, at_most: LOOK_LONGER },
+                Some(_) => Look::from(LOOK_BEFORE_STOP),
+            };
+            answer.stacks = autopsy::look(&self.subjects, look, why).await;
         }
         if let Err(error) = self.inquiries.answer(number, answer).await {
             debug!(%error, "an inquiry cannot be answered");
