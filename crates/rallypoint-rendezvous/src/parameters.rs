@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use rallypoint_core::Endpoints;
@@ -184,6 +185,22 @@ impl RendezvousParameters {
         Ok(config)
     }
 
+    /// The address that others reach this node by, where one is given, if it can be one.
+    pub(crate) fn address(&self) -> Result<Option<String>, ParameterError> {
+        let given = self.local_addr.as_ref().filter(|given| !given.is_empty());
+        let Some(given) = given else { return Ok(None) };
+        // An IPv6 address may name an interface.
+        let is_ipv6 = given.split('%').next().is_some_and(|address| address.parse::<Ipv6Addr>().is_ok());
+        let cannot_be =
+            |letter: char| letter.is_whitespace() || letter.is_control() || ":/?#@[],".contains(letter);
+        if given.contains(cannot_be) && !is_ipv6 {
+            return refused(format!(
+                "The address of this node (--local-addr) is a host name or an IP address, and nothing else, not '{given}'."
+            ));
+        }
+        Ok(Some(given.clone()))
+    }
+
     /// The value of `key`.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
@@ -343,6 +360,23 @@ mod tests {
         }
         assert!(with("k", "maybe").get_as_bool("k").unwrap_err().0.contains("a valid boolean value"));
         assert_eq!(with("k", "1").get_as_int("other").unwrap(), None);
+    }
+
+    #[test]
+    fn the_address_of_a_node_is_a_name_or_a_number() {
+        let address = |given: &str| {
+            let mut parameters = with("k", "v");
+            parameters.local_addr = Some(given.to_owned());
+            parameters.address()
+        };
+        for given in ["node1", "node-1.rack_2.example", "10.0.0.1", "::1", "fe80::1%eth0"] {
+            assert_eq!(address(given).unwrap().as_deref(), Some(given));
+        }
+        assert_eq!(address("").unwrap(), None);
+        for given in ["bad host", "node1:29500", "http://node1", "[::1]", "a,b", "n\n", "::x"] {
+            let error = address(given).unwrap_err().0;
+            assert!(error.contains("--local-addr") && error.contains(given), "{error}");
+        }
     }
 
     #[test]

@@ -279,7 +279,7 @@ mod tests {
     #[tokio::test]
     async fn one_inquiry_has_one_opener_and_one_verdict() {
         let inquiries = Inquiries::new(&MemoryStore::new(), 2);
-        let asked = |node| Asked { node: Some(node), stacks: false, id: 7 };
+        let asked = |node| Asked { node: Some(node), stacks: false, patient: false, id: 7 };
         assert!(inquiries.open(1, &asked(0)).await.unwrap());
         assert!(!inquiries.open(1, &asked(1)).await.unwrap(), "it is the other's");
         assert_eq!(inquiries.asked(1).await, asked(0));

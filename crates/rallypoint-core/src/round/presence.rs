@@ -373,13 +373,15 @@ impl Presence {
         Found::LeaseLost
     }
 
-    /// Gives the lease back, and with it all that hangs on it.
+    /// Gives the lease back, and with it all that hangs on it. Others can lead then; but they miss this node, and take it for dead
+    /// unless it is back soon, however often it has asked in vain.
     pub(super) fn give_up_lease(&mut self, context: &mut Context<'_>) {
         if let Lease::Held(lease) = self.lease {
             context.out.request(Task::Forgotten, Request::Revoke(lease));
         }
         self.lose_lease(context);
-        self.retry.failed(context);
+        self.retry.succeeded();
+        self.retry.refused(context);
     }
 
     /// The lease is gone, and with it the key.
@@ -427,6 +429,8 @@ fn registration_saw(reply: TxnReply, lease: i64) -> Sight {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::super::context::tests::Bench;
     use super::super::membership::Membership;
     use super::*;
@@ -437,6 +441,24 @@ mod tests {
         membership.join(port);
         let config = context.config;
         presence.register(context, || membership.record(config), |record| membership.is_said_by(record));
+    }
+
+    /// Seed 3604090966: a leader that was denied everything gave its lease up, and asked for another up to two seconds later. By then
+    /// it was dead.
+    #[test]
+    fn who_gives_its_lease_up_is_back_before_it_is_taken_for_dead() {
+        let (mut bench, mut presence) = (Bench::new(), Presence::new());
+        let context = &mut bench.context();
+        presence.granted(context, &Ok(Reply::Granted(7)), true);
+        for _ in 0..8 {
+            presence.retry.failed(context);
+            assert!(presence.retry.is_due(Duration::MAX));
+        }
+        presence.retry.failed(context);
+        presence.give_up_lease(context);
+        let pause = presence.retries_at().expect("it asks for another") - context.now;
+        // Whoever leads then asks for it, and looks twice, a quarter of a second apart.
+        assert!(pause > Duration::ZERO && pause < Duration::from_millis(250), "{pause:?}");
     }
 
     /// A look that finds nothing.

@@ -61,7 +61,7 @@ impl Config {
         Ok(Config {
             etcd,
             run_id: parameters.run_id.clone(),
-            local_addr: parameters.local_addr.clone(),
+            local_addr: parameters.address()?,
             timeout,
             metrics: parameters.metrics.clone().unwrap_or_default(),
             machine: Settings {

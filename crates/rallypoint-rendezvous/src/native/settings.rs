@@ -205,7 +205,7 @@ impl NativeSettings {
             let option = |error| ParameterError(format!("the option 'when_excluded': {error}"));
             settings.when_excluded = what.parse().map_err(option)?;
         }
-        settings.address.clone_from(&parameters.local_addr);
+        settings.address = parameters.address()?;
         settings.node_id = text(&["node_id"]);
         settings.host = text(&["host"]).filter(|host| !host.is_empty());
         settings.rack = text(&["rack"]).unwrap_or_default();

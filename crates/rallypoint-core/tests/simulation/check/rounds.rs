@@ -185,11 +185,12 @@ impl Check {
         // Who has left, even if it has come back since, has given up its rank; the leader may have heard of that late.
         let away =
             |id: &String| [&self.gone, &self.left, &self.left_before].iter().any(|set| set.contains(id));
-        // A process may have a rank from a later round that was lost, and know nothing of this one: another process had
-        // its name meanwhile, or it was planned with by what it had wanted before.
+        // A process may have a rank from a later round that was lost, which its group may be too small for, and know nothing of
+        // this one: another process had its name meanwhile, or it was planned with by what it had wanted before.
         let of_a_lost_round = |who: &Who, rank: usize| {
             let lost = |it: &&Committed| it.losses != self.losses && it.round > last.round;
-            self.rounds.values().filter(lost).any(|it| it.members.get(who) == Some(&rank))
+            let keeps = |had: &usize| *had == rank || *had >= members.len();
+            self.rounds.values().filter(lost).any(|it| it.members.get(who).is_some_and(keeps))
         };
         for (who, rank) in members.iter().filter(|(who, _)| !away(&who.0)) {
             let had = last.members.iter().find(|((id, _), _)| *id == who.0).map(|(_, rank)| *rank);
