@@ -38,7 +38,8 @@ pub struct Config {
     /// Roughly the bytes of all v3 keys, leases and watches. Over it nothing is added; deletes still work.
     pub quota_bytes: usize,
     /// Roughly the bytes held for all clients, beside the data: requests that have not come in whole, answers until they
-    /// have left, watches. Whoever holds the most makes room for the others.
+    /// have left, watches. Whoever holds the most makes room for the others. Each connection over 8,192 takes 32 KiB of it, down to
+    /// half.
     pub inflight_bytes: usize,
     /// Connections at a time, if the limit of open files allows for it. Then the one that was idle for the longest makes
     /// room.
@@ -119,7 +120,7 @@ impl Default for Config {
             max_txn_ops: 128,
             quota_bytes: 2 << 30,
             inflight_bytes: 256 << 20,
-            max_connections: 16_384,
+            max_connections: 12_288,
             history_changes: 1 << 16,
             history_bytes: 64 << 20,
             numbering: Numbering::FromClock,
