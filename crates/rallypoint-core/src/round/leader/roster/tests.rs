@@ -323,32 +323,38 @@ fn who_is_back_before_anybody_was_told_of_its_death_has_not_died() {
     untold.remove("n", 5);
     assert_eq!(untold.unasked().len(), 1, "it may die another time");
 
-    let mut refused = dead();
-    refused.losses_are_being_told();
-    refused.read("n", &said(1, Wants::Stay, 4));
-    assert!(!is_whole(&refused), "the request may be carried out");
-    refused.losses_were_told(true);
+    let telling = |modified: i64| {
+        let mut roster = dead();
+        roster.losses_were_told(1, &News::default());
+        roster.losses_are_being_told();
+        roster.read("n", &said(1, Wants::Stay, modified));
+        assert!(!is_whole(&roster), "the request may be carried out");
+        roster
+    };
+    let tells = dead().news();
+    let mut refused = telling(4);
+    refused.losses_were_told(1, &News::default());
     assert!(is_whole(&refused));
+    refused.losses_were_told(2, &tells);
+    assert!(!is_whole(&refused), "it had no answer, and was carried out");
 
-    let mut told = dead();
-    told.losses_are_being_told();
-    told.losses_were_told(false);
-    told.read("n", &said(1, Wants::Stay, 4));
+    let mut told = telling(4);
+    told.losses_were_told(2, &tells);
+    told.losses_were_told(3, &tells);
     assert!(!is_whole(&told));
+    assert_eq!(told.news().lost_count, 1);
 
     let mut another = dead();
     another.read("n", &said(2, Wants::Join, 4));
     assert!(!is_whole(&another));
 
-    for before in [true, false] {
+    for (news, why) in [(News::default(), Why::Left), (tells, Why::Died)] {
         let mut leaves = dead();
         leaves.losses_are_being_told();
-        leaves.losses_were_told(before);
-        leaves.losses_are_being_told();
         leaves.read("n", &said(1, Wants::Leave, 4));
-        leaves.losses_were_told(true);
-        let why: Vec<Why> = leaves.news().lost.iter().map(|lost| lost.why).collect();
-        assert_eq!(why, [if before { Why::Left } else { Why::Died }]);
+        leaves.losses_were_told(2, &news);
+        let whys: Vec<Why> = leaves.news().lost.iter().map(|lost| lost.why).collect();
+        assert_eq!(whys, [why]);
     }
 }
 
