@@ -12,6 +12,8 @@ pub(super) struct Losses {
     named: Vec<Lost>,
     /// So many are known to be lost.
     known: usize,
+    /// So many of them without a name, who have not come back.
+    unnamed: usize,
     /// So many an earlier leader, or this one before it read all anew, has told of. Those without a name are found again.
     told_before: usize,
     /// Those who are there no more, the first few: in a large group, who asks for a round takes the places in `named`
@@ -62,6 +64,13 @@ impl Losses {
     /// Those of whom the group is told by name, the first few.
     pub(super) fn first_named(&self) -> Vec<Lost> {
         self.named.iter().take(NAMED_LOSSES).cloned().collect()
+    }
+
+    /// Somebody is there who was not known by name. Whether it was counted as lost by then.
+    pub(super) fn name_one(&mut self) -> bool {
+        let counted = self.unnamed > 0;
+        self.unnamed -= usize::from(counted);
+        counted
     }
 
     /// Who was taken for dead is back, and nobody was told of that. False if somebody was, or is being told.
@@ -137,7 +146,9 @@ impl Roster {
 
     /// Members that nobody can ask, since etcd has lost their places, are dead if they have not come back.
     pub(in super::super) fn lose_unnamed(&mut self) {
-        self.losses.known += std::mem::take(&mut self.unnamed);
+        let unnamed = std::mem::take(&mut self.unnamed);
+        self.losses.known += unnamed;
+        self.losses.unnamed += unnamed;
     }
 
     /// Looks at all members anew.

@@ -409,3 +409,27 @@ fn who_is_lost_is_named_when_the_dead_before_it_are_back() {
     let named: Vec<_> = news.lost.iter().map(|lost| (&lost.node, lost.why)).collect();
     assert_eq!((named, news.lost_count), (vec![(leaves, Why::Left)], 1));
 }
+
+/// Their places are lost, and some of them come back after they were counted as lost.
+#[test]
+fn who_was_counted_as_lost_before_its_name_was_known_is_counted_once() {
+    let members = HashMap::from([("n".to_owned(), Member::new(0, 1))]);
+    let mut roster = Roster::new(SETTINGS);
+    roster.read("n", &said(1, Wants::Stay, 2));
+    let plan = "plan".to_owned();
+    roster.begin(LastRound { round: 1, plan, world_size: 3, members, ..LastRound::default() });
+    roster.lose_unnamed();
+    assert_eq!((roster.news().lost_count, roster.outstanding()), (2, 1));
+    for (id, rank, wants) in [("asks", 1, Wants::Join), ("stays", 2, Wants::Stay)] {
+        let mut entry = said(1, wants, 3);
+        let mut record: NodeRecord = parse(&entry).unwrap();
+        record.round = 1;
+        record.seat = Some(Seat { round: 1, plan: "plan".to_owned(), rank, world_size: 3 });
+        entry.value = json(&record);
+        roster.read(id, &entry);
+        assert_eq!(roster.news().lost_count, 2, "{id}");
+    }
+    assert_eq!((roster.survivors(), roster.outstanding()), (1, 2));
+    roster.read("n", &said(1, Wants::Leave, 4));
+    assert_eq!(roster.news().lost_count, 3);
+}
