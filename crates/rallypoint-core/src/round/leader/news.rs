@@ -238,8 +238,9 @@ fn has_progress(now: Duration, view: &View, roster: &Roster, planner: &Planner) 
     let news = roster.news();
     !planner.is_planning()
         && ((news.joined, news.spares, news.waiting) != (told.joined, told.spares, told.waiting)
-            // One more, after those that the group has heard of: it is written down when it is known.
-            || news.lost_count != told.lost_count
+            // One more, after those that the group has heard of: it is written down when it is known. Or so many were told
+            // before, and it is known who.
+            || (news.lost_count, &news.lost) != (told.lost_count, &told.lost)
             || news.seatable != told.seatable
             || planner.wait().is_some() != told.last_call_ms.is_some()
             || is_another(now, view.last_call(), planner.wait()))
