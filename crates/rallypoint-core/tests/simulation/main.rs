@@ -25,6 +25,7 @@ mod seeds;
 mod taken_back;
 mod timeline;
 mod truth;
+mod unanswered;
 mod world;
 
 use std::ops::Range;

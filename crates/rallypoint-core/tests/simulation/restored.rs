@@ -124,3 +124,27 @@ fn who_missed_a_round_that_was_taken_back_is_told_that_the_state_is_lost() {
         settle(&mut world, lease + Duration::from_secs(5))
     });
 }
+
+/// Members of a round that etcd has lost are counted as lost by their number. Who was late was counted once more.
+#[test]
+fn a_member_that_comes_late_from_a_round_that_was_lost_is_counted_once() {
+    tell(20, |seed| {
+        let mut world = world(seed, 4, 4);
+        start(&mut world, 4)?;
+        settle(&mut world, MOMENT)?;
+        let lease = world.setup.lease;
+        world.cut(2, lease * 3);
+        world.cut(3, lease * 4);
+        world.lose_data(Loss { empty: true, ..Loss::default() })?;
+        world.run_for(lease * 2)?;
+        assert_eq!(
+            world.check.round().news.lost_count,
+            4,
+            "two have asked, and the others are counted as lost"
+        );
+        world.run_for(lease + MOMENT)?;
+        let news = &world.check.round().news;
+        assert_eq!((news.joined, news.lost_count), (3, 4), "seed {seed}: {news:?}");
+        settle(&mut world, lease * 2 + Duration::from_secs(5))
+    });
+}

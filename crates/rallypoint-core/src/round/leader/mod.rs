@@ -275,6 +275,7 @@ impl Leader {
             return;
         }
         self.newsroom.look_around(&self.roster);
+        self.newsroom.note_what_was_told(view, &mut self.roster);
         self.drive_plan(context, view);
         self.newsroom.publish(context, self.term, view, &mut self.roster, &self.planner);
         if let Some(known) = view.known().filter(|_| !self.newsroom.is_writing()) {

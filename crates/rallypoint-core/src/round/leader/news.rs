@@ -8,13 +8,16 @@
 //!     └──────────────── held, refused or failed ────────────────────┘
 //! ```
 //!
+//! What was told is what stands in the record. A line that had no answer may be written as long as the record is what it was:
+//! another is written over it, whether there is something else to tell or not.
+//!
 //! Nothing is written while a plan is under way: its commit writes the record.
 
 use std::time::Duration;
 
 use super::super::context::{Context, LeaderTask};
 use super::super::event::{What, put_group_events};
-use super::super::record::{Lost, News, RoundRecord, Why};
+use super::super::record::{Lost, News, RoundRecord, Why, json};
 use super::super::view::View;
 use super::plan::Planner;
 use super::roster::Roster;
@@ -28,6 +31,10 @@ const PROGRESS_PER_NODE: Duration = Duration::from_millis(2);
 pub(super) struct Newsroom {
     /// The record is being written.
     writing: bool,
+    /// The last line that was sent.
+    line: Option<Line>,
+    /// One that had no answer, and may be carried out still, or was.
+    unanswered: Option<Line>,
     /// When the waiting may be told again how far it is.
     progress_at: Duration,
     /// Members of the last round that were there when this node began to lead.
@@ -36,9 +43,19 @@ pub(super) struct Newsroom {
     announced: bool,
     /// It has not that nodes are waiting: those that they wait for may have been dead by then.
     held_back: bool,
-    /// And so many of the exclusions that have expired; while that is being written, so many.
+    /// And so many of the exclusions that have expired.
     expired: usize,
-    expired_being_told: usize,
+}
+
+/// A line of news.
+#[derive(Debug)]
+struct Line {
+    /// When the record was written that it is to follow.
+    follows: i64,
+    /// The record with it.
+    text: String,
+    /// With it so many of the exclusions are told that have expired.
+    expired: usize,
 }
 
 impl Newsroom {
@@ -47,12 +64,13 @@ impl Newsroom {
         let progress_at = now + progress_interval(nodes);
         Newsroom {
             writing: false,
+            line: None,
+            unanswered: None,
             progress_at,
             found: None,
             announced: false,
             held_back: false,
             expired,
-            expired_being_told: expired,
         }
     }
 
@@ -61,16 +79,36 @@ impl Newsroom {
     }
 
     pub(super) fn writes(&mut self) {
-        self.writing = true;
+        (self.writing, self.line) = (true, None);
     }
 
-    pub(super) fn written(&mut self) {
-        self.writing = false;
+    /// That is over. `unanswered`: nobody knows whether it was written, or will be.
+    pub(super) fn written(&mut self, unanswered: bool) {
+        let line = self.line.take_if(|_| unanswered && self.writing);
+        (self.writing, self.unanswered) = (false, line.or(self.unanswered.take()));
     }
 
-    /// What was to be told stands there.
+    /// Sees by the record what was told, once nothing is being written.
+    pub(super) fn note_what_was_told(&mut self, view: &View, roster: &mut Roster) {
+        let Some(known) = view.known().filter(|_| !self.writing) else { return };
+        let settled = self.unanswered.take_if(|line| line.follows != known.modified);
+        self.tells(settled.filter(|line| line.text == known.text).as_ref());
+        let told = known.record.plan == roster.plan();
+        let nothing = News::default();
+        roster.losses_were_told(known.modified, if told { &known.record.news } else { &nothing });
+    }
+
+    /// The last line stands there.
     pub(super) fn stands(&mut self) {
-        (self.announced, self.expired) = (true, self.expired_being_told);
+        let line = self.line.take();
+        self.tells(line.as_ref());
+    }
+
+    /// What this line was to tell stands there.
+    fn tells(&mut self, line: Option<&Line>) {
+        if let Some(line) = line {
+            (self.announced, self.expired) = (true, line.expired);
+        }
     }
 
     /// Sees whether anybody of the last round is there. Of those whose keys are gone that is known only after a time.
@@ -82,9 +120,10 @@ impl Newsroom {
         self.found
     }
 
-    /// What was sent before concerns nobody any more.
+    /// What is answered from now on to what was sent before concerns nobody any more.
     pub(super) fn forget(&mut self) {
-        self.writing = false;
+        let writing = self.writing;
+        self.written(writing);
     }
 
     /// A group of so many was told something.
@@ -139,7 +178,7 @@ impl Newsroom {
         let expired: Vec<What> = expired
             .map(|gone| What::Expired { whom: gone.whom.clone(), reason: gone.reason.clone() })
             .collect();
-        let urgent = urgent || !expired.is_empty();
+        let urgent = urgent || !expired.is_empty() || self.unanswered.is_some();
         let progress = has_progress(context.now, view, roster, planner);
         if !urgent && (context.now < self.progress_at || !progress) {
             return;
@@ -154,7 +193,6 @@ impl Newsroom {
             events.push(What::Waiting { waiting: news.waiting, spares: news.spares });
         }
         events.extend(expired);
-        self.expired_being_told = view.exclusions().expired_count();
         // Who leads first is told by the round that it forms.
         if !self.announced && known.record.has_round() {
             events.insert(0, What::Leads { found: self.found });
@@ -164,6 +202,8 @@ impl Newsroom {
         let nodes = roster.ids().count().max(context.config.settings.min_nodes);
         self.told(context.now, nodes);
         self.writing = true;
+        let expired = view.exclusions().expired_count();
+        self.line = Some(Line { follows: known.modified, text: json(&record), expired });
         roster.losses_are_being_told();
         let when = known.stands(&context.keys.round());
         let mut then = put_group_events(context, &record, events);
@@ -198,8 +238,9 @@ fn has_progress(now: Duration, view: &View, roster: &Roster, planner: &Planner) 
     let news = roster.news();
     !planner.is_planning()
         && ((news.joined, news.spares, news.waiting) != (told.joined, told.spares, told.waiting)
-            // One more, after those that the group has heard of: it is written down when it is known.
-            || news.lost_count != told.lost_count
+            // One more, after those that the group has heard of: it is written down when it is known. Or so many were told
+            // before, and it is known who.
+            || (news.lost_count, &news.lost) != (told.lost_count, &told.lost)
             || news.seatable != told.seatable
             || planner.wait().is_some() != told.last_call_ms.is_some()
             || is_another(now, view.last_call(), planner.wait()))

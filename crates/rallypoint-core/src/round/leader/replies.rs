@@ -73,11 +73,7 @@ impl Leader {
         reply: Result<Reply, Failure>,
     ) -> Word {
         match &task {
-            LeaderTask::WriteRound(_) => {
-                self.newsroom.written();
-                let refused = matches!(&reply, Err(Failure::Refused | Failure::Denied));
-                self.roster.losses_were_told(refused);
-            }
+            LeaderTask::WriteRound(_) => self.newsroom.written(matches!(&reply, Err(Failure::Unknown))),
             LeaderTask::Tidy { .. } => self.planner.tidied(),
             LeaderTask::Ask { ids, .. } => {
                 let held = matches!(&reply, Ok(Reply::Txn(reply)) if reply.held);

@@ -170,16 +170,6 @@ impl Roster {
         }
     }
 
-    /// Takes a node for a member that says so, where its place is gone.
-    fn adopt(&mut self, id: &str) {
-        let Some(node) = self.nodes.get(id).filter(|_| !self.members.contains_key(id)) else { return };
-        let Some(seat) = node.record.seat.as_ref().filter(|seat| seat.plan == self.plan) else { return };
-        if !self.plan.is_empty() && !self.members.values().any(|member| member.rank == seat.rank) {
-            self.members.insert(id.to_owned(), Member::new(seat.rank, node.record.incarnation));
-            self.unnamed = self.unnamed.saturating_sub(1);
-        }
-    }
-
     /// etcd has lost what it had of the round.
     pub(super) fn lose_state(&mut self) {
         self.state_lost |= self.round > 0;

@@ -79,6 +79,21 @@ impl Roster {
         groups.into_values().any(|(here, world_size)| here == world_size)
     }
 
+    /// Takes a node for a member that says so, where its place is gone.
+    pub(super) fn adopt(&mut self, id: &str) {
+        let Some(node) = self.nodes.get(id).filter(|_| !self.members.contains_key(id)) else { return };
+        let Some(seat) = node.record.seat.as_ref().filter(|seat| seat.plan == self.plan) else { return };
+        if !self.plan.is_empty() && !self.members.values().any(|member| member.rank == seat.rank) {
+            let mut member = Member::new(seat.rank, node.record.incarnation);
+            if self.unnamed > 0 {
+                self.unnamed -= 1;
+            } else if self.losses.name_one() {
+                member.is_lost(false);
+            }
+            self.members.insert(id.to_owned(), member);
+        }
+    }
+
     fn may_be_in_last_round(&self, id: &str) -> bool {
         let later = |node: &Present| node.record.seat.as_ref().is_some_and(|seat| seat.round > self.round);
         // Who is kept out may be at work in it still.

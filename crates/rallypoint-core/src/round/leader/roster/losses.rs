@@ -12,16 +12,20 @@ pub(super) struct Losses {
     named: Vec<Lost>,
     /// So many are known to be lost.
     known: usize,
+    /// So many of them without a name, who have not come back.
+    unnamed: usize,
     /// So many an earlier leader, or this one before it read all anew, has told of. Those without a name are found again.
     told_before: usize,
     /// Those who are there no more, the first few: in a large group, who asks for a round takes the places in `named`
     /// before them.
     gone: Vec<Lost>,
-    /// The dead of whom nobody was told so far, as no request that tells of them was sent, or etcd has refused each. Who was told of
-    /// so many without a name was not told that these have died.
+    /// The dead whom the group's record does not name, as far as it is known. Who was told of so many without a name was not
+    /// told that these have died.
     untold: BTreeSet<String>,
-    /// Those of whom the request tells that is under way.
-    being_told: BTreeSet<String>,
+    /// A request that tells of them is under way.
+    being_told: bool,
+    /// When the record was written by which the others were told.
+    told_at: i64,
 }
 
 impl Losses {
@@ -62,9 +66,16 @@ impl Losses {
         self.named.iter().take(NAMED_LOSSES).cloned().collect()
     }
 
-    /// Who was taken for dead is back, and nobody was told of that. False if somebody was, or may have been.
+    /// Somebody is there who was not known by name. Whether it was counted as lost by then.
+    pub(super) fn name_one(&mut self) -> bool {
+        let counted = self.unnamed > 0;
+        self.unnamed -= usize::from(counted);
+        counted
+    }
+
+    /// Who was taken for dead is back, and nobody was told of that. False if somebody was, or is being told.
     fn take_back(&mut self, id: &str) -> bool {
-        let untold = self.untold.remove(id);
+        let untold = !self.being_told && self.untold.remove(id);
         if untold {
             self.known -= 1;
             for lost in [&mut self.named, &mut self.gone] {
@@ -102,18 +113,23 @@ impl Roster {
 
     /// The group is being told of all losses.
     pub(in super::super) fn losses_are_being_told(&mut self) {
-        self.losses.being_told.append(&mut self.losses.untold);
+        self.losses.being_told = true;
     }
 
-    /// It was told of them, or may have been. `refused`: it was not.
-    pub(in super::super) fn losses_were_told(&mut self, refused: bool) {
-        let being_told = std::mem::take(&mut self.losses.being_told);
-        if refused {
-            self.losses.untold.extend(being_told.iter().cloned());
-            for id in being_told {
-                self.take_back(&id);
-                self.look_at(&id);
-            }
+    /// No request is under way that tells of losses, and this is what the group's record of that revision tells. A line that had
+    /// no answer stands there, or it does not: who is back and is not named there was not told of.
+    pub(in super::super) fn losses_were_told(&mut self, modified: i64, news: &News) {
+        let known = std::mem::replace(&mut self.losses.told_at, modified) == modified;
+        if !std::mem::take(&mut self.losses.being_told) && known {
+            return;
+        }
+        for dead in news.lost.iter().filter(|lost| lost.why == Why::Died) {
+            self.lose(&dead.node, Why::Died);
+            self.losses.untold.remove(&dead.node);
+        }
+        for id in self.losses.untold.clone() {
+            self.take_back(&id);
+            self.look_at(&id);
         }
     }
 
@@ -130,7 +146,9 @@ impl Roster {
 
     /// Members that nobody can ask, since etcd has lost their places, are dead if they have not come back.
     pub(in super::super) fn lose_unnamed(&mut self) {
-        self.losses.known += std::mem::take(&mut self.unnamed);
+        let unnamed = std::mem::take(&mut self.unnamed);
+        self.losses.known += unnamed;
+        self.losses.unnamed += unnamed;
     }
 
     /// Looks at all members anew.

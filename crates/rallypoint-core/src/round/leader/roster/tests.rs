@@ -323,32 +323,38 @@ fn who_is_back_before_anybody_was_told_of_its_death_has_not_died() {
     untold.remove("n", 5);
     assert_eq!(untold.unasked().len(), 1, "it may die another time");
 
-    let mut refused = dead();
-    refused.losses_are_being_told();
-    refused.read("n", &said(1, Wants::Stay, 4));
-    assert!(!is_whole(&refused), "the request may be carried out");
-    refused.losses_were_told(true);
+    let telling = |modified: i64| {
+        let mut roster = dead();
+        roster.losses_were_told(1, &News::default());
+        roster.losses_are_being_told();
+        roster.read("n", &said(1, Wants::Stay, modified));
+        assert!(!is_whole(&roster), "the request may be carried out");
+        roster
+    };
+    let tells = dead().news();
+    let mut refused = telling(4);
+    refused.losses_were_told(1, &News::default());
     assert!(is_whole(&refused));
+    refused.losses_were_told(2, &tells);
+    assert!(!is_whole(&refused), "it had no answer, and was carried out");
 
-    let mut told = dead();
-    told.losses_are_being_told();
-    told.losses_were_told(false);
-    told.read("n", &said(1, Wants::Stay, 4));
+    let mut told = telling(4);
+    told.losses_were_told(2, &tells);
+    told.losses_were_told(3, &tells);
     assert!(!is_whole(&told));
+    assert_eq!(told.news().lost_count, 1);
 
     let mut another = dead();
     another.read("n", &said(2, Wants::Join, 4));
     assert!(!is_whole(&another));
 
-    for before in [true, false] {
+    for (news, why) in [(News::default(), Why::Left), (tells, Why::Died)] {
         let mut leaves = dead();
         leaves.losses_are_being_told();
-        leaves.losses_were_told(before);
-        leaves.losses_are_being_told();
         leaves.read("n", &said(1, Wants::Leave, 4));
-        leaves.losses_were_told(true);
-        let why: Vec<Why> = leaves.news().lost.iter().map(|lost| lost.why).collect();
-        assert_eq!(why, [if before { Why::Left } else { Why::Died }]);
+        leaves.losses_were_told(2, &news);
+        let whys: Vec<Why> = leaves.news().lost.iter().map(|lost| lost.why).collect();
+        assert_eq!(whys, [why]);
     }
 }
 
@@ -402,4 +408,28 @@ fn who_is_lost_is_named_when_the_dead_before_it_are_back() {
     let news = roster.news();
     let named: Vec<_> = news.lost.iter().map(|lost| (&lost.node, lost.why)).collect();
     assert_eq!((named, news.lost_count), (vec![(leaves, Why::Left)], 1));
+}
+
+/// Their places are lost, and some of them come back after they were counted as lost.
+#[test]
+fn who_was_counted_as_lost_before_its_name_was_known_is_counted_once() {
+    let members = HashMap::from([("n".to_owned(), Member::new(0, 1))]);
+    let mut roster = Roster::new(SETTINGS);
+    roster.read("n", &said(1, Wants::Stay, 2));
+    let plan = "plan".to_owned();
+    roster.begin(LastRound { round: 1, plan, world_size: 3, members, ..LastRound::default() });
+    roster.lose_unnamed();
+    assert_eq!((roster.news().lost_count, roster.outstanding()), (2, 1));
+    for (id, rank, wants) in [("asks", 1, Wants::Join), ("stays", 2, Wants::Stay)] {
+        let mut entry = said(1, wants, 3);
+        let mut record: NodeRecord = parse(&entry).unwrap();
+        record.round = 1;
+        record.seat = Some(Seat { round: 1, plan: "plan".to_owned(), rank, world_size: 3 });
+        entry.value = json(&record);
+        roster.read(id, &entry);
+        assert_eq!(roster.news().lost_count, 2, "{id}");
+    }
+    assert_eq!((roster.survivors(), roster.outstanding()), (1, 2));
+    roster.read("n", &said(1, Wants::Leave, 4));
+    assert_eq!(roster.news().lost_count, 3);
 }

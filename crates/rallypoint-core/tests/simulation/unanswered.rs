@@ -1,0 +1,119 @@
+//! The leader writes a line that tells of something, and has no answer: etcd may have taken it, or may take it later.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use rallypoint_core::round::What;
+use rallypoint_core::timeline::Event;
+
+use crate::check::{Told, Violation};
+use crate::finale::{MOMENT, settle, state};
+use crate::findings::second;
+use crate::network::{LATEST, TIMEOUT};
+use crate::scenarios::{start, tell, world};
+use crate::world::World;
+
+/// Of what this process asks for next, the request of that number is carried out late.
+fn delay_request(world: &mut World, of: usize, number: u64) -> Result<(), Violation> {
+    let made = world.processes[of].requests;
+    let end = world.now + second(2);
+    assert!(world.run_while(end, |world| world.processes[of].requests < made + number - 1)?);
+    world.weather.late = 1.0;
+    assert!(world.run_while(end, |world| world.processes[of].requests < made + number)?);
+    world.weather.late = 0.0;
+    Ok(())
+}
+
+/// The member is back before the leader has given up on the line. It was told to have died by the next one.
+#[test]
+fn nobody_is_told_of_a_death_by_another_line_when_the_member_is_back_by_then() {
+    let untold = Cell::new(0);
+    tell(100, |seed| {
+        let mut world = world(seed, 2, 4);
+        start(&mut world, 4)?;
+        settle(&mut world, MOMENT)?;
+        let leader = world.leader().expect("somebody leads");
+        let member = (leader + 1) % 4;
+        let lease = world.setup.lease;
+        // Once it is sure, it reads all anew before it asks for the first that it misses.
+        world.run_for(lease + MOMENT)?;
+        world.end_lease(member)?;
+        world.run_for(MOMENT)?;
+        world.cut(member, lease + second(2));
+        let all = world.check.holders_count();
+        assert!(world.run_while(world.now + lease * 2, |world| world.check.holders_count() == all)?);
+        // It asks, and looks twice.
+        delay_request(&mut world, leader, 4)?;
+        world.run_for(TIMEOUT - Duration::from_millis(10))?;
+        let died = |(_, told): &(String, Told)| matches!(told, Told::Lost(_, _, "died"));
+        let is_told = |world: &World| world.check.news.iter().any(died);
+        if !is_told(&world) && world.check.holders_count() == all {
+            untold.set(untold.get() + 1);
+            world.run_for(LATEST + MOMENT)?;
+            assert!(!is_told(&world), "{}", state(&world));
+            assert_eq!(world.check.commits, 1, "{}", state(&world));
+        }
+        settle(&mut world, LATEST + MOMENT)
+    });
+    assert!(untold.get() > 0, "etcd has taken each line in time");
+}
+
+/// Somebody comes and leaves while the line has no answer. It was carried out later, and the group met again for nobody.
+#[test]
+fn a_group_does_not_meet_again_for_who_has_left_before_a_late_line_tells_of_it() {
+    let untold = Cell::new(0);
+    tell(100, |seed| {
+        let mut world = world(seed, 2, 4);
+        world.setup.last_call = second(1);
+        start(&mut world, 3)?;
+        settle(&mut world, MOMENT)?;
+        world.run_for(MOMENT)?;
+        let leader = world.leader().expect("somebody leads");
+        let newcomer = world.start("newcomer")?;
+        let all = world.check.holders_count();
+        assert!(world.run_while(world.now + MOMENT, |world| world.check.holders_count() == all)?);
+        delay_request(&mut world, leader, 1)?;
+        world.leave(newcomer)?;
+        world.run_for(TIMEOUT + Duration::from_millis(100))?;
+        if world.check.round().news.waiting == 0 && world.check.commits == 1 {
+            untold.set(untold.get() + 1);
+            world.run_for(LATEST + MOMENT)?;
+            assert_eq!(world.check.commits, 1, "{}", state(&world));
+        }
+        settle(&mut world, LATEST + MOMENT)
+    });
+    assert!(untold.get() > 0, "etcd has taken each line in time");
+}
+
+/// etcd has taken the line, and its answer is lost. What it tells was written once more with the next one.
+#[test]
+fn what_a_line_without_an_answer_has_told_is_written_down_once() {
+    tell(100, |seed| {
+        let mut world = world(seed, 2, 4);
+        start(&mut world, 4)?;
+        settle(&mut world, MOMENT)?;
+        let earlier = world.leader().expect("somebody leads");
+        let lease = world.setup.lease;
+        world.run_for(lease + MOMENT)?;
+        // Who hangs asks for nothing, and there is no round before all is told.
+        (0..4).for_each(|index| world.hang(index, second(30)));
+        world.crash(earlier);
+        let leads = |world: &World| world.leader().is_none_or(|leader| leader == earlier);
+        assert!(world.run_while(world.now + lease * 2, leads)?);
+        let leader = world.leader().expect("somebody leads");
+        let number = world.processes[leader].requests + 1 + seed % 10;
+        world.run_while(world.now + second(5), |world| world.processes[leader].requests < number)?;
+        // No answer passes.
+        world.weather.lost = 1.0;
+        world.run_for(Duration::from_millis(6))?;
+        world.weather.lost = 0.0;
+        world.run_for(second(10))?;
+        // There is something else to tell.
+        world.start("newcomer")?;
+        world.run_for(MOMENT)?;
+        let is_it = |event: &Event| matches!(event.record.what, What::Leads { .. });
+        let events = Event::read_all(world.etcd.prefix(&world.keys.events()));
+        assert_eq!(events.iter().filter(|event| is_it(event)).count(), 1, "seed {seed}: {events:?}");
+        Ok(())
+    });
+}
