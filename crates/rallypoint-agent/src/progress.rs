@@ -154,6 +154,8 @@ impl Beat {
 pub(crate) struct Sample {
     /// The time that they have had for it.
     pub(crate) ran: Duration,
+    /// And that which did not count.
+    pub(crate) stood: Duration,
     pub(crate) signs: Vec<Signs>,
 }
 
@@ -166,12 +168,14 @@ pub(crate) fn sample(
 ) -> io::Result<watch::Receiver<Sample>> {
     let (send, samples) = watch::channel(Sample::default());
     thread::Builder::new().name("progress".to_owned()).spawn(move || {
-        let (mut ran, mut last) = (Duration::ZERO, Instant::now());
+        let (mut ran, mut stood, mut last) = (Duration::ZERO, Duration::ZERO, Instant::now());
         while !send.is_closed() {
             let passed = last.elapsed();
             last += passed;
-            ran += if are_paused() { Duration::ZERO } else { passed.min(every + LATE) };
-            send.send_replace(Sample { ran, signs: sources.iter().map(Source::look).collect() });
+            let counts = if are_paused() { Duration::ZERO } else { passed.min(every + LATE) };
+            ran += counts;
+            stood += passed - counts;
+            send.send_replace(Sample { ran, stood, signs: sources.iter().map(Source::look).collect() });
             thread::sleep(every);
         }
     })?;
@@ -199,23 +203,26 @@ pub(crate) struct Progress {
     last: Option<Sign>,
     /// Since its last sign, or since it was started.
     silent: Duration,
+    /// What has not counted of that time.
+    stood: Duration,
 }
 
 impl Progress {
     pub(crate) fn new() -> Self {
-        Progress { seen: None, last: None, silent: Duration::ZERO }
+        Progress { seen: None, last: None, silent: Duration::ZERO, stood: Duration::ZERO }
     }
 
-    /// Takes note of what it has shown, so long after the last time.
-    pub(crate) fn note(&mut self, signs: Signs, passed: Duration) {
+    /// Takes note of what it has shown, so long after the last time, and after time that does not count.
+    pub(crate) fn note(&mut self, signs: Signs, passed: Duration, stood: Duration) {
         self.silent += passed;
+        self.stood += stood;
         let (beats, writes) = match &self.seen {
             Some(seen) => (signs.beat != seen.beat, signs.output != seen.output),
             None => (signs.beat.is_changed(), signs.output > 0),
         };
         if beats || (writes && self.last != Some(Sign::Heartbeat)) {
             self.last = Some(if beats { Sign::Heartbeat } else { Sign::Output });
-            self.silent = Duration::ZERO;
+            (self.silent, self.stood) = (Duration::ZERO, Duration::ZERO);
         }
         self.seen = Some(signs);
     }
@@ -223,6 +230,11 @@ impl Progress {
     /// How long it has shown nothing. None before its first sign.
     pub(crate) fn silent(&self) -> Option<Duration> {
         self.last.map(|_| self.silent)
+    }
+
+    /// What has not counted since its last sign, as it was paused, or its machine or launcher stood still.
+    pub(crate) fn stood(&self) -> Duration {
+        self.stood
     }
 
     /// How long it has run without a first sign.
@@ -268,17 +280,18 @@ mod tests {
             (signs(1, 3), Some(1)),
             (signs(2, 3), Some(0)),
         ] {
-            progress.note(signs.clone(), STEP);
+            progress.note(signs.clone(), STEP, STEP);
             assert_eq!(progress.silent(), silent.map(|seconds| STEP * seconds), "{signs:?}");
+            assert!(silent.is_none() || progress.silent() == Some(progress.stood()), "{signs:?}");
         }
         assert_eq!(progress.sign(), Some(Sign::Heartbeat));
         let mut silent = Progress::new();
-        silent.note(signs(0, 0), STEP);
-        silent.note(signs(0, 0), STEP);
+        silent.note(signs(0, 0), STEP, Duration::ZERO);
+        silent.note(signs(0, 0), STEP, Duration::ZERO);
         assert_eq!((silent.silent(), silent.starts()), (None, Some(2 * STEP)));
         // One that was quicker than the first look.
         let mut quick = Progress::new();
-        quick.note(signs(1, 0), STEP);
+        quick.note(signs(1, 0), STEP, Duration::ZERO);
         assert_eq!((quick.silent(), quick.sign()), (Some(Duration::ZERO), Some(Sign::Heartbeat)));
     }
 

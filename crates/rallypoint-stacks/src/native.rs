@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use framehop::{CacheNative, FrameAddress, MayAllocateDuringUnwind, Unwinder, UnwinderNative};
+use nix::errno::Errno;
 use nix::sys::ptrace;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::sys::signal::Signal;
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::Pid;
 
 use crate::frame::Frame;
@@ -50,7 +52,7 @@ pub(crate) fn threads(
     let mut snapshots = Vec::new();
     let mut problem = None;
     for id in ids.iter().take_while(|_| Instant::now() < deadline) {
-        match snapshot(&memory, *id) {
+        match snapshot(&memory, *id, *id == pid) {
             Ok(snapshot) => snapshots.push((*id, snapshot)),
             Err(why) => problem = problem.or(Some(why)),
         }
@@ -78,14 +80,15 @@ fn unseen(error: &dyn std::fmt::Display) -> String {
     format!("frames of compiled code: {error}")
 }
 
-/// Stops a thread for a moment.
-fn snapshot(memory: &File, id: u32) -> Result<Snapshot, String> {
+/// Stops a thread for a moment. How the first one ends is how its process ends, which is for its parent to hear.
+fn snapshot(memory: &File, id: u32, is_first: bool) -> Result<Snapshot, String> {
     let thread = Pid::from_raw(i32::try_from(id).map_err(|error| unseen(&error))?);
     ptrace::seize(thread, ptrace::Options::empty()).map_err(|error| match error {
-        nix::errno::Errno::EPERM => unseen(&"this process may not trace it, or a debugger does"),
+        Errno::EPERM => unseen(&"this process may not trace it, or a debugger does"),
         error => unseen(&error),
     })?;
-    let stopped = stop(thread).and_then(|()| {
+    let stopped = stop(thread);
+    let snapshot = stopped.as_ref().map_err(Clone::clone).and_then(|_| {
         let registers = ptrace::getregs(thread).map_err(|error| unseen(&error))?;
         let (at, registers, from) = taken(&registers);
         let mut stack = vec![0; STACK];
@@ -94,21 +97,28 @@ fn snapshot(memory: &File, id: u32) -> Result<Snapshot, String> {
         Ok(Snapshot { at, registers, from, stack })
     });
     // One that did not stop is let go of when this thread ends.
-    let _ = ptrace::detach(thread, None);
-    stopped
+    let let_go = ptrace::detach(thread, stopped.ok().flatten());
+    if let_go.is_err() && !is_first {
+        // A process has not ended before its traced threads are waited for.
+        let _ = waitpid(thread, Some(WaitPidFlag::WNOHANG | WaitPidFlag::__WALL));
+    }
+    snapshot
 }
 
-fn stop(thread: Pid) -> Result<(), String> {
+/// Waits until it has stopped, and not for its end. It may have stopped for a signal that it was about to get, and gets it when it
+/// is let go of.
+fn stop(thread: Pid) -> Result<Option<Signal>, String> {
     ptrace::interrupt(thread).map_err(|error| unseen(&error))?;
     let deadline = Instant::now() + TO_STOP;
     loop {
-        match waitpid(thread, Some(WaitPidFlag::WNOHANG | WaitPidFlag::__WALL | WaitPidFlag::WSTOPPED)) {
+        match waitid(Id::Pid(thread), WaitPidFlag::WNOHANG | WaitPidFlag::WSTOPPED) {
             Ok(WaitStatus::StillAlive) if Instant::now() < deadline => std::thread::sleep(LOOK),
             Ok(WaitStatus::StillAlive) => {
                 return Err(unseen(&"it waits in the kernel, and does not stop for a look"));
             }
-            Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) => return Err(unseen(&"it has ended")),
-            Ok(_) => return Ok(()),
+            Ok(WaitStatus::PtraceEvent(_, signal, 0)) => return Ok(Some(signal)),
+            Ok(_) => return Ok(None),
+            Err(Errno::ECHILD) => return Err(unseen(&"it has ended")),
             Err(error) => return Err(unseen(&error)),
         }
     }

@@ -140,3 +140,29 @@ fn one_that_waits_in_vfork_is_looked_at_itself() {
     let line = Folded::of(3, &seen).line();
     assert!(line.starts_with("rank 3, waiting for a child as in vfork: "), "{line}");
 }
+
+/// It ends when it sees that it is traced, while it waits in the kernel and does not stop for the look.
+const ENDS_WHEN_TRACED: &str = "
+import ctypes, os, signal, threading
+def watch():
+    while b'TracerPid:\\t0\\n' in open('/proc/self/status', 'rb').read():
+        pass
+    os._exit(7)
+threading.Thread(target=watch, daemon=True).start()
+print('here', flush=True)
+if ctypes.CDLL(None).syscall(56, 0x4000 | signal.SIGCHLD, 0, 0, 0, 0) == 0:
+    signal.pause()
+";
+
+#[test]
+fn how_a_process_ends_that_is_looked_at_is_left_for_its_parent() {
+    let mut command = Command::new("python3");
+    command.args(["-c", ENDS_WHEN_TRACED]).stdout(Stdio::piped()).process_group(0);
+    let mut kept = Kept(command.spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(kept.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    // Its first thread is in `vfork` then, or soon.
+    std::thread::sleep(Duration::from_millis(300));
+    let _ = look(&[kept.0.id()], Duration::from_secs(5));
+    assert_eq!(kept.0.wait().unwrap().code(), Some(7));
+}

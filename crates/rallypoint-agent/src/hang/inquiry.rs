@@ -75,6 +75,8 @@ pub struct Worker {
     pub silent_ms: Option<u64>,
     /// How long it has run without its first sign.
     pub starts_ms: Option<u64>,
+    /// What is not in these two, as it was paused meanwhile, or its machine or launcher stood still.
+    pub stood_ms: u64,
     /// What became of it.
     pub state: WorkerState,
 }

@@ -36,6 +36,7 @@ pub(crate) fn judge(answers: &[Answer], limits: Limits) -> Finding {
     let mut starting: Vec<usize> = Vec::new();
     let mut ended: Vec<usize> = Vec::new();
     let mut youngest: Option<(Duration, usize)> = None;
+    let stood = Stood::of(answers);
     for (answer, worker) in
         answers.iter().flat_map(|answer| answer.workers.iter().map(move |it| (answer, it)))
     {
@@ -56,8 +57,10 @@ pub(crate) fn judge(answers: &[Answer], limits: Limits) -> Finding {
             }
             WorkerState::Running | WorkerState::Ending => {}
         }
-        let silent = worker.silent_ms.map(Duration::from_millis);
-        let starts = worker.starts_ms.map(Duration::from_millis);
+        // What it stood still itself is left out already: where all did, it was at one time.
+        let waited = stood.elsewhere(answer.node).saturating_sub(Duration::from_millis(worker.stood_ms));
+        let counts = |time| Duration::from_millis(time).saturating_sub(waited);
+        let (silent, starts) = (worker.silent_ms.map(counts), worker.starts_ms.map(counts));
         let silent = match (silent, starts) {
             // One that has begun to end has another limit, and that it has begun is a sign.
             (silent, starts) if worker.state == WorkerState::Ending => {
@@ -132,6 +135,33 @@ pub(crate) fn judge(answers: &[Answer], limits: Limits) -> Finding {
     }
 }
 
+/// For how long workers have stood still that the others waited for meanwhile: the longest of one node, and of all others. It is
+/// no silence of the others.
+struct Stood {
+    node: Option<usize>,
+    longest: Duration,
+    elsewhere: Duration,
+}
+
+impl Stood {
+    fn of(answers: &[Answer]) -> Self {
+        let of = |answer: &Answer| answer.workers.iter().map(|worker| worker.stood_ms).max().unwrap_or(0);
+        let longest = answers.iter().max_by_key(|answer| of(answer));
+        let node = longest.map(|answer| answer.node);
+        let others = answers.iter().filter(|answer| Some(answer.node) != node);
+        Stood {
+            node,
+            longest: Duration::from_millis(longest.map_or(0, of)),
+            elsewhere: Duration::from_millis(others.map(of).max().unwrap_or(0)),
+        }
+    }
+
+    /// On other nodes than this.
+    fn elsewhere(&self, node: usize) -> Duration {
+        if self.node == Some(node) { self.elsewhere } else { self.longest }
+    }
+}
+
 fn whose(ranks: &[usize]) -> String {
     numbered("rank", ranks)
 }
@@ -157,7 +187,7 @@ mod tests {
     fn worker(rank: usize, beats: u64, silent: u64) -> Worker {
         let (beats, silent_ms) = (Some(beats).filter(|beats| *beats > 0), Some(silent * 1000));
         let sign = Some(if beats.is_some() { Sign::Heartbeat } else { Sign::Output });
-        Worker { rank, beats, sign, silent_ms, starts_ms: None, state: WorkerState::Running }
+        Worker { rank, beats, sign, silent_ms, starts_ms: None, stood_ms: 0, state: WorkerState::Running }
     }
 
     fn starting(rank: usize, seconds: u64) -> Worker {
@@ -232,6 +262,25 @@ mod tests {
         let gpu = ("S", "cuCtxSynchronize_v2 (libcuda.so.580.159.04)");
         let answers = stacks(table([(7, 61); 4]), [gpu, LOCKED, gpu, gpu]);
         hung(&answers, 1, "waits for no other");
+    }
+
+    /// One node was paused for 100 s, and the others waited for it.
+    #[test]
+    fn what_one_stood_still_is_no_silence_of_those_who_waited_for_it() {
+        let paused = |mut answers: Vec<Answer>| {
+            answers[1].workers.iter_mut().for_each(|worker| worker.stood_ms = 100_000);
+            answers
+        };
+        nobody(&paused(table([(0, 140), (0, 140), (0, 40), (0, 40)])), LIMITS, "silent for long enough");
+        nobody(&paused(table([(0, 110), (0, 110), (0, 40), (0, 1)])), LIMITS, "still makes progress");
+        // It had stopped before.
+        let answers = paused(table([(0, 161), (0, 160), (0, 61), (0, 61)]));
+        hung(&stacks(answers, [WAITING, WAITING, LOCKED, WAITING]), 2, "waits for no other");
+        // All were paused.
+        let mut answers = paused(table([(0, 61), (0, 61), (0, 61), (0, 61)]));
+        answers[0].workers.iter_mut().for_each(|worker| worker.stood_ms = 100_000);
+        let answers = stacks(answers, [WAITING, WAITING, LOCKED, WAITING]);
+        hung(&answers, 2, "waits for no other");
     }
 
     #[test]

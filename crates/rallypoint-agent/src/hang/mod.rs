@@ -165,6 +165,7 @@ impl HangWatch {
             subjects: subjects.clone(),
             workers: workers.clone(),
             ran: Duration::ZERO,
+            stood: Duration::ZERO,
             wants: None,
             others_wait: None,
             not_before: Instant::now(),
@@ -221,8 +222,9 @@ struct Watching {
     subjects: Vec<Subject>,
     progress: Vec<Progress>,
     workers: Workers,
-    /// The time that the workers have had, as of the last sample.
+    /// The time that the workers have had, as of the last sample, and that which did not count.
     ran: Duration,
+    stood: Duration,
     wants: Option<Wants>,
     /// The nodes were asked before the timeout, and nobody makes progress: for how long all of them are waited for next time.
     others_wait: Option<Duration>,
@@ -259,8 +261,9 @@ impl Watching {
 
     fn note(&mut self, sample: Sample) {
         let passed = sample.ran.saturating_sub(std::mem::replace(&mut self.ran, sample.ran));
+        let stood = sample.stood.saturating_sub(std::mem::replace(&mut self.stood, sample.stood));
         for (progress, signs) in self.progress.iter_mut().zip(sample.signs) {
-            progress.note(signs, passed);
+            progress.note(signs, passed, stood);
         }
     }
 
@@ -298,6 +301,7 @@ impl Watching {
                 sign: progress.sign(),
                 silent_ms: progress.silent().map(millis),
                 starts_ms: progress.starts().filter(|_| watched).map(millis),
+                stood_ms: millis(progress.stood()),
                 state,
             }
         };
@@ -347,6 +351,16 @@ impl Watching {
                 Some(_) => Look::from(LOOK_BEFORE_STOP),
             };
             answer.stacks = autopsy::look(&self.subjects, look, why).await;
+            // Nothing was seen of who has ended meanwhile.
+            for (worker, subject) in answer.workers.iter_mut().zip(&self.subjects) {
+                match () {
+                    () if subject.has_ended() => worker.state = WorkerState::Ended,
+                    () if subject.is_ending() && worker.state == WorkerState::Running => {
+                        worker.state = WorkerState::Ending;
+                    }
+                    () => {}
+                }
+            }
         }
         if let Err(error) = self.inquiries.answer(number, answer).await {
             debug!(%error, "an inquiry cannot be answered");
@@ -422,7 +436,8 @@ impl Watching {
             warn!("{}", stack.line());
         }
         self.told.send_replace(true);
-        if hung.node == self.node {
+        let has_ended = |subject: &Subject| subject.rank == hung.rank && subject.has_ended();
+        if hung.node == self.node && !self.subjects.iter().any(has_ended) {
             // The round may be over.
             let _ = self.found.send(hanging).await;
         }
