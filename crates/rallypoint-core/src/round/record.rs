@@ -150,6 +150,9 @@ pub struct RankRecord {
     pub rank: usize,
     /// The process it is for.
     pub incarnation: u64,
+    /// When that was started: see [`NodeRecord::since`]. 0 where an earlier version has not said it.
+    #[serde(default)]
+    pub since: u64,
     /// The process has left in good order. It says so here too, since the leader may be gone with it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub left: bool,
@@ -180,6 +183,9 @@ pub struct PreviousPlace {
     pub rank: usize,
     /// The process it was for.
     pub incarnation: u64,
+    /// When that was started, as in [`RankRecord::since`].
+    #[serde(default)]
+    pub since: u64,
 }
 
 impl RankRecord {
@@ -196,6 +202,11 @@ impl RankRecord {
         }
         let previous = self.previous.as_ref().filter(|previous| previous.plan == plan)?;
         Some((previous.rank, previous.incarnation))
+    }
+
+    /// When the process was started that has this name's place in the round of `plan`.
+    pub(super) fn since_in(&self, plan: &str) -> u64 {
+        if self.plan == plan { self.since } else { self.previous.as_ref().map_or(0, |place| place.since) }
     }
 }
 

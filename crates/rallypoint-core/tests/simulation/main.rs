@@ -122,6 +122,8 @@ fn seeds_that_once_failed_keep_the_promises() {
         3_400_932_111,
         3_403_593_265,
         3_503_310_830,
+        3_801_338_094,
+        3_802_877_401,
         chaos::CHOOSY + 2_711_333_812,
         chaos::CHOOSY + 2_711_344_741,
         chaos::CHOOSY + 2_711_383_677,

@@ -1,5 +1,6 @@
 //! etcd is restored while something is under way, and who does that does not know it yet.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use rallypoint_core::round::Change;
@@ -91,6 +92,41 @@ fn a_leader_does_not_take_its_round_back_for_what_an_earlier_process_of_its_name
         assert_eq!(world.members(), vec![later]);
         Ok(())
     });
+}
+
+/// Seed 3802877401: the same of a member, where somebody leads who stands by, and may never have seen the later process: only the
+/// member's place tells of that. The earlier one was in a later round than the run has now.
+#[test]
+fn who_stands_by_and_leads_does_not_take_a_round_back_for_what_an_earlier_process_says() {
+    let led = Cell::new(0);
+    tell(300, |seed| {
+        let mut world = world(seed, 1, 1);
+        world.etcd.advance(60, false);
+        let earlier = world.start("n0")?;
+        for _ in 0..seed % 3 {
+            world.run_for(MOMENT)?;
+            world.join(earlier)?;
+        }
+        world.run_for(MOMENT)?;
+        let lease = world.setup.lease;
+        world.cut(earlier, MOMENT * 2);
+        world.lose_data(Loss { empty: true, ..Loss::default() })?;
+        let later = world.start("n0")?;
+        world.run_for(MOMENT / 2)?;
+        let spare = world.start("n1")?;
+        world.run_for(MOMENT / 2)?;
+        // All may lead then.
+        world.scribble(world.keys.leader())?;
+        world.run_for(Duration::from_millis(1_990))?;
+        assert!(world.members().contains(&later));
+        led.set(led.get() + u32::from(world.leader() == Some(spare)));
+        // The leader hears of what becomes of the key when the later process has it again.
+        world.weather.slow = 0.5;
+        world.run_for(lease)?;
+        world.weather.slow = 0.0;
+        settle(&mut world, lease + Duration::from_secs(5))
+    });
+    assert!(led.get() > 0, "the member has led in each world");
 }
 
 /// After seed 3200506649: a member is cut off. The others meet without it, and when they are gone, somebody comes from a round

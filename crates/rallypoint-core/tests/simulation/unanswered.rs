@@ -58,6 +58,46 @@ fn nobody_is_told_of_a_death_by_another_line_when_the_member_is_back_by_then() {
     assert!(untold.get() > 0, "etcd has taken each line in time");
 }
 
+/// Seed 3801338094: the member is back while the line that tells of its death has no answer, leaves, and may come again. It was told
+/// that somebody waits, and not that the member had left.
+#[test]
+fn who_leaves_while_its_death_is_being_told_is_told_to_have_left() {
+    let left = [const { Cell::new(0) }; 2];
+    tell(100, |seed| {
+        let mut world = world(seed, 2, 4);
+        start(&mut world, 4)?;
+        settle(&mut world, MOMENT)?;
+        let leader = world.leader().expect("somebody leads");
+        let member = (leader + 1) % 4;
+        let lease = world.setup.lease;
+        // Once it is sure, it reads all anew before it asks for the first that it misses.
+        world.run_for(lease + MOMENT)?;
+        world.end_lease(member)?;
+        world.run_for(MOMENT)?;
+        world.cut(member, lease + second(1));
+        let all = world.check.holders_count();
+        assert!(world.run_while(world.now + lease * 2, |world| world.check.holders_count() == all)?);
+        // It asks, and looks twice.
+        delay_request(&mut world, leader, 4)?;
+        world.run_while(world.now + TIMEOUT, |world| world.check.holders_count() < all)?;
+        world.run_for(Duration::from_millis(100))?;
+        let comes_again = seed % 2 == 0;
+        world.processes[member].returns = comes_again;
+        world.leave(member)?;
+        world.run_for(LATEST + MOMENT)?;
+        let id = world.processes[member].id.clone();
+        let told = |why: &str| {
+            let is_it = |told: &Told| matches!(told, Told::Lost(who, _, told) if *who == id && *told == why);
+            world.check.news.iter().any(|(_, told)| is_it(told))
+        };
+        assert!(told("left") || told("died"), "{}", state(&world));
+        let count = &left[usize::from(comes_again)];
+        count.set(count.get() + u32::from(!told("died")));
+        settle(&mut world, LATEST + MOMENT)
+    });
+    assert!(left.iter().all(|left| left.get() > 0), "etcd has taken each line in time");
+}
+
 /// Somebody comes and leaves while the line has no answer. It was carried out later, and the group met again for nobody.
 #[test]
 fn a_group_does_not_meet_again_for_who_has_left_before_a_late_line_tells_of_it() {

@@ -259,8 +259,7 @@ impl Planner {
         };
         let formed = Formed { found: start.found, ..self.formed(context, roster, &record, &nodes) };
         let members = nodes.iter().enumerate();
-        let members =
-            members.map(|(rank, (id, node))| ((*id).clone(), Member::new(rank, node.record.incarnation)));
+        let members = members.map(|(rank, (id, node))| ((*id).clone(), Member::of(rank, &node.record)));
         self.plan = Some(Plan {
             number: context.random.u64(..),
             record,
@@ -417,6 +416,7 @@ impl Planner {
                 plan: known.record.plan.clone(),
                 rank: member.rank,
                 incarnation: member.incarnation,
+                since: member.since,
                 left: false,
                 gave_up_ms: None,
                 asked: true,

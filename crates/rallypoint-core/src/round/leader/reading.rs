@@ -145,13 +145,14 @@ pub(super) fn last_round(
         let Ok(place) = parse::<RankRecord>(entry) else { continue };
         let seat = place.in_plan(&record.plan);
         // What came late of the process that had the place before counts no more.
-        if let Some(previous) = place.previous.filter(|previous| previous.plan != record.plan) {
+        if let Some(previous) = place.previous.as_ref().filter(|previous| previous.plan != record.plan) {
             roster.spend(id, previous.incarnation, 0, previous.round);
         }
         let left = place.left && seat.is_some_and(|(_, incarnation)| place.incarnation == incarnation);
         if let Some((rank, incarnation)) = seat {
-            let member =
+            let mut member =
                 if left { Member::that_left(rank, incarnation) } else { Member::new(rank, incarnation) };
+            member.since = place.since_in(&record.plan);
             last.members.insert(id.to_owned(), member);
         }
         // Who has left, or has a place in an earlier round and may be in it still, wants what it says after that. If

@@ -52,6 +52,7 @@ impl Plan {
                 plan: self.last_plan.clone(),
                 rank: member.rank,
                 incarnation: member.incarnation,
+                since: member.since,
             });
             let record = RankRecord {
                 version: RECORD_VERSION,
@@ -59,6 +60,7 @@ impl Plan {
                 plan: self.record.plan.clone(),
                 rank,
                 incarnation: *incarnation,
+                since: self.members.get(id).map_or(0, |member| member.since),
                 left: false,
                 gave_up_ms: None,
                 asked: false,

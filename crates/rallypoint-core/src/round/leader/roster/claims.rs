@@ -10,7 +10,7 @@ impl Roster {
     /// the same number: etcd has lost it. In one history there is no such thing. A group that is there and may be at
     /// work counts for more: who comes from a lost one is a newcomer to it. After a loss of data (`lost`) numbers tell
     /// nothing: a run may have begun anew. What an earlier process of the leader's own name says (`own`) is no claim: the leader
-    /// has its name back soon.
+    /// has its name back soon. While one stands under a member's name, that member may be at work.
     pub(in super::super) fn claimed(&self, own: &NodeConfig, lost: bool) -> Option<LastRound> {
         let is_overwritten =
             self.nodes.get(&own.id).is_some_and(|node| node.record.incarnation != own.incarnation);
@@ -84,7 +84,7 @@ impl Roster {
         let Some(node) = self.nodes.get(id).filter(|_| !self.members.contains_key(id)) else { return };
         let Some(seat) = node.record.seat.as_ref().filter(|seat| seat.plan == self.plan) else { return };
         if !self.plan.is_empty() && !self.members.values().any(|member| member.rank == seat.rank) {
-            let mut member = Member::new(seat.rank, node.record.incarnation);
+            let mut member = Member::of(seat.rank, &node.record);
             if self.unnamed > 0 {
                 self.unnamed -= 1;
             } else if self.losses.name_one() {
@@ -94,11 +94,19 @@ impl Roster {
         }
     }
 
+    /// Whether an earlier process stands under the name of a member that is not known to be gone. The member has its name back
+    /// soon. Its place tells when it was started, also where its key was never seen.
+    fn is_overwritten(&self, id: &str) -> bool {
+        let (Some(member), Some(node)) = (self.members.get(id), self.nodes.get(id)) else { return false };
+        node.record.since < member.since && !member.is_gone()
+    }
+
     fn may_be_in_last_round(&self, id: &str) -> bool {
         let later = |node: &Present| node.record.seat.as_ref().is_some_and(|seat| seat.round > self.round);
         // Who is kept out may be at work in it still.
         match self.class_if_let_in(id) {
             Class::Missing => true,
+            _ if self.is_overwritten(id) => true,
             Class::Running | Class::Survivor => !self.nodes.get(id).is_some_and(later),
             Class::None | Class::Newcomer => false,
         }

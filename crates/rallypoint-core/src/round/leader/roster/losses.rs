@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::super::super::record::{Lost, NAMED_LOSSES, News, Wants, Why};
-use super::{Class, Member, Roster};
+use super::{Class, Member, Present, Roster};
 
 #[derive(Debug, Default)]
 pub(super) struct Losses {
@@ -87,12 +87,17 @@ impl Losses {
 }
 
 impl Roster {
-    /// Tells whether the group has lost a member whose key is there.
+    /// Tells whether the group has lost a member that has left, or whose key is there.
     pub(super) fn look_at(&mut self, id: &str) {
-        if self.members.contains_key(id) && self.is_kept_out(id) {
+        let Some(member) = self.members.get(id) else { return };
+        // Also if it has come back since.
+        if member.has_left() {
+            return self.lose(id, Why::Left);
+        }
+        if self.is_kept_out(id) {
             return self.lose(id, Why::Excluded);
         }
-        let (Some(member), Some(node)) = (self.members.get(id), self.nodes.get(id)) else { return };
+        let Some(node) = self.nodes.get(id) else { return };
         let record = &node.record;
         let why = if record.wants == Wants::Leave {
             Why::Left
@@ -103,7 +108,8 @@ impl Roster {
         } else {
             return;
         };
-        if why == Why::Left {
+        // Another process by its name has left nothing that was its own.
+        if why == Why::Left && record.incarnation == member.incarnation {
             self.change(id, |roster| {
                 roster.members.entry(id.to_owned()).and_modify(Member::leaves);
             });
@@ -133,11 +139,13 @@ impl Roster {
         }
     }
 
-    /// A member that was taken for dead is there, as the process that it was. Of one of whom nobody was told that he died
-    /// nobody is told so any more: etcd was full, or has denied the leader that.
+    /// A member that was taken for dead is there, as the process that it was, or has left since. Of one of whom nobody was told
+    /// that he died nobody is told so any more: etcd was full, or has denied the leader that.
     pub(super) fn take_back(&mut self, id: &str) {
-        let (Some(member), Some(node)) = (self.members.get(id), self.nodes.get(id)) else { return };
-        if member.incarnation == node.record.incarnation && self.losses.take_back(id) {
+        let Some(member) = self.members.get(id) else { return };
+        let is_it = |node: &Present| node.record.incarnation == member.incarnation;
+        let has_lived = member.has_left() || self.nodes.get(id).is_some_and(is_it);
+        if has_lived && self.losses.take_back(id) {
             self.change(id, |roster| {
                 roster.members.entry(id.to_owned()).and_modify(Member::is_back);
             });
@@ -153,16 +161,10 @@ impl Roster {
 
     /// Looks at all members anew.
     pub(in super::super) fn look_at_all(&mut self) {
-        let mut members: Vec<_> =
-            self.members.iter().map(|(id, member)| (member.rank, member.has_left(), id.clone())).collect();
+        let mut members: Vec<_> = self.members.iter().map(|(id, member)| (member.rank, id.clone())).collect();
         members.sort();
-        for (_, left, id) in members {
-            // Also if it has come back since.
-            if left {
-                self.lose(&id, Why::Left);
-            } else {
-                self.look_at(&id);
-            }
+        for (_, id) in members {
+            self.look_at(&id);
         }
     }
 

@@ -11,10 +11,14 @@
 
 use std::time::Duration;
 
+use super::super::super::record::NodeRecord;
+
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct Member {
     pub(in super::super) rank: usize,
     pub(in super::super) incarnation: u64,
+    /// When the process was started: see [`NodeRecord::since`]. 0 if that is not known.
+    pub(in super::super) since: u64,
     pub(super) fate: Fate,
 }
 
@@ -79,12 +83,17 @@ impl Looks {
 
 impl Member {
     pub(in super::super) fn new(rank: usize, incarnation: u64) -> Self {
-        Member { rank, incarnation, fate: Fate::Here(Asked::No) }
+        Member { rank, incarnation, since: 0, fate: Fate::Here(Asked::No) }
+    }
+
+    /// The process that says this.
+    pub(in super::super) fn of(rank: usize, said: &NodeRecord) -> Self {
+        Member { since: said.since, ..Member::new(rank, said.incarnation) }
     }
 
     /// One whose place says that it has left.
     pub(in super::super) fn that_left(rank: usize, incarnation: u64) -> Self {
-        Member { rank, incarnation, fate: Fate::Left { told: false } }
+        Member { fate: Fate::Left { told: false }, ..Member::new(rank, incarnation) }
     }
 
     pub(super) fn has_left(&self) -> bool {
@@ -94,6 +103,11 @@ impl Member {
     /// Whether the others know that they have lost it.
     pub(super) fn is_told(&self) -> bool {
         matches!(self.fate, Fate::Left { told: true } | Fate::Lost { .. })
+    }
+
+    /// Whether it has left, or is lost and was not there again.
+    pub(super) fn is_gone(&self) -> bool {
+        matches!(self.fate, Fate::Left { .. } | Fate::Lost { gone: true })
     }
 
     pub(super) fn asked(&self) -> Option<Asked> {

@@ -356,6 +356,30 @@ fn who_is_back_before_anybody_was_told_of_its_death_has_not_died() {
         let whys: Vec<Why> = leaves.news().lost.iter().map(|lost| lost.why).collect();
         assert_eq!(whys, [why]);
     }
+
+    // Seed 3801338094: it leaves, and may come again, before the request is answered.
+    for again in [Some(1), Some(2), None] {
+        let mut leaves = telling(4);
+        leaves.read("n", &said(1, Wants::Leave, 5));
+        leaves.remove("n", 6);
+        if let Some(process) = again {
+            let mut comes = said(process, Wants::Join, 7);
+            comes.value = comes.value.replace(r#""round":0"#, r#""round":1"#);
+            leaves.read("n", &comes);
+        }
+        leaves.losses_were_told(1, &News::default());
+        let news = leaves.news();
+        let whys: Vec<Why> = news.lost.iter().map(|lost| lost.why).collect();
+        let waiting = usize::from(again.is_some());
+        assert_eq!((whys, news.lost_count, news.waiting), (vec![Why::Left], 1, waiting), "{again:?}");
+    }
+
+    let mut another_leaves = dead();
+    another_leaves.losses_are_being_told();
+    another_leaves.read("n", &said(2, Wants::Leave, 4));
+    another_leaves.remove("n", 5);
+    another_leaves.losses_were_told(1, &News::default());
+    assert_eq!(another_leaves.news().lost[0].why, Why::Died, "that was another process");
 }
 
 /// Seed 3503310830: an earlier leader has told of more losses than it named, and who was one of the others dies, and is back.
