@@ -172,7 +172,7 @@ mod tests {
         lost(&[("gpu-006", 2, "again")])
     }
 
-    fn formed(joined: &[&str], gone: Value) -> Value {
+    fn formed(joined: &[&str], gone: &Value) -> Value {
         let new: Vec<Value> = joined.iter().map(|node| json!({"node": node, "rank": 9})).collect();
         json!({"event": "formed", "round": 5, "text": "round 5 formed", "joined": new, "joined_count": joined.len(), "gone": gone})
     }
@@ -185,14 +185,17 @@ mod tests {
         assert_eq!(told(vec![waits.clone(), asks()]), "1 node waits to get in");
         let begun = vec![waits.clone(), asks(), why.clone()];
         assert_eq!(told(begun.clone()), "1 more node waits to get in");
-        let whole = |joined: &[&str]| [begun.clone(), vec![formed(joined, json!([]))]].concat();
+        let whole = |joined: &[&str]| [begun.clone(), vec![formed(joined, &json!([]))]].concat();
         assert_eq!(told(whole(&["gpu-014"])), "1 node joined (gpu-014)");
         assert_eq!(told(whole(&["a", "b", "c", "d", "e", "f"])), "6 nodes joined (a, b, c, d and 2 more)");
         // Nobody of rank 0 was there to tell.
-        assert_eq!(told(vec![asks(), formed(&["gpu-014"], json!([]))]), "1 node joined (gpu-014)");
+        assert_eq!(told(vec![asks(), formed(&["gpu-014"], &json!([]))]), "1 node joined (gpu-014)");
         // Somebody died while they met again.
         let died = lost(&[("gpu-003", 7, "died")]);
-        assert_eq!(told(vec![asks(), why, died, formed(&["gpu-014"], json!([]))]), "1 node joined (gpu-014)");
+        assert_eq!(
+            told(vec![asks(), why, died, formed(&["gpu-014"], &json!([]))]),
+            "1 node joined (gpu-014)"
+        );
     }
 
     #[test]
@@ -212,7 +215,7 @@ mod tests {
         );
         // Only the next round tells of it.
         let gone = json!([{"node": "gpu-008", "rank": 3, "why": "left"}]);
-        assert_eq!(told(vec![asks(), vague, formed(&[], gone)]), "node 3 (gpu-008) left");
+        assert_eq!(told(vec![asks(), vague, formed(&[], &gone)]), "node 3 (gpu-008) left");
         let preempted = json!({"event": "preempted", "by": "gpu-008", "text": "it is preempted"});
         assert_eq!(told(vec![preempted, asks(), left]), "node 3 (gpu-008) left: it was preempted");
     }
@@ -230,6 +233,6 @@ mod tests {
         assert_eq!(told(later), "node 3 (gpu-008) leaves");
         assert_eq!(told(vec![asks()]), "node 2 (gpu-006) asks for a new round");
         assert_eq!(told(vec![asks(), stopped("")]), "the workers of round 4 have ended: ");
-        assert_eq!(told(vec![formed(&[], json!([]))]), "");
+        assert_eq!(told(vec![formed(&[], &json!([]))]), "");
     }
 }

@@ -128,7 +128,15 @@ async fn fill(serving: &Serving, prefix: &str, keys: usize, bytes: usize) {
     for keys in (0..keys).collect::<Vec<_>>().chunks(at_once) {
         let puts = keys.iter().map(|key| {
             let (mut client, value) = (client.clone(), value.clone());
-            async move { client.put(format!("{prefix}{key:06}"), value, None).await.unwrap() }
+            async move {
+                // Under attack, who asks for much is told to come again.
+                while let Err(error) = client.put(format!("{prefix}{key:06}"), value.clone(), None).await {
+                    let again = matches!(&error, etcd_client::Error::GRpcStatus(status)
+                        if status.message() == "etcdserver: too many requests");
+                    assert!(again, "{error}");
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            }
         });
         join_all(puts).await;
     }
