@@ -132,6 +132,8 @@ pub(crate) struct Committed {
     pub(crate) at: Duration,
     /// Its record was taken back.
     pub(crate) withdrawn: bool,
+    /// Its members that were not there any more, or had left.
+    pub(crate) gone: BTreeSet<String>,
 }
 
 /// What the record of a round says of its group.
