@@ -132,6 +132,8 @@ pub(crate) struct Committed {
     pub(crate) at: Duration,
     /// Its record was taken back.
     pub(crate) withdrawn: bool,
+    /// Its members that were not there any more, or had left.
+    pub(crate) gone: BTreeSet<String>,
 }
 
 /// What the record of a round says of its group.
@@ -235,11 +237,16 @@ impl Check {
         self.last.get(&(process.id.clone(), process.incarnation)).map(|(_, plan)| plan.as_str())
     }
 
-    /// Whether a node is there, or in the last round.
+    /// Whether a node is there, or in the last round. Where etcd has lost that, the record has its number, and not its plan: its
+    /// members say so themselves, and keep their places as those of any round do.
     pub(crate) fn knows(&self, etcd: &Etcd, id: &str) -> bool {
-        let members = self.rounds.get(&self.round.plan).map(|round| &round.members);
+        let is_last = |(plan, round): (&String, &Committed)| match self.round.has_round() {
+            true => *plan == self.round.plan,
+            false => round.round == self.round.round,
+        };
+        let has_it = |round: &Committed| round.members.keys().any(|(member, _)| member == id);
         etcd.get(&self.keys.node(id)).is_some()
-            || members.is_some_and(|members| members.keys().any(|(member, _)| member == id))
+            || self.rounds.iter().any(|last| is_last(last) && has_it(last.1))
     }
 
     /// Whether a process has its node's key.

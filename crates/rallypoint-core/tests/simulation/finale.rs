@@ -122,7 +122,7 @@ pub(crate) fn settle(world: &mut World, within: Duration) -> Result<(), Violatio
 }
 
 /// A whole group is left in peace.
-fn quiet(world: &mut World, time: Duration) -> Result<(), Violation> {
+pub(crate) fn quiet(world: &mut World, time: Duration) -> Result<(), Violation> {
     let (news, before) = (world.news, state(world));
     let requests = |world: &World| world.processes.iter().map(|process| process.requests).sum::<u64>();
     let made = requests(world);

@@ -124,6 +124,8 @@ fn seeds_that_once_failed_keep_the_promises() {
         3_503_310_830,
         3_801_338_094,
         3_802_877_401,
+        4_001_221_051,
+        4_002_000_769,
         chaos::CHOOSY + 2_711_333_812,
         chaos::CHOOSY + 2_711_344_741,
         chaos::CHOOSY + 2_711_383_677,

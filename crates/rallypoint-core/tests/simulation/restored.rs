@@ -6,7 +6,7 @@ use std::time::Duration;
 use rallypoint_core::round::Change;
 
 use crate::faults::Loss;
-use crate::finale::{MOMENT, settle};
+use crate::finale::{MOMENT, quiet, settle, state};
 use crate::scenarios::{start, tell, world};
 use crate::world::World;
 
@@ -183,4 +183,37 @@ fn a_member_that_comes_late_from_a_round_that_was_lost_is_counted_once() {
         assert_eq!((news.joined, news.lost_count), (3, 4), "seed {seed}: {news:?}");
         settle(&mut world, lease * 2 + Duration::from_secs(5))
     });
+}
+
+/// Seed 4002000769: a member comes from a round that etcd has lost, and dies. The others are too few for the next. Its place is there
+/// for as long as its round is the last one, as that of any member is.
+#[test]
+fn the_place_of_a_dead_member_of_a_round_that_was_lost_is_there_until_the_next() {
+    let kept = Cell::new(0);
+    tell(20, |seed| {
+        let mut world = world(seed, 3, 3);
+        start(&mut world, 3)?;
+        settle(&mut world, MOMENT)?;
+        world.back_up();
+        (0..3).try_for_each(|index| world.join(index))?;
+        settle(&mut world, MOMENT)?;
+        let lease = world.setup.lease;
+        // This one is waited for until the other is dead.
+        world.hang(2, lease * 3);
+        world.lose_data(Loss { overtakes: true, ..Loss::default() })?;
+        world.run_for(MOMENT)?;
+        world.crash(1);
+        world.run_for(lease * 3)?;
+        let place = world.keys.rank(&world.processes[1].id);
+        // Where the dead one has led, the next leader has never seen it.
+        kept.set(kept.get() + u32::from(world.etcd.get(&place).is_some()));
+        settle(&mut world, MOMENT)?;
+        quiet(&mut world, lease * 3)?;
+        world.start("newcomer")?;
+        settle(&mut world, MOMENT)?;
+        world.run_for(MOMENT)?;
+        assert!(world.etcd.get(&place).is_none(), "seed {seed}: {}", state(&world));
+        Ok(())
+    });
+    assert!(kept.get() > 0, "the dead member has led in each world");
 }

@@ -143,9 +143,11 @@ impl World {
         let index = self.processes.iter().position(|it| it.id == *id && it.incarnation == *incarnation)?;
         let process = &self.processes[index];
         let replaced = self.check.was_replaced(id, *incarnation);
-        // It may have left before it knew of this round.
+        // It may have left before it knew of this round. A round can be complete long after that: while etcd is full its commit
+        // is refused. Then the next one may be the first to tell of it, and who is gone is counted anew with that.
         let late = |at| self.time_with_etcd(at, committed.at) <= LATEST;
-        let left = self.check.is_gone(id) || process.left_at.is_some_and(late);
+        let was_gone = self.check.is_gone(id) || committed.gone.contains(id);
+        let left = was_gone || process.left_at.is_some_and(late);
         let stays = process.is_in().is_some_and(|joined| joined.plan == plan) && process.moved_on != plan;
         let (is_so, otherwise) = match lost.why {
             Why::Died => {

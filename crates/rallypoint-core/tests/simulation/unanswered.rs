@@ -1,12 +1,12 @@
-//! The leader writes a line that tells of something, and has no answer: etcd may have taken it, or may take it later.
+//! The leader writes a line that tells of something, or a round, and has no answer: etcd may have taken it, or may take it later.
 
 use std::cell::Cell;
 use std::time::Duration;
 
-use rallypoint_core::round::What;
+use rallypoint_core::round::{RankRecord, What};
 use rallypoint_core::timeline::Event;
 
-use crate::check::{Told, Violation};
+use crate::check::{Told, Violation, parse};
 use crate::finale::{MOMENT, settle, state};
 use crate::findings::second;
 use crate::network::{LATEST, TIMEOUT};
@@ -156,4 +156,42 @@ fn what_a_line_without_an_answer_has_told_is_written_down_once() {
         assert_eq!(events.iter().filter(|event| is_it(event)).count(), 1, "seed {seed}: {events:?}");
         Ok(())
     });
+}
+
+/// Seed 4001221051: a member leaves when it is in a plan whose commit has no answer, and etcd is full after that. The round is
+/// complete long after, and who has left is told of with the next one.
+#[test]
+fn who_has_left_long_before_its_round_is_complete_is_told_to_have_left() {
+    let with_the_next = Cell::new(0);
+    tell(100, |seed| {
+        let mut world = world(seed, 2, 5);
+        world.setup.last_call = second(1);
+        world.setup.places = &[2];
+        start(&mut world, 4)?;
+        let (end, ranks) = (world.now + MOMENT, world.keys.ranks());
+        assert!(world.run_while(end, |world| world.etcd.prefix(&ranks).count() < 4)?);
+        let leader = world.leader().expect("somebody leads");
+        // The last of the places are not answered yet, and the commit follows.
+        world.cut(leader, second(1));
+        world.run_for(Duration::from_millis(50))?;
+        // The places that the commit looks for are those of the others.
+        let has_rank_1 = |index: &usize| {
+            let place = world.etcd.get(&world.keys.rank(&world.processes[*index].id));
+            place.is_some_and(|place| parse::<RankRecord>(place).is_ok_and(|place| place.rank == 1))
+        };
+        let member = (0..4).find(has_rank_1).expect("four have places");
+        world.leave(member)?;
+        world.run_for(Duration::from_millis(50))?;
+        world.fill(LATEST + second(3));
+        world.run_for(LATEST + second(3))?;
+        assert_eq!(world.check.commits, 0);
+        assert!(world.run_while(world.now + second(5), |world| world.check.commits == 0)?);
+        world.start("newcomer")?;
+        let lease = world.setup.lease;
+        settle(&mut world, lease * 2 + MOMENT)?;
+        let without = &world.check.round().without;
+        with_the_next.set(with_the_next.get() + u32::from(!without.is_empty()));
+        Ok(())
+    });
+    assert!(with_the_next.get() > 0, "the member was in no round");
 }

@@ -143,9 +143,9 @@ impl Check {
         promise!(3, !again || self.losses > 0, "round {round} was completed twice");
         self.gone = self.who_is_gone(etcd, &members)?;
         let (lease, losses) = (record.lease, self.losses);
-        let (at, withdrawn) = (self.now, false);
+        let (at, withdrawn, gone) = (self.now, false, self.gone.clone());
         let committed =
-            Committed { round, world_size: n, master, lease, members, follows, losses, at, withdrawn };
+            Committed { round, world_size: n, master, lease, members, follows, losses, at, withdrawn, gone };
         let before = self.rounds.insert(record.plan.clone(), committed);
         let again = before.is_some_and(|before| before.losses == losses);
         promise!(3, !again, "the plan {} was completed twice", record.plan);
