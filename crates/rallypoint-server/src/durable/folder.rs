@@ -409,6 +409,52 @@ mod tests {
         assert!(refused > 2 && read > 2, "{refused} refused, {read} read");
     }
 
+    /// With what is damaged the engine goes back to an earlier commit, which may know nothing of the log.
+    #[test]
+    fn whatever_is_damaged_after_a_kill_is_refused_or_reads_as_it_was() {
+        for (batches, is_first) in [(1, true), (5, true), (1, false), (5, false)] {
+            let temporary = [(); 2].map(|()| tempfile::tempdir().unwrap());
+            let [path, copied] = temporary.each_ref().map(tempfile::TempDir::path);
+            if !is_first {
+                made(path);
+            }
+            let (folder, mut ledger) = if is_first {
+                let (folder, _) = Folder::open(path).unwrap();
+                let ledger = folder.create(IDS, &v3(7), &v2()).unwrap();
+                (folder, ledger)
+            } else {
+                let (folder, ledger, _) = opened(path);
+                (folder, ledger)
+            };
+            let before = fs::read(path.join(DATABASE)).unwrap();
+            ledger.begin_log(folder.make_log().unwrap());
+            for number in 1..=batches {
+                write(&mut ledger, 7 + number);
+            }
+            // As a kill leaves it.
+            let whole = fs::read(path.join(DATABASE)).unwrap();
+            let log = fs::read(path.join(LOG)).unwrap();
+            let is_new = |at: &usize| whole[*at] != 0 && before.get(*at) != Some(&whole[*at]);
+            let used: Vec<usize> = (0..whole.len()).filter(is_new).collect();
+            let (mut refused, mut read) = (0, 0);
+            for at in used.iter().copied().step_by((used.len() / 50).max(1)) {
+                let mut damaged = whole.clone();
+                damaged[at] ^= 1;
+                fs::write(copied.join(DATABASE), damaged).unwrap();
+                fs::write(copied.join(LOG), &log).unwrap();
+                match Folder::open(copied) {
+                    Ok((_, Opened::Something(opened))) => {
+                        assert_eq!(opened.1.v3.revision, 7 + batches, "byte {at}");
+                        read += 1;
+                    }
+                    Err(ServerError::DataDir { .. }) => refused += 1,
+                    other => panic!("byte {at}: {other:?}"),
+                }
+            }
+            assert!(refused + read > 20, "{refused} refused, {read} read");
+        }
+    }
+
     #[test]
     fn a_folder_whose_data_is_gone_does_not_begin_anew() {
         let temporary = tempfile::tempdir().unwrap();

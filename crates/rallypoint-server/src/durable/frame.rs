@@ -31,6 +31,10 @@ pub(crate) enum LogError {
     Gap { first: u64, missing: u64 },
     #[error("batch {0} of its log, rallypoint.log, is damaged")]
     Damaged(u64),
+    #[error(
+        "it has {batches} batches, and its log, rallypoint.log, which it knows nothing of, has batch {later}"
+    )]
+    Unknown { batches: u64, later: u64 },
 }
 
 /// What a log begins with.
@@ -124,6 +128,17 @@ pub(super) fn follow(log: Uuid, bytes: &[u8], batches: u64) -> Result<Tail<'_>, 
     // If the engine has all of it, it begins anew.
     let end = if said.is_empty() { PAGE } else { at };
     Ok(Tail { said, end })
+}
+
+/// Looks through a log that the engine knows nothing of. One that is left over has no batch that the engine has not.
+pub(super) fn is_of_the_past(bytes: &[u8], batches: u64) -> Result<(), LogError> {
+    let id = bytes.get(MAGIC.len()..).and_then(<[u8]>::first_chunk).copied().map(Uuid::from_bytes);
+    let Some(id) = id.filter(|id| bytes.starts_with(&first_page(*id))) else { return Ok(()) };
+    let records = (PAGE..bytes.len()).step_by(PAGE).filter_map(|at| read(id, bytes, at));
+    match records.map(|record| record.number).filter(|number| *number > batches).min() {
+        Some(later) => Err(LogError::Unknown { batches, later }),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -51,7 +51,14 @@ impl Ledger {
     ) -> Result<(Self, Loaded), EngineError> {
         let mut engine = Engine::open(database)?;
         let log = match engine.log() {
-            None => None,
+            None => {
+                match log() {
+                    Ok(file) => Log::is_of_the_past(&*file, engine.batches())?,
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(error) => return Err(error.into()),
+                }
+                None
+            }
             Some(id) => {
                 let file = log().map_err(|error| match error.kind() {
                     io::ErrorKind::NotFound => LogError::Missing.into(),
@@ -112,7 +119,12 @@ impl Ledger {
     /// Brings what is logged to the engine, and one more batch.
     fn settle(&mut self, batch: Option<&Arc<Batch>>) -> Result<(), EngineError> {
         let batches: Vec<&Batch> = self.logged.iter().chain(batch).map(|batch| &**batch).collect();
-        self.engine.write(&batches, self.log.as_ref().map(Log::id))?;
+        let (before, now) = (self.engine.log(), self.log.as_ref().map(Log::id));
+        self.engine.write(&batches, now)?;
+        if before.is_none() && now.is_some() {
+            // Where its last commit is damaged, the engine goes back to the one before. That must know of the log too.
+            self.engine.write(&[], now)?;
+        }
         self.logged.clear();
         if let Some(log) = &mut self.log {
             log.begin_anew();

@@ -61,6 +61,15 @@ impl Log {
         Ok((Log { file, id, length, at: tail.end }, found))
     }
 
+    /// Looks at one that the engine knows nothing of, and which has so many batches: one that is left over has no later ones. If it
+    /// has, the engine has lost what it knew.
+    pub(super) fn is_of_the_past(file: &dyn StorageBackend, batches: u64) -> Result<(), EngineError> {
+        let length = usize::try_from(file.len()?).unwrap_or(usize::MAX);
+        let mut bytes = vec![0; length];
+        file.read(0, &mut bytes)?;
+        Ok(frame::is_of_the_past(&bytes, batches)?)
+    }
+
     pub(super) fn id(&self) -> Uuid {
         self.id
     }
