@@ -250,21 +250,35 @@ async fn bodies_that_come_in_part_take_no_more_than_their_room() {
     let target = Target::embedded_with(Limits { body: 1 << 20, held: 2 << 20, ..Limits::default() }).await;
     let head = "PUT /v2/keys/a HTTP/1.1\r\nHost: x\r\nContent-Length: 1048576\r\n\
                 Content-Type: application/x-www-form-urlencoded\r\n\r\n";
-    let mut silent = Vec::new();
-    // What is only announced takes none.
-    for sent in [0, 0, 0, 0, 1_040_000, 1_040_000] {
-        let mut stream = TcpStream::connect(target.address).await.unwrap();
-        stream.write_all(head.as_bytes()).await.unwrap();
-        stream.write_all(&vec![b'x'; sent]).await.unwrap();
-        silent.push(stream);
-    }
     let value = format!("value={}", "v".repeat(20_000));
+    let begin = async || {
+        let mut silent = Vec::new();
+        // What is only announced takes none.
+        for sent in [0, 0, 0, 0, 1_040_000, 1_040_000] {
+            let mut stream = TcpStream::connect(target.address).await.unwrap();
+            stream.write_all(head.as_bytes()).await.unwrap();
+            stream.write_all(&vec![b'x'; sent]).await.unwrap();
+            silent.push(stream);
+        }
+        silent
+    };
+    // Of a put that comes before they are all there, the last of them is refused.
+    let full = async {
+        for pause in 1.. {
+            let silent = begin().await;
+            tokio::time::sleep(Duration::from_millis(200) * pause).await;
+            if target.put("/a", &value).await.status == 500 {
+                return silent;
+            }
+        }
+        unreachable!("it goes on for ever")
+    };
+    let silent = tokio::time::timeout(TIMEOUT, full).await.expect("there is no room");
     let put = async |status: &[u16]| {
         while !status.contains(&target.put("/a", &value).await.status) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(TIMEOUT, put(&[500])).await.expect("there is no room");
     drop(silent);
     tokio::time::timeout(TIMEOUT, put(&[200, 201])).await.expect("who is gone takes no room");
 }
