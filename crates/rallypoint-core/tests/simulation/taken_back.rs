@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rallypoint_core::round::NAMED_LOSSES;
 
-use crate::check::Told;
+use crate::check::{Told, Violation};
 use crate::finale::{MOMENT, settle, state};
 use crate::findings::second;
 use crate::scenarios::{start, tell, world};
@@ -48,6 +48,19 @@ fn nobody_is_told_of_the_death_of_a_member_that_was_back_before_it_could_be_told
     assert!(untold.get() > 0, "the leader was first in each world");
 }
 
+/// One of so many dies, and all others ask for another round: too many are lost to name all. The leader, and one without a name.
+fn one_is_lost_without_a_name(world: &mut World, nodes: usize) -> Result<(usize, usize), Violation> {
+    start(world, nodes)?;
+    settle(world, MOMENT)?;
+    let leader = world.leader().expect("somebody leads");
+    world.crash((leader + 1) % nodes);
+    world.run_for(world.setup.lease + MOMENT * 2)?;
+    let lost = world.check.round().news.lost.clone();
+    let is_named = |id: &String| lost.iter().any(|lost| lost.node == *id);
+    let unnamed = world.living().find(|index| *index != leader && !is_named(&world.processes[*index].id));
+    Ok((leader, unnamed.expect("too many are lost to name all")))
+}
+
 /// Seed 3503310830: all members are lost, as they ask for another round, and only some of them are named. The next leader takes
 /// one of the others for dead, and has nothing else to tell until that one is back. It was told later that it had died.
 #[test]
@@ -56,16 +69,8 @@ fn nobody_is_told_of_the_death_of_a_member_that_was_lost_without_a_name_and_is_b
     tell(100, |seed| {
         let nodes = NAMED_LOSSES + 3;
         let mut world = world(seed, nodes, nodes);
-        start(&mut world, nodes)?;
-        settle(&mut world, MOMENT)?;
-        let leader = world.leader().expect("somebody leads");
-        world.crash((leader + 1) % nodes);
+        let (leader, member) = one_is_lost_without_a_name(&mut world, nodes)?;
         let lease = world.setup.lease;
-        world.run_for(lease + MOMENT * 2)?;
-        let lost = world.check.round().news.lost.clone();
-        let is_named = |id: &String| lost.iter().any(|lost| lost.node == *id);
-        let unnamed = world.living().find(|index| *index != leader && !is_named(&world.processes[*index].id));
-        let member = unnamed.expect("too many are lost to name all");
         world.cut(member, lease * 2 + second(2));
         let all_join = |world: &World| world.check.round().news.joined == nodes - 1;
         assert!(all_join(&world) && world.run_while(world.now + lease * 2, all_join)?, "{}", state(&world));
@@ -100,16 +105,8 @@ fn the_death_of_a_member_that_was_lost_without_a_name_is_told_soon() {
     tell(100, |seed| {
         let nodes = NAMED_LOSSES + 3;
         let mut world = world(seed, nodes, nodes);
-        start(&mut world, nodes)?;
-        settle(&mut world, MOMENT)?;
-        let leader = world.leader().expect("somebody leads");
-        world.crash((leader + 1) % nodes);
+        let (leader, member) = one_is_lost_without_a_name(&mut world, nodes)?;
         let lease = world.setup.lease;
-        world.run_for(lease + MOMENT * 2)?;
-        let lost = world.check.round().news.lost.clone();
-        let is_named = |id: &String| lost.iter().any(|lost| lost.node == *id);
-        let unnamed = world.living().find(|index| *index != leader && !is_named(&world.processes[*index].id));
-        let member = unnamed.expect("too many are lost to name all");
         world.crash(member);
         let all_join = |world: &World| world.check.round().news.joined == nodes - 1;
         assert!(all_join(&world) && world.run_while(world.now + lease * 2, all_join)?, "{}", state(&world));

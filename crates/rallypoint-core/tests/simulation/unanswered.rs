@@ -24,26 +24,33 @@ fn delay_request(world: &mut World, of: usize, number: u64) -> Result<(), Violat
     Ok(())
 }
 
+/// A member of four is cut off, and away for so long after its lease has ended. The line that tells of its death is carried out
+/// late. The member, and how many had their keys before.
+fn a_death_is_told_late(world: &mut World, away: Duration) -> Result<(usize, usize), Violation> {
+    start(world, 4)?;
+    settle(world, MOMENT)?;
+    let leader = world.leader().expect("somebody leads");
+    let member = (leader + 1) % 4;
+    let lease = world.setup.lease;
+    // Once it is sure, it reads all anew before it asks for the first that it misses.
+    world.run_for(lease + MOMENT)?;
+    world.end_lease(member)?;
+    world.run_for(MOMENT)?;
+    world.cut(member, lease + away);
+    let all = world.check.holders_count();
+    assert!(world.run_while(world.now + lease * 2, |world| world.check.holders_count() == all)?);
+    // It asks, and looks twice.
+    delay_request(world, leader, 4)?;
+    Ok((member, all))
+}
+
 /// The member is back before the leader has given up on the line. It was told to have died by the next one.
 #[test]
 fn nobody_is_told_of_a_death_by_another_line_when_the_member_is_back_by_then() {
     let untold = Cell::new(0);
     tell(100, |seed| {
         let mut world = world(seed, 2, 4);
-        start(&mut world, 4)?;
-        settle(&mut world, MOMENT)?;
-        let leader = world.leader().expect("somebody leads");
-        let member = (leader + 1) % 4;
-        let lease = world.setup.lease;
-        // Once it is sure, it reads all anew before it asks for the first that it misses.
-        world.run_for(lease + MOMENT)?;
-        world.end_lease(member)?;
-        world.run_for(MOMENT)?;
-        world.cut(member, lease + second(2));
-        let all = world.check.holders_count();
-        assert!(world.run_while(world.now + lease * 2, |world| world.check.holders_count() == all)?);
-        // It asks, and looks twice.
-        delay_request(&mut world, leader, 4)?;
+        let (_, all) = a_death_is_told_late(&mut world, second(2))?;
         world.run_for(TIMEOUT - Duration::from_millis(10))?;
         let died = |(_, told): &(String, Told)| matches!(told, Told::Lost(_, _, "died"));
         let is_told = |world: &World| world.check.news.iter().any(died);
@@ -65,20 +72,7 @@ fn who_leaves_while_its_death_is_being_told_is_told_to_have_left() {
     let left = [const { Cell::new(0) }; 2];
     tell(100, |seed| {
         let mut world = world(seed, 2, 4);
-        start(&mut world, 4)?;
-        settle(&mut world, MOMENT)?;
-        let leader = world.leader().expect("somebody leads");
-        let member = (leader + 1) % 4;
-        let lease = world.setup.lease;
-        // Once it is sure, it reads all anew before it asks for the first that it misses.
-        world.run_for(lease + MOMENT)?;
-        world.end_lease(member)?;
-        world.run_for(MOMENT)?;
-        world.cut(member, lease + second(1));
-        let all = world.check.holders_count();
-        assert!(world.run_while(world.now + lease * 2, |world| world.check.holders_count() == all)?);
-        // It asks, and looks twice.
-        delay_request(&mut world, leader, 4)?;
+        let (member, all) = a_death_is_told_late(&mut world, second(1))?;
         world.run_while(world.now + TIMEOUT, |world| world.check.holders_count() < all)?;
         world.run_for(Duration::from_millis(100))?;
         let comes_again = seed % 2 == 0;
